@@ -1,0 +1,54 @@
+# Every target sets up .venv first when pyproject.toml is newer than the last finished install.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEMO_PAGE := .flatout/demo.html
+DEMO_EVIDENCE := .flatout/demo.json
+BENCH ?= *
+
+.PHONY: demo test check format bench docs
+
+demo: $(INSTALLED)
+	@mkdir -p $(dir $(DEMO_PAGE))
+	@$(BIN)/flatout diagnose --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) \
+	  examples/darkroom/train.py --size small; status=$$?; \
+	if [ $$status -eq 0 ]; then echo "make demo: nothing found in a script that is slow on purpose" >&2; exit 1; fi; \
+	if [ $$status -ne 1 ]; then exit $$status; fi; \
+	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix-only --exit-zero
+	$(BIN)/ruff format
+
+# One claim: make bench BENCH=overhead
+bench: $(INSTALLED)
+	@set -e; count=0; for script in benchmarks/$(BENCH)/run.py; do \
+	  [ -e "$$script" ] || continue; count=$$((count + 1)); \
+	  echo "== $$script"; $(BIN)/python "$$script"; \
+	done; \
+	if [ $$count -eq 0 ]; then echo "make bench: no benchmarks/$(BENCH)/run.py" >&2; exit 2; fi
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# One pip call resolves everything together: the torch pinned in the dev extra decides which build comes,
+# and a torch-dependent package installed earlier would bring another.  An install that was interrupted
+# leaves its marker behind and is made again from nothing.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "flatout needs Python 3.11 or later; $(PYTHON) is not. Try: make PYTHON=python3.12" >&2; exit 2; }
+	@if [ -e $(VENV)/.installing ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  $(PYTHON) -m venv --clear $(VENV); fi
+	@touch $(VENV)/.installing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@mv $(VENV)/.installing $@ && touch $@

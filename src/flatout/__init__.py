@@ -1,0 +1,62 @@
+"""Flatout finds out why a PyTorch job wastes its GPU, and proves it by measurement.
+
+    import flatout
+
+    diagnosis = flatout.diagnose(step, loader)    # run a training loop and examine it
+    flatout.step()                                # mark the end of a step of a loop without an optimizer
+
+Names are resolved on first use: `import flatout` costs a training script nothing, and torch is imported
+by the verb that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flatout.api import Diagnosis as Diagnosis
+    from flatout.api import diagnose as diagnose
+    from flatout.decisions import Decision as Decision
+    from flatout.doctor.finding import Finding as Finding
+    from flatout.errors import FlatoutError as FlatoutError
+    from flatout.measure.evidence import Evidence as Evidence
+    from flatout.measure.evidence import load_evidence as load_evidence
+    from flatout.measure.marks import step as step
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Decision": "flatout.decisions",
+    "Diagnosis": "flatout.api",
+    "Evidence": "flatout.measure.evidence",
+    "Finding": "flatout.doctor.finding",
+    "FlatoutError": "flatout.errors",
+    "diagnose": "flatout.api",
+    "load_evidence": "flatout.measure.evidence",
+    "step": "flatout.measure.marks",
+}
+
+__all__ = [
+    "Decision",
+    "Diagnosis",
+    "Evidence",
+    "Finding",
+    "FlatoutError",
+    "__version__",
+    "diagnose",
+    "load_evidence",
+    "step",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

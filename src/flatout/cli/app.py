@@ -1,0 +1,119 @@
+"""The `flatout` command: its verbs, and what every verb does when it cannot do its work.
+
+Results go to stdout, everything else to stderr.  Exit codes: 0 clean, 1 findings or a failed check,
+2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 130 interrupted,
+141 the reader of the output went away.  Starting Python and printing the help is all that `--help` may
+cost, so modules of verbs import torch, rich and the rooms inside their functions.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import flatout
+from flatout.errors import FlatoutError
+
+CRASHED, INTERRUPTED, READER_GONE = 2, 130, 141
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs; turns the ways a verb can end early into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            value = super().invoke(ctx)
+            sys.stdout.flush()
+        except FlatoutError as error:
+            say_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"flatout: {str(interrupt) or 'interrupted'}", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more when it ends; that must find somewhere to write.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(READER_GONE) from None
+        return value
+
+
+class _DefectsExitWithTwo:
+    """A traceback ends Python with 1, which is the code for findings: a defect of ours must not look so."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+            typer.echo("flatout: this is a defect of flatout, not of your job", err=True)
+            raise SystemExit(CRASHED) from None
+
+
+def say_error(error: FlatoutError) -> None:
+    hint = f"; {error.hint}" if error.hint else ""
+    typer.echo(" ".join(f"flatout: {error.message}{hint}".split()), err=True)
+
+
+def main() -> None:
+    """The entry point of the `flatout` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal gets a question mark, not a traceback
+    with _DefectsExitWithTwo():
+        application()(prog_name="flatout")
+
+
+def application() -> typer.Typer:
+    """The command with all its verbs."""
+    from flatout.cli.devices import devices
+    from flatout.cli.diagnose import diagnose
+    from flatout.cli.rules import rules
+
+    # Plain help: typer's rich help costs as much CPU time as everything else together.
+    app = typer.Typer(
+        cls=Verbs,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        no_args_is_help=True,
+    )
+    app.callback()(top)
+    app.command(context_settings={"allow_interspersed_args": False})(diagnose)
+    app.command()(rules)
+    app.command()(devices)
+    return app
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"flatout {flatout.__version__}")
+        raise typer.Exit()
+
+
+def top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Find out why a PyTorch job wastes its GPU, and prove it by measurement.
+
+    \b
+    Examples:
+      flatout diagnose train.py --epochs 3        run an unmodified script and say why it is slow
+      flatout diagnose --html report.html -m pkg.train
+      flatout diagnose --evidence run.json        the same findings from a saved file, on any machine
+      flatout rules FO301                         what a finding means and how to fix it
+      flatout devices                             the GPUs and the share of the host a job may use
+
+    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work.
+    """

@@ -1,0 +1,259 @@
+"""`flatout devices`: the GPUs and the share of the host that a job may use.
+
+Without a GPU it says why there is none and shows the host; that is an answer, so it ends with 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from flatout.hardware import Datasheet, Device, GpuSnapshot, HostFacts, Snapshot
+
+DOCUMENT_FORMAT = "flatout-devices"
+DOCUMENT_VERSION = 1
+MAX_PROCESSES = 10
+WHOLE = "the machine"  # as HostFacts names a limit that is none
+
+
+def devices(
+    name: Annotated[
+        str | None,
+        typer.Argument(help='A device that is not here: "A100-80GB", "RTX 4090", or "24GB" of memory.'),
+    ] = None,
+    datasheet: Annotated[
+        bool, typer.Option("--datasheet", "--all", help="List every GPU of the datasheet table.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the GPUs and the share of the host that a job may use."""
+    from flatout.errors import BadInput
+    from flatout.hardware import all_datasheets, read_gpus, read_host, simulated_device
+
+    if name is not None and datasheet:
+        raise BadInput("a device name and --datasheet ask for two things", hint="give one of them")
+    if name is not None:
+        device = simulated_device(name)
+        if json_output:
+            _print_document(devices=[device])
+        else:
+            _print_device(_console(), device)
+    elif datasheet:
+        rows = all_datasheets()
+        if json_output:
+            _print_document(datasheets=[_datasheet_document(row) for row in rows])
+        else:
+            _print_datasheets(_console(), rows)
+    else:
+        snapshot, host = read_gpus(), read_host()
+        if json_output:
+            _print_document(host=host, snapshot=snapshot, devices=snapshot.devices)
+        else:
+            _print_machine(_console(), snapshot=snapshot, host=host)
+
+
+def _print_document(**asked: Any) -> None:
+    """One shape for every question; what was not asked for is null."""
+    import json
+
+    from flatout.codec import encode
+
+    content = {key: encode(asked.get(key)) for key in ("host", "snapshot", "devices", "datasheets")}
+    typer.echo(json.dumps({"format": DOCUMENT_FORMAT, "version": DOCUMENT_VERSION, **content}, indent=2))
+
+
+def _datasheet_document(row: Datasheet) -> dict[str, Any]:
+    from flatout.codec import encode
+
+    return {**encode(row), "memory_bytes": row.memory_bytes, "bf16": row.bf16}
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Names and reasons come from drivers: they may hold brackets, which are no markup here.
+    return Console(highlight=False, markup=False)
+
+
+def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for fact in facts:
+        table.add_row(*fact)
+    console.print(table)
+
+
+def _print_machine(console: Console, *, snapshot: Snapshot, host: HostFacts) -> None:
+    if snapshot.gpus:
+        _print_gpus(console, snapshot)
+    else:
+        reason = snapshot.missing.get("gpus") or next(iter(snapshot.notes), "the driver sees no GPU")
+        console.print(f"no GPU: {reason}")
+    console.print()
+    _print_host(console, host)
+
+
+def _print_gpus(console: Console, snapshot: Snapshot) -> None:
+    numbers = ("busy", "power", "SM clock", "temp")
+    table = _table("#", "GPU", "memory used", *numbers, "PCIe", "clocks held by", right=numbers)
+    rows = [part for gpu in snapshot.gpus for part in (gpu, *gpu.instances)]
+    for gpu in rows:
+        table.add_row(*_gpu_cells(gpu))
+    console.print(table)
+    console.print()
+    _print_processes(console, rows)
+    by_name = {device.name: device for device in snapshot.devices}
+    for device in by_name.values():
+        _print_facts(console, [(device.name, ""), *_peak_facts(device)])
+        console.print()
+    versions = f"driver {_known(snapshot.driver_version)}, CUDA up to {_known(snapshot.cuda_version)}"
+    reasons = {f"GPU {_number(gpu)}": gpu.missing for gpu in rows} | {"driver": snapshot.missing}
+    _print_facts(console, [("driver", versions), *(("note", note) for note in snapshot.notes)])
+    _print_missing(console, reasons)
+
+
+def _gpu_cells(gpu: GpuSnapshot) -> tuple[str, ...]:
+    from flatout.units import show_bytes, show_share
+
+    link = f"gen {_known(gpu.pcie_generation)} x{_known(gpu.pcie_width)}"
+    held = gpu.throttle_reasons
+    return (
+        _number(gpu),
+        f"{_known(gpu.name)}{' (lost)' if gpu.lost else ''}",
+        f"{show_bytes(gpu.memory_used_bytes)} / {show_bytes(gpu.memory_total_bytes)}",
+        show_share(gpu.utilisation_share),
+        f"{_rounded(gpu.power_w)} / {_rounded(gpu.power_limit_w)} W",
+        f"{_rounded(gpu.sm_clock_hz, 1e-6)} / {_rounded(gpu.sm_clock_max_hz, 1e-6)} MHz",
+        f"{_rounded(gpu.temperature_c)} °C",
+        link,
+        _known(None) if held is None else ", ".join(held) or "nothing",
+    )
+
+
+def _print_processes(console: Console, gpus: Sequence[GpuSnapshot]) -> None:
+    from flatout.units import show_bytes
+
+    found = [(gpu, process) for gpu in gpus for process in gpu.processes or ()]
+    if not found:
+        return
+    found.sort(key=lambda pair: -(pair[1].used_bytes or 0))
+    table = _table("#", "process", "name", "memory", "kind", right=("process", "memory"))
+    for gpu, process in found[:MAX_PROCESSES]:
+        table.add_row(
+            _number(gpu), str(process.pid), _known(process.name), show_bytes(process.used_bytes), process.kind
+        )
+    console.print(table)
+    if len(found) > MAX_PROCESSES:
+        console.print(f"and {len(found) - MAX_PROCESSES} more processes; --json lists all")
+    console.print()
+
+
+def _print_device(console: Console, device: Device) -> None:
+    console.print(f"{device.name} (simulated)", style="bold")
+    _print_facts(console, _peak_facts(device))
+    if device.missing:
+        _print_missing(console, {"": device.missing})
+
+
+def _peak_facts(device: Device) -> list[tuple[str, str]]:
+    from flatout.units import show_bytes
+
+    peaks = ", ".join(f"{dtype} {_tera(rate)}" for dtype, rate in device.peak_flops.items())
+    bandwidth = device.bandwidth_bytes_per_s
+    facts = [
+        ("  memory", show_bytes(device.memory_bytes)),
+        ("  bandwidth", _known(None) if bandwidth is None else f"{bandwidth / 1e9:,.0f} GB/s"),
+        ("  compute capability", _known(device.compute_capability)),
+        ("  bf16", {True: "yes", False: "no", None: _known(None)}[device.bf16]),
+        ("  dense peak, TFLOP/s", peaks or _known(None)),
+    ]
+    return [*facts, ("  source", device.source)] if device.source else facts
+
+
+def _print_datasheets(console: Console, rows: Sequence[Datasheet]) -> None:
+    from flatout.hardware import DTYPES
+    from flatout.units import show_bytes
+
+    table = _table("GPU", "cc", "memory", "GB/s", *DTYPES, right=("cc", "memory", "GB/s", *DTYPES))
+    for row in rows:
+        peaks = (row.peak_flops.get(dtype) for dtype in DTYPES)
+        table.add_row(
+            row.name + ("*" if row.half_rate_accumulate else ""),
+            row.compute_capability or "-",
+            show_bytes(row.memory_bytes),
+            f"{row.bandwidth_bytes_per_s / 1e9:.0f}",
+            *("-" if peak is None else _tera(peak) for peak in peaks),
+        )
+    console.print(table)
+    console.print()
+    console.print("Peaks are dense, in TFLOP/s (int8: TOP/s), with sums in fp32; --json names the sources.")
+    console.print("* sums in fp32 at half the rate that the vendor advertises.")
+
+
+def _print_host(console: Console, host: HostFacts) -> None:
+    from flatout.units import show_bytes
+
+    cores = _known(None) if host.cores is None else f"{host.cores:g} usable"
+    if host.cores_limited_by not in (None, WHOLE):
+        cores += f" of {_known(host.machine_cores)}, limited by {host.cores_limited_by}"
+    memory = f"{show_bytes(host.memory_used_bytes)} of {show_bytes(host.memory_bytes)} used"
+    if host.memory_limited_by not in (None, WHOLE):
+        memory += f", limited by {host.memory_limited_by}"
+        memory += f" (the machine has {show_bytes(host.machine_memory_bytes)})"
+    shared = f"{show_bytes(host.shm_free_bytes)} of {show_bytes(host.shm_bytes)} free"
+    facts = [
+        ("host", _known(host.cpu_model)),
+        ("  cores", cores),
+        ("  memory", memory),
+        ("  /dev/shm", shared),
+    ]
+    _print_facts(console, facts)
+    _print_missing(console, {"host": host.missing})
+
+
+def _print_missing(console: Console, reasons: dict[str, dict[str, str]]) -> None:
+    """Why something is n/a: one line per reason, with every field it explains."""
+    fields: dict[tuple[str, str], list[str]] = {}
+    for subject, missing in reasons.items():
+        for field, reason in missing.items():
+            fields.setdefault((subject, reason), []).append(field)
+    for (subject, reason), names in fields.items():
+        of = f"{subject}: " if subject else ""
+        console.print(f"n/a {of}{', '.join(names)} ({reason})", style="dim")
+
+
+def _number(gpu: GpuSnapshot) -> str:
+    return str(gpu.index) if gpu.mig_index is None else f"{gpu.index}:{gpu.mig_index}"
+
+
+def _known(value: object) -> str:
+    from flatout.units import UNKNOWN
+
+    return UNKNOWN if value is None else str(value)
+
+
+def _rounded(value: float | None, scale: float = 1.0) -> str:
+    return _known(None) if value is None else f"{value * scale:.0f}"
+
+
+def _tera(rate: float) -> str:
+    value = rate / 1e12
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,231 @@
+"""`flatout diagnose`: run a job, or read a saved Evidence file, and say why it is slow.
+
+Whatever stands after the script belongs to the script, options included.  All that can be checked without
+running is checked first: a measurement of a minute must not be lost to a mistyped file name.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatout.errors import BadInput
+
+if TYPE_CHECKING:
+    from flatout.api import Diagnosis
+
+FINDINGS, FAILED, INTERRUPTED = 1, 2, 130
+
+
+def diagnose(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...", help="The script, or the module after -m, and its own arguments."
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module name, as in python -m pkg.train.")
+    ] = False,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Diagnose a saved Evidence file instead of running a job."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where Evidence goes; by default a file that is named at the end."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the report as one self-contained page.")
+    ] = None,
+    json_output: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON document; the script's own output goes to stderr."),
+    ] = False,
+    keep_running: Annotated[
+        bool,
+        typer.Option("--keep-running", help="Let the job go on when it is measured; its exit code is kept."),
+    ] = False,
+    seconds: Annotated[float, typer.Option(metavar="N", help="How long the measurement may take.")] = 60.0,
+) -> None:
+    """Run an unmodified training script and say why its steps are slow.
+
+    The job runs as it is for a few dozen steps: some are timed, some are run on cached batches and on half
+    a batch, some are traced; then it is ended. Every finding names a line and what the step would take if
+    that cause were gone. Options of flatout go before the script, options of the script after it.
+
+    \b
+    Examples:
+      flatout diagnose train.py --epochs 3
+      flatout diagnose --html report.html -m pkg.train --lr 1e-3
+      flatout diagnose --json --seconds 30 train.py > diagnosis.json
+      flatout diagnose --evidence evidence.json
+
+    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work. A script that ends with a code
+    of its own passes it on.
+    """
+    _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
+    _check_writable(html, option="--html")
+    _check_writable(save, option="--save")
+    if evidence is not None:
+        from flatout.api import diagnose_evidence
+
+        diagnosis = diagnose_evidence(evidence)
+    else:
+        assert command
+        check_target(command[0], module=module)
+        from flatout.api import diagnose_script
+
+        diagnosis = diagnose_script(
+            command,
+            module=module,
+            keep_running=keep_running,
+            evidence_path=save,
+            seconds=seconds,
+            on_progress=_say,
+            script_stdout_to_stderr=json_output,
+        )
+    ran = evidence is None
+    _answer(diagnosis, html=html, json_output=json_output, ran=ran)
+    raise typer.Exit(exit_code(diagnosis, ran=ran, keep_running=keep_running))
+
+
+def exit_code(diagnosis: Diagnosis, *, ran: bool, keep_running: bool = False) -> int:
+    """What the command ends with; how a saved job ended is history and decides nothing."""
+    job, own_code = diagnosis.evidence.job, diagnosis.script_exit_code
+    if keep_running and own_code is not None:
+        return own_code
+    if ran and job.ended == "interrupted":
+        return INTERRUPTED
+    if ran and job.ended == "crashed" and job.error is not None:
+        return FAILED
+    if ran and own_code:
+        return own_code
+    return FINDINGS if diagnosis.findings else 0
+
+
+def check_target(target: str, *, module: bool) -> None:
+    """Raise BadInput for a script or module that cannot be run; nothing of it is executed."""
+    if module:
+        _check_module(target)
+        return
+    path = Path(target)
+    if not path.exists():
+        raise BadInput(
+            f"there is no script at {target}", hint="give the path of a Python file, or -m and a module"
+        )
+    if path.is_dir():
+        raise BadInput(
+            f"{target} is a folder, not a script", hint="give the path of a Python file, or -m and a module"
+        )
+    if not os.access(path, os.R_OK):
+        raise BadInput(f"{target} cannot be read", hint="check its permissions")
+
+
+def _check_module(name: str) -> None:
+    """Find the module as `python -m` would, without importing its packages."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        hint = f"without -m, flatout diagnose {name} runs a file" if name.endswith(".py") else None
+        raise BadInput(f"{name!r} is not a module name", hint=hint)
+    places: Sequence[str] | None = None
+    for i in range(len(parts)):
+        part = ".".join(parts[: i + 1])
+        try:
+            spec = _spec(part, places)
+        except KeyError:
+            return  # a namespace package inside a package: only importing it can tell
+        if spec is None:
+            raise BadInput(f"there is no module {part!r} in this folder or on Python's path")
+        places = spec.submodule_search_locations
+        if places is None and part != name:
+            raise BadInput(f"there is no module {name!r}: {part!r} is not a package")
+    if places is not None and _spec(f"{name}.__main__", places) is None:
+        raise BadInput(
+            f"{name!r} is a package without __main__", hint=f"name one of its modules: {name}.train"
+        )
+
+
+def _spec(name: str, places: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    if places is None:
+        here = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
+        if here is not None and here.loader is not None:
+            return here
+    found = (finder.find_spec(name, places) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _check_options(
+    command: Sequence[str] | None,
+    *,
+    evidence: Path | None,
+    save: Path | None,
+    keep_running: bool,
+    seconds: float,
+) -> None:
+    if evidence is None and not command:
+        raise BadInput("nothing to diagnose", hint="give a script, -m and a module, or --evidence FILE")
+    if evidence is not None and (command or save or keep_running):
+        other = command[0] if command else "--save" if save else "--keep-running"
+        raise BadInput(f"--evidence reads a saved run, so {other} has no meaning beside it")
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise BadInput(f"--seconds {seconds:g} is not a time", hint="give a positive number, such as 60")
+
+
+def _check_writable(path: Path | None, *, option: str) -> None:
+    if path is None:
+        return
+    if path.is_dir():
+        raise BadInput(f"{option} {path} is a folder", hint=f"name a file in it: {path / 'report'}")
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), None)
+    if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise BadInput(f"{option} {path} cannot be written", hint="choose a folder you may write to")
+
+
+def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: bool) -> None:
+    """The page first, so that a reader who leaves stdout early does not lose it."""
+    if html is not None:
+        from flatout.doctor.page import page
+
+        _write(html, page(diagnosis.evidence, diagnosis.findings))
+        _say(f"the report is in {html}")
+    if json_output:
+        sys.stdout.write(json.dumps(diagnosis.to_json(), indent=2, allow_nan=False) + "\n")
+        if ran and diagnosis.evidence_path is not None:
+            _say(f"Evidence is in {diagnosis.evidence_path}")
+    else:
+        from flatout.cli.render import render
+
+        sys.stdout.write(render(diagnosis))
+    job = diagnosis.evidence.job
+    if ran and job.ended in ("crashed", "interrupted"):
+        kept = f"; Evidence so far is in {diagnosis.evidence_path}" if diagnosis.evidence_path else ""
+        reason = f"the script failed: {job.error}" if job.error else f"the script was {job.ended}"
+        _say(reason + kept)
+
+
+def _write(path: Path, text: str) -> None:
+    """Under a temporary name, then renamed: a browser never opens half a page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _say(message: str) -> None:
+    typer.echo(f"flatout: {message}", err=True)

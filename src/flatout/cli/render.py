@@ -1,0 +1,192 @@
+"""A diagnosis in the terminal: made for 80 columns, for a pipe, and for readers who see no colour.
+
+Everything that came from the job is shown as plain text: a file name can neither colour the terminal nor
+be read as markup.  The order is the order of the questions: what ran, what the step spends its time on,
+what taking a cause away changed, which lines to fix and what each is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from flatout.api import Diagnosis
+from flatout.doctor.finding import Finding
+from flatout.doctor.report import (
+    SAFETY,
+    bound,
+    ended_early,
+    instruments,
+    phase_shares,
+    printable,
+    readings,
+    show_interval,
+    straggler_words,
+)
+from flatout.doctor.rule import all_rules
+from flatout.measure.evidence import Evidence
+from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
+
+# A glyph as well as a colour per phase: the bar stays readable in a log file.
+LOOKS = {
+    "wait": ("░", "yellow"),
+    "transfer": ("▒", "magenta"),
+    "forward": ("█", "blue"),
+    "backward": ("▓", "cyan"),
+    "optimizer": ("▚", "green"),
+    "rest": ("·", "bright_black"),
+}
+NO_BREAK = "\N{NO-BREAK SPACE}"  # holds a phase and its share on one line while rich wraps; not printed
+
+
+def render(diagnosis: Diagnosis, *, console: Console | None = None) -> str:
+    """The whole report as text, coloured where `console` (by default stdout) is a terminal."""
+    console = console or Console(highlight=False)
+    with console.capture() as capture:
+        for part in _parts(diagnosis, width=min(console.width, 100)):
+            console.print(part, highlight=False)
+    lines = capture.get().replace(NO_BREAK, " ").splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
+    evidence = diagnosis.evidence
+    yield from _headline(evidence)
+    yield ""
+    yield Text(bound(evidence), style="bold")
+    if evidence.step_s is not None:
+        yield from _phase_bar(evidence, width=width)
+        yield from _readings(evidence)
+    yield ""
+    if diagnosis.findings:
+        yield _table(diagnosis.findings, width=width)
+        for number, finding in enumerate(diagnosis.findings, start=1):
+            yield ""
+            yield from _details(finding, number=number)
+    else:
+        yield from _nothing_found(evidence)
+    if len(evidence.ranks) > 1:
+        yield ""
+        yield from _ranks(evidence)
+    if evidence.missing:
+        yield ""
+        yield Text("not measured:")
+        for reason in evidence.missing:
+            yield _item(reason)
+    if diagnosis.evidence_path is not None:
+        yield ""
+        yield Text("Evidence: ", style="dim").append(printable(str(diagnosis.evidence_path)), style="not dim")
+
+
+def _headline(evidence: Evidence) -> Iterator[Text]:
+    job = evidence.job
+    yield Text(printable(" ".join(job.command)), style="bold")
+    num_real = len(evidence.kept("real"))
+    device = printable(job.device_name or job.device)
+    ranks = f" · {job.world_size} processes" if job.world_size > 1 else ""
+    figures = f"{device}{ranks} · step {show_seconds(evidence.step_s)}"
+    figures += f" (mean of {num_real} steps, {len(evidence.steps)} observed)" if num_real else ""
+    yield Text(figures)
+    early = ended_early(job)
+    if early is not None:
+        yield Text(printable(early), style="red")
+
+
+def _phase_bar(evidence: Evidence, *, width: int) -> Iterator[Text]:
+    shares = phase_shares(evidence)
+    bar, legend = Text(), Text()
+    drawn_to = 0
+    total = 0.0
+    for phase, share in shares.items():
+        glyph, colour = LOOKS[phase]
+        total += share
+        # Cut at running totals, so that rounding never makes the bar longer or shorter than the step.
+        bar.append(glyph * (round(total * width) - drawn_to), style=colour)
+        drawn_to = round(total * width)
+        legend.append(glyph, style=colour)
+        legend.append(f" {phase} {show_share(share)}".replace(" ", NO_BREAK) + "  ")
+    legend.rstrip()
+    yield bar
+    yield legend
+
+
+def _readings(evidence: Evidence) -> Iterator[RenderableType]:
+    found = readings(evidence)
+    if found:
+        yield ""
+    for reading in found:
+        line = Text(f"{reading.label}: ")
+        line.append(reading.figure, style="bold").append(f" — {reading.words}")
+        yield line
+
+
+def _table(findings: tuple[Finding, ...], *, width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    # Widths are set here: rich lets a table with minimum widths run over the edge and cuts its text.
+    fixed = len("share") + len("9.99× measured") + 3 * 2
+    longest = max(max(len(f"{item.code} {item.name}"), len(_place(item))) for item in findings)
+    fix = max(width - fixed - longest, min(22, (width - fixed) // 2))
+    table.add_column("finding", overflow="fold", width=width - fixed - fix)
+    table.add_column("share", justify="right", width=len("share"))
+    table.add_column("ceiling", width=len("9.99× measured"))
+    table.add_column("fix", overflow="fold", width=fix)
+    for finding in findings:
+        what = Text(finding.code, style="bold red").append(f" {finding.name}", style="not bold default")
+        what.append(f"\n{_place(finding)}", style="not bold cyan")
+        table.add_row(what, show_share(finding.share), _ceiling(finding), Text(printable(finding.fix)))
+    return table
+
+
+def _ceiling(finding: Finding) -> str:
+    """`1.80× measured`, its interval below it."""
+    ceiling = finding.ceiling
+    if ceiling is None:
+        return UNKNOWN
+    interval = show_interval(ceiling.speedup_low, ceiling.speedup_high)
+    return f"{show_ratio(ceiling.speedup)} {ceiling.source}" + (f"\n{interval}" if interval else "")
+
+
+def _place(finding: Finding) -> str:
+    return printable(str(finding.place)) if finding.place else UNKNOWN
+
+
+def _details(finding: Finding, *, number: int) -> Iterator[RenderableType]:
+    yield Text(f"{number}. {finding.code} {finding.name}  {_place(finding)}", style="bold")
+    yield Padding(Text(printable(finding.message)), (0, 0, 0, 3))
+    for line in finding.evidence:
+        yield _item(line, indent=3)
+    yield Padding(
+        Text(f"safety of the fix: {finding.safety}, {SAFETY[finding.safety]}", style="dim"), (0, 0, 0, 3)
+    )
+
+
+def _item(text: str, *, indent: int = 0) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=1)
+    grid.add_column(overflow="fold")
+    grid.add_row("-", Text(printable(text)))
+    return Padding(grid, (0, 0, 0, indent))
+
+
+def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
+    if evidence.step_s is None:
+        yield Text("Nothing could be examined.")
+        return
+    yield Text(f"No findings: {len(all_rules())} rules saw nothing that costs time here.", style="green")
+    yield Text(f"checked: {', '.join(instruments(evidence))}")
+
+
+def _ranks(evidence: Evidence) -> Iterator[RenderableType]:
+    phases = list(LOOKS)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("rank", "step", *phases):
+        table.add_column(title if title != "optimizer" else "optim.", justify="right", no_wrap=True)
+    for rank in evidence.ranks:
+        seconds = (show_seconds(rank.phases_s.get(phase)) for phase in phases)
+        table.add_row(str(rank.rank), show_seconds(rank.step_s), *seconds)
+    yield table
+    yield Text(straggler_words(evidence.ranks))

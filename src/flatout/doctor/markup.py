@@ -1,0 +1,73 @@
+"""HTML and SVG put together from elements, so that text from a job can never become markup.
+
+    tag("td", name, class_="name")      name is escaped, whatever it holds
+    tag("tr", tag("td", "a"))           elements are kept as they are
+
+A string is text unless `tag` made it; there is no way to forget to escape.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from flatout.doctor.report import printable
+from flatout.units import UNKNOWN
+
+VOID = frozenset({"meta", "link", "br", "hr"})
+
+
+class Html(str):
+    """Text that is HTML already; only `tag` and `join` make it."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str, **attributes: str | int | float | None) -> Html:
+    """One element; `class_` and `stroke_width` become class and stroke-width, None leaves an attribute out."""
+    shown = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in VOID:
+        return Html(f"<{name}{shown}>")
+    return Html(f"<{name}{shown}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[str]) -> Html:
+    """Elements one after another; plain strings among them are escaped."""
+    return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
+
+
+def escape(text: str) -> str:
+    return html.escape(printable(text), quote=True)
+
+
+def _number(value: str | int | float) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def section(title: str, *children: str, anchor: str | None = None) -> Html:
+    return tag("section", tag("h2", title), *children, id=anchor)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Html:
+    """A table that scrolls inside itself where it is too wide; `numbers` are the columns set right."""
+
+    def cells(name: str, row: Sequence[str]) -> list[Html]:
+        return [tag(name, cell, class_="number" if i in numbers else None) for i, cell in enumerate(row)]
+
+    body = [tag("tr", *cells("td", row)) for row in rows]
+    whole = tag("table", tag("thead", tag("tr", *cells("th", heads))), tag("tbody", *body))
+    return tag("div", whole, class_="scroll")
+
+
+def facts(pairs: Iterable[tuple[str, str]], *, kind: str = "facts") -> Html:
+    """Names and values side by side."""
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs), class_=kind)
+
+
+def code(text: object) -> Html:
+    """A place or a name in the type of source code; n/a where there is none."""
+    return tag("code", UNKNOWN if text is None else str(text))

@@ -1,0 +1,213 @@
+"""A diagnosis as one HTML page that needs nothing else: no host, no font, no script.
+
+It is read in a browser years later, on a phone, or on paper.  A content security policy forbids the page
+to load or run anything, so even a defect in escaping could not turn a job's file name into code.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from importlib import resources
+
+from flatout.doctor import charts
+from flatout.doctor.appendix import (
+    footer,
+    kernels_section,
+    loader_section,
+    memory_section,
+    missing_section,
+    ranks_section,
+)
+from flatout.doctor.finding import Finding
+from flatout.doctor.markup import Html, code, facts, join, section, table, tag
+from flatout.doctor.report import (
+    SAFETY,
+    bound,
+    ended_early,
+    instruments,
+    phase_means,
+    phase_shares,
+    readings,
+    show_ceiling,
+    show_interval,
+)
+from flatout.measure.evidence import PHASES, Evidence, Place
+from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+CONTEXT_LINES = 4  # of source above and below a guilty line
+
+
+def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """The whole document."""
+    title = f"flatout: {' '.join(evidence.job.command)}"
+    style = resources.files("flatout.doctor").joinpath("page.css").read_text(encoding="utf-8")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="generator", content=f"flatout {evidence.job.flatout}"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", title),
+        tag("style", Html(style)),
+    )
+    parts = (
+        _masthead(evidence, findings),
+        _summary(evidence, findings),
+        _step(evidence),
+        _what_if(evidence),
+        _timeline(evidence),
+        *(_finding(finding, number=i, evidence=evidence) for i, finding in enumerate(findings, start=1)),
+        *(loader_section(loader) for loader in evidence.loaders),
+        kernels_section(evidence.kernels, device=evidence.job.device),
+        memory_section(evidence.memory),
+        ranks_section(evidence),
+        missing_section(evidence),
+    )
+    body = tag("body", tag("main", *(part for part in parts if part is not None)), footer(evidence))
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _masthead(evidence: Evidence, findings: Sequence[Finding]) -> Html:
+    job = evidence.job
+    num_real = len(evidence.kept("real"))
+    figures = [
+        ("step", show_seconds(evidence.step_s)),
+        ("steps in the mean", f"{num_real} of {len(evidence.steps)}" if num_real else UNKNOWN),
+        ("findings", str(len(findings))),
+    ]
+    if evidence.kernels and evidence.kernels.busy_share is not None:
+        figures.append(("GPU busy", show_share(evidence.kernels.busy_share)))
+    if evidence.memory and evidence.memory.peak_bytes is not None:
+        figures.append(("peak memory", show_bytes(evidence.memory.peak_bytes)))
+    early = ended_early(job)
+    return tag(
+        "header",
+        tag("p", "Diagnosis of a training job", class_="kicker"),
+        tag("h1", tag("code", " ".join(job.command))),
+        tag("p", f"{job.device_name or job.device} · {job.started_at.replace('T', ' ', 1)}", class_="where"),
+        tag("p", bound(evidence), class_="verdict"),
+        tag("p", early, class_="warning") if early else Html(),
+        facts(figures, kind="figures"),
+    )
+
+
+def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
+    if not findings:
+        checked = ", ".join(instruments(evidence)) or "nothing: the job gave no step to measure"
+        return section("Findings", tag("p", "None."), tag("p", f"Checked: {checked}."), anchor="findings")
+    rows = [
+        (
+            join(
+                (tag("a", f"{finding.code} {finding.name}", href=f"#finding-{number}"), code(finding.place))
+            ),
+            show_share(finding.share),
+            show_ceiling(finding.ceiling),
+        )
+        for number, finding in enumerate(findings, start=1)
+    ]
+    listed = table(("finding", "share", "ceiling"), rows, numbers=(1,))
+    note = "Share: of the step, spent on this cause. Ceiling: how much faster the step would be without it."
+    return section("Findings", listed, tag("p", note, class_="note"), anchor="findings")
+
+
+def _step(evidence: Evidence) -> Html | None:
+    host, stream = phase_means(evidence), phase_means(evidence, device=True)
+    if not host:
+        return None
+    shares, stream_shares = phase_shares(evidence), phase_shares(evidence, device=True)
+    bars = [charts.phase_bar(shares, label="host")]
+    heads, numbers = ["phase", "host", "share"], [1, 2]
+    rows = [
+        [join((tag("i", class_=phase), phase)), show_seconds(host[phase]), show_share(shares[phase])]
+        for phase in PHASES
+    ]
+    if stream:
+        bars.append(charts.phase_bar(stream_shares, label="GPU stream"))
+        heads += ["GPU stream", "share"]
+        numbers += [3, 4]
+        for row, phase in zip(rows, PHASES, strict=True):
+            row += [show_seconds(stream[phase]), show_share(stream_shares[phase])]
+    return section("Where a step goes", *bars, table(heads, rows, numbers=numbers), anchor="step")
+
+
+def _what_if(evidence: Evidence) -> Html | None:
+    found = readings(evidence)
+    if not found:
+        return None
+    blocks = min(counterfactual.num_blocks for counterfactual in evidence.counterfactuals)
+    note = (
+        f"Both were run, in {blocks} or more blocks interleaved with the steps they are compared to. "
+        "The dot is the step's time as a fraction of the full one, the line its 95 % interval."
+    )
+    return section(
+        "What changes when a cause is taken away", charts.whiskers(found), tag("p", note, class_="note")
+    )
+
+
+def _timeline(evidence: Evidence) -> Html | None:
+    steps = evidence.steps
+    if not steps:
+        return None
+    notes = ["Pale steps are in no mean: the first of a block, an epoch's start, or an outlier."]
+    notes += [
+        f"Step {step.index} is cut off: it took {show_seconds(step.step_s)}."
+        for step in charts.cut_off(steps)[:6]
+    ]
+    return section(
+        "Every step",
+        charts.phase_legend(),
+        charts.timeline(steps),
+        charts.arm_legend(steps),
+        tag("p", " ".join(notes), class_="note"),
+        anchor="timeline",
+    )
+
+
+def _finding(finding: Finding, *, number: int, evidence: Evidence) -> Html:
+    ceiling = finding.ceiling
+    worth = Html()
+    if ceiling is not None:
+        interval = show_interval(ceiling.speedup_low, ceiling.speedup_high)
+        worth = tag(
+            "p", tag("b", show_ratio(ceiling.speedup)), f" {interval} {ceiling.source}", class_="worth"
+        )
+    share = f" · {show_share(finding.share)} of the step" if finding.share is not None else ""
+    safety = f"Safety: {finding.safety}, {SAFETY[finding.safety]}."
+    return tag(
+        "article",
+        tag("header", tag("h2", tag("span", finding.code), f" {finding.name}"), worth),
+        tag("p", code(finding.place), share, class_="where"),
+        tag("p", finding.message),
+        _excerpt(finding.place, evidence.sources) or Html(),
+        tag("ul", *(tag("li", line) for line in finding.evidence), class_="evidence"),
+        tag("p", tag("b", "Fix. "), finding.fix, " ", tag("span", safety, class_="note")),
+        class_="finding",
+        id=f"finding-{number}",
+    )
+
+
+def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | None:
+    """The guilty line between its neighbours, without the indentation they share."""
+    known = sources.get(place.file, {}) if place else {}
+    if place is None or str(place.line) not in known:
+        return None
+    near = range(place.line - CONTEXT_LINES, place.line + CONTEXT_LINES + 1)
+    numbers = [line for line in near if str(line) in known]
+    # Line by line: a hostile line may hold characters that split it.
+    texts = [" ".join(known[str(line)].expandtabs(4).splitlines()).rstrip() for line in numbers]
+    dedented = textwrap.dedent("\n".join(texts)).split("\n")
+    rows = [
+        tag(
+            "tr",
+            tag("th", str(line), scope="row"),
+            tag("td", text),
+            class_="guilty" if line == place.line else None,
+        )
+        for line, text in zip(numbers, dedented, strict=True)
+    ]
+    caption = tag("caption", place.file + (f", in {place.function}" if place.function else ""))
+    return tag("div", tag("table", caption, tag("tbody", *rows)), class_="source scroll")

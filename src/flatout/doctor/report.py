@@ -1,0 +1,236 @@
+"""What a report says, whatever it is shown on: the terminal and the page speak with these sentences.
+
+A counterfactual is read as a ratio of two step times with an interval.  An interval that holds 1 is no
+difference; it is only called "not the limit" where it is also narrow, because a wide one says nothing.
+The half batch separates two costs: what is done once per step (launches, Python) stays when half of the
+samples go, what is done per sample halves.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from flatout.doctor.finding import Ceiling, FixSafety
+from flatout.measure.evidence import PHASES, Counterfactual, Evidence, Job, Rank
+from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
+
+NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
+STRAGGLES = 1.1  # a rank this much slower than the median of all
+
+SAFETY: dict[FixSafety, str] = {
+    "exact": "the numbers stay the same",
+    "reordered": "the numbers change by rounding only",
+    "lossy": "the numbers change: compare the loss curves",
+}
+
+
+_REVERSING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_BROKEN = ("Cc", "Cs")  # control codes, halves of surrogate pairs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A counterfactual in words, and its step time as a fraction of the baseline's."""
+
+    label: str
+    figure: str
+    words: str
+    fraction: float
+    fraction_low: float
+    fraction_high: float
+
+
+def readings(evidence: Evidence) -> tuple[Reading, ...]:
+    """Every counterfactual that was run, read."""
+    return tuple(
+        _read_cached(found) if found.name == "cached" else _read_half(found, evidence)
+        for found in evidence.counterfactuals
+        if found.speedup_low > 0
+    )
+
+
+def _read_cached(found: Counterfactual) -> Reading:
+    if found.speedup_low > 1:
+        words = f"the loader costs {show_share(1 - 1 / found.speedup)} of the step"
+    elif found.speedup_high < 1 + NARROW:
+        words = "the loader is not the limit"
+    else:
+        words = "inside the noise: this run cannot tell whether the loader is a limit"
+    figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
+    return _reading(found, label="on cached batches", figure=figure, words=words)
+
+
+def _read_half(found: Counterfactual, evidence: Evidence) -> Reading:
+    fraction, low, high = (1 / value for value in (found.speedup, found.speedup_high, found.speedup_low))
+    if high >= 1 and low < 1 - NARROW:
+        words = "inside the noise: this run cannot tell what bounds the step"
+    elif low >= 0.8:
+        words = _bound_once_per_step(evidence)
+    elif high <= 0.65:
+        words = _bound_per_sample(evidence)
+    else:
+        words = f"{show_share(2 * (1 - fraction))} of the step grows with the batch, the rest is paid once per step"
+    figure = f"a step takes {fraction:.2f} [{low:.2f}, {high:.2f}] of the full one"
+    return _reading(found, label="on half the batch", figure=figure, words=words)
+
+
+def _reading(found: Counterfactual, *, label: str, figure: str, words: str) -> Reading:
+    return Reading(
+        label=label,
+        figure=figure,
+        words=words,
+        fraction=1 / found.speedup,
+        fraction_low=1 / found.speedup_high,
+        fraction_high=1 / found.speedup_low,
+    )
+
+
+def _bound_once_per_step(evidence: Evidence) -> str:
+    if evidence.job.device == "cpu":
+        return "bound by what is done once per step, not by arithmetic on the samples"
+    return "bound by launches and the host, not by the GPU's arithmetic"
+
+
+def _bound_per_sample(evidence: Evidence) -> str:
+    busy = evidence.kernels.busy_share if evidence.kernels else None
+    if busy is None:
+        return "bound by work that grows with the batch"
+    if busy >= 0.7:
+        return "bound by the GPU's own work"
+    return f"bound by work per sample on the host: the GPU is busy for only {show_share(busy)} of the step"
+
+
+def bound(evidence: Evidence) -> str:
+    """One sentence: what the step spends its time on."""
+    step_s = evidence.step_s
+    if step_s is None:
+        return "No step was measured."
+    cached = evidence.counterfactual("cached")
+    if cached is not None and cached.speedup_low > 1 and cached.speedup >= 1.5:
+        return (
+            f"The loader bounds the step: {show_seconds(cached.baseline_step_s)} as it is, "
+            f"{show_seconds(cached.step_s)} on cached batches."
+        )
+    busy = evidence.kernels.busy_share if evidence.kernels else None
+    if busy is not None and busy >= 0.8:
+        return f"The GPU bounds the step: it is busy for {show_share(busy)} of it."
+    if busy is not None:
+        return (
+            f"The host bounds the step: the GPU is busy for {show_share(busy)} of it and waits for the rest."
+        )
+    phases = phase_means(evidence)
+    longest = max(phases, key=lambda phase: phases[phase])
+    return f"Most of the step is {longest}: {show_share(phases[longest] / _whole(evidence, phases))}."
+
+
+def phase_means(evidence: Evidence, *, device: bool = False) -> dict[str, float]:
+    """Mean seconds of each phase over the steps that count; empty where nothing was measured."""
+    steps = evidence.kept("real") or evidence.kept("warmup")
+    timed = [step.device_phases_s if device else step.phases_s for step in steps]
+    known = [phases for phases in timed if phases is not None]
+    if not known:
+        return {}
+    return {phase: sum(phases.get(phase, 0.0) for phases in known) / len(known) for phase in PHASES}
+
+
+def phase_shares(evidence: Evidence, *, device: bool = False) -> dict[str, float]:
+    """The same as shares of the step; they add up to at most 1."""
+    phases = phase_means(evidence, device=device)
+    whole = _whole(evidence, phases)
+    return {phase: seconds / whole for phase, seconds in phases.items()} if whole else {}
+
+
+def _whole(evidence: Evidence, phases: dict[str, float]) -> float:
+    # Events of the stream and the host's clock disagree a little; neither may make a share exceed 1.
+    return max(evidence.step_s or 0.0, sum(phases.values()))
+
+
+def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
+    """The rank the others wait for, and its excess over the median; None where all are alike.
+
+    Ranks of a synchronous job all take the same step, because they meet in backward and in the optimizer,
+    so a rank is judged by what it does on its own before that.
+    """
+    alone = {
+        rank.rank: sum(
+            seconds for phase, seconds in rank.phases_s.items() if phase not in ("backward", "optimizer")
+        )
+        for rank in ranks
+    }
+    if len(alone) < 2:
+        return None
+    slowest = max(ranks, key=lambda rank: alone[rank.rank])
+    usual = median(seconds for rank, seconds in alone.items() if rank != slowest.rank)
+    if usual <= 0 or alone[slowest.rank] < usual * STRAGGLES:
+        return None
+    return slowest, alone[slowest.rank] / usual
+
+
+def straggler_words(ranks: Sequence[Rank]) -> str:
+    found = straggler(ranks)
+    if found is None:
+        return "No rank makes the others wait."
+    rank, excess = found
+    return (
+        f"Rank {rank.rank} is the straggler: outside backward and the optimizer it takes "
+        f"{show_ratio(excess)} the median of the others."
+    )
+
+
+def ended_early(job: Job) -> str | None:
+    """One sentence where the job did not live to see the whole diagnosis."""
+    if job.ended not in ("crashed", "interrupted"):
+        return None
+    how = "was interrupted" if job.ended == "interrupted" else "crashed"
+    return f"The job {how} before the diagnosis was complete" + (f": {job.error}" if job.error else ".")
+
+
+def show_ceiling(ceiling: Ceiling | None) -> str:
+    """`3.40× computed`, `1.80× [1.60, 2.00] measured`."""
+    if ceiling is None:
+        return UNKNOWN
+    parts = (
+        show_ratio(ceiling.speedup),
+        show_interval(ceiling.speedup_low, ceiling.speedup_high),
+        ceiling.source,
+    )
+    return " ".join(part for part in parts if part)
+
+
+def show_interval(low: float | None, high: float | None) -> str:
+    """`[1.60, 2.00]`; nothing where there is none."""
+    if low is None or high is None:
+        return ""
+    return f"[{show_ratio(low)}, {show_ratio(high)}]".replace("×", "")
+
+
+def instruments(evidence: Evidence) -> tuple[str, ...]:
+    """What was taken of the job, for a reader who is told that nothing was found."""
+    taken = []
+    if steps := len(evidence.kept("real")):
+        taken.append(f"{steps} timed steps")
+    if evidence.loaders:
+        taken.append("the loader")
+    if evidence.sites or evidence.module_calls:
+        taken.append("tensor creations, indexing, copies and waits by line")
+    if evidence.kernels:
+        taken.append("kernels" if evidence.job.device != "cpu" else "operators")
+    if evidence.memory:
+        taken.append("memory growth")
+    taken.extend(f"the step {reading.label}" for reading in readings(evidence))
+    return tuple(taken)
+
+
+def printable(text: str) -> str:
+    """Text that came from a job, made harmless: no terminal codes, no reversed text, no half characters."""
+    return "".join(
+        " "
+        if char in "\t\n\r"
+        else "\ufffd"
+        if char in _REVERSING or unicodedata.category(char) in _BROKEN
+        else char
+        for char in text
+    )

@@ -1,0 +1,82 @@
+"""FO304 batch-of-one-forwards
+
+What it does
+Finds a model that is called many times per step with one sample each. `[model(x[i : i + 1]) for i in
+range(batch)]` is the usual form; so is a loader of single samples whose gradients are accumulated.
+
+Why it costs
+A forward of one row reads every weight once to use it once, and launches as many kernels as a forward of
+a thousand rows. The device is then busy with launches and memory reads, and its arithmetic stands idle;
+so does the backward's, which has as many small pieces.
+
+Evidence
+One line calls a module that has parameters at least 8 times per step with a leading dimension of 1, at
+least half as often as the step has samples, and these calls hold at least 10 % of the step. Recurrent
+modules are left alone, as their leading dimension is time. The ceiling is computed: the forwards as one,
+costing what a single one of them does, and the rest of the step as it is.
+
+Fix
+Stack the samples and call the model once:
+
+```python
+outputs = model(torch.stack(samples))
+```
+
+Pad samples of different lengths, or group them by length. With a loader, raise `batch_size` in place of
+accumulating.
+
+Fix safety
+Reordered: the same rows, summed in another order. With batch normalisation it is lossy: the statistics
+are then taken over the batch instead of over one sample.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flatout.doctor.arithmetic import computed_ceiling, counted_step_s, rows_per_step, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import show_calls
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, ModuleCall
+from flatout.units import show_seconds, show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_CALLS = 8
+LEAST_CALLS_PER_SAMPLE = 0.5
+LEAST_SHARE = 0.10
+TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    samples = rows_per_step(evidence)
+    least = max(LEAST_CALLS, LEAST_CALLS_PER_SAMPLE * (samples or 0.0))
+    findings = []
+    for call in evidence.module_calls:
+        if call.rows != 1 or not call.has_parameters or call.calls_per_step < least:
+            continue
+        if TIME_COMES_FIRST.search(call.module):
+            continue
+        share = share_of(call.host_s, counted_step_s(evidence))
+        if share is not None and share >= LEAST_SHARE:
+            findings.append(_finding(evidence, call, share=share))
+    return findings
+
+
+def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> Finding:
+    calls = show_calls(call.calls_per_step)
+    counted = show_seconds(counted_step_s(evidence))
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=call.place,
+        message=f"{call.module} runs {calls} times per step on one row each, {show_share(share)} of the step",
+        evidence=(
+            f"{call.module}: {calls} calls per step from this line, each with a leading dimension of 1",
+            f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
+        ),
+        share=share,
+        ceiling=computed_ceiling(evidence, freed_share=share * (1 - 1 / call.calls_per_step)),
+        fix="stack the samples and call the model once per step",
+        safety="reordered",
+    )

@@ -1,0 +1,155 @@
+"""FO501 graph-retained-across-steps
+
+What it does
+Finds a value that keeps the autograd graphs of earlier steps alive. `losses.append(loss)` and
+`total = total + loss` keep not a number but the graph that computed it, with every activation that graph
+has saved; a recurrent state carried over without `detach()` does the same.
+
+Why it costs
+Memory grows with every step until the job dies of it, often hours in. On the way the allocator has less
+and less to reuse, and a graph that is later walked, by a backward through the carried state, takes
+longer with every step.
+
+Evidence
+Over the watched steps a graph reachable from a live value grew by whole nodes per step, or tensors that
+hold a graph stayed alive at least every other step and their bytes grew. The place is the line that puts
+them into what holds them, where that is known. There is no share and no ceiling: the cost is memory. On
+a GPU the finding says in how many steps it is full.
+
+Fix
+Keep the number, not the graph:
+
+```python
+losses.append(loss.detach())      # read with .item() when it is printed
+state = tuple(part.detach() for part in state)
+```
+
+Fix safety
+Exact, as long as no later backward is meant to reach the earlier steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flatout.doctor.arithmetic import on_gpu
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Memory, Place
+from flatout.units import show_bytes
+
+CODE, NAME = title_of(__doc__)
+LEAST_NODES_PER_STEP = 1.0
+LEAST_TENSORS_PER_STEP = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Retained:
+    """Graphs and tensors that one line keeps alive."""
+
+    place: Place | None
+    holder: str | None
+    nodes_per_step: float
+    bytes_per_step: float
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    memory = evidence.memory
+    if memory is None:
+        return []
+    return [_finding(evidence, memory, retained) for retained in _retained(memory)]
+
+
+def _retained(memory: Memory) -> list[_Retained]:
+    """One entry per line that holds graphs.
+
+    A retained graph keeps its activations alive too, and they appear as growth at the model's lines:
+    victims, without a holder of their own.  So a line that holds is always preferred, and where none is
+    known, the largest growth speaks for all.
+    """
+    graphs = [graph for graph in memory.graphs if graph.nodes_per_step >= LEAST_NODES_PER_STEP]
+    tensors = [
+        growth
+        for growth in memory.growth
+        if growth.with_graph
+        and growth.bytes_per_step > 0
+        and growth.tensors_per_step >= LEAST_TENSORS_PER_STEP
+    ]
+    held: dict[tuple[str, int], _Retained] = {}
+    for graph in graphs:
+        _add(held, graph.holder_place, holder=graph.holder, nodes_per_step=graph.nodes_per_step)
+    for growth in tensors:
+        _add(held, growth.holder_place, holder=growth.holder, bytes_per_step=growth.bytes_per_step)
+    if held or not (graphs or tensors):
+        return list(held.values())
+    largest = max(tensors, key=lambda growth: growth.bytes_per_step, default=None)
+    holders = [*(graph.holder for graph in graphs), *(growth.holder for growth in tensors)]
+    return [
+        _Retained(
+            place=largest.place if largest else None,
+            holder=next((holder for holder in holders if holder is not None), None),
+            nodes_per_step=max((graph.nodes_per_step for graph in graphs), default=0.0),
+            bytes_per_step=sum(growth.bytes_per_step for growth in tensors),
+        )
+    ]
+
+
+def _add(
+    held: dict[tuple[str, int], _Retained],
+    place: Place | None,
+    *,
+    holder: str | None,
+    nodes_per_step: float = 0.0,
+    bytes_per_step: float = 0.0,
+) -> None:
+    if place is None:
+        return
+    key = (place.file, place.line)
+    before = held.get(key) or _Retained(place=place, holder=None, nodes_per_step=0.0, bytes_per_step=0.0)
+    held[key] = _Retained(
+        place=place,
+        holder=before.holder or holder,
+        nodes_per_step=before.nodes_per_step + nodes_per_step,
+        bytes_per_step=before.bytes_per_step + bytes_per_step,
+    )
+
+
+def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding:
+    figures = []
+    if retained.nodes_per_step:
+        figures.append(f"{retained.nodes_per_step:.0f} autograd nodes more are alive after every step")
+    if retained.bytes_per_step:
+        figures.append(f"tensors held here with their graphs: {show_bytes(retained.bytes_per_step)} per step")
+    figures.append(
+        f"all live tensors grow by {show_bytes(memory.growth_bytes_per_step)} per step "
+        f"over {memory.num_steps} steps"
+    )
+    full = _steps_until_full(evidence, memory)
+    if full is not None:
+        figures.append(full)
+    what = retained.holder or "a value kept here"
+    if retained.nodes_per_step:
+        how_much = f"{retained.nodes_per_step:.0f} nodes"
+    else:
+        how_much = show_bytes(retained.bytes_per_step)
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=retained.place,
+        message=f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step",
+        evidence=tuple(figures),
+        share=None,
+        ceiling=None,
+        fix="store loss.detach() (or .item(), read rarely) and detach a state that is carried over",
+        safety="exact",
+    )
+
+
+def _steps_until_full(evidence: Evidence, memory: Memory) -> str | None:
+    gpu = evidence.gpu
+    if not on_gpu(evidence) or gpu is None or gpu.memory_bytes is None or memory.peak_bytes is None:
+        return None
+    if memory.growth_bytes_per_step <= 0:
+        return None
+    left = max(gpu.memory_bytes - memory.peak_bytes, 0)
+    return f"{gpu.name} has {show_bytes(left)} left: full in {left / memory.growth_bytes_per_step:.0f} steps"

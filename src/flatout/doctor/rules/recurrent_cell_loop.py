@@ -1,0 +1,77 @@
+"""FO303 recurrent-cell-loop
+
+What it does
+Finds a recurrent cell that a Python loop calls once per time step. `nn.LSTMCell`, `nn.GRUCell` and
+`nn.RNNCell` do one step of one layer; `nn.LSTM`, `nn.GRU` and `nn.RNN` do the whole sequence in one call.
+
+Why it costs
+Each call multiplies the input and the hidden state by small matrices of its own, and makes its own
+backward nodes. Over a whole sequence the input's products do not depend on the hidden state: the
+sequence modules do them as one large product, and on a GPU cuDNN runs the rest as a few fused kernels
+instead of several launches per time step.
+
+Evidence
+One line calls cells at least 8 times per step, and these, with the backward nodes they make, hold at
+least 5 % of the step; where the calls' own time is unknown, the forward pass stands for it and no
+ceiling is given. The ceiling is computed: the step without the cells, a bound that the sequence module
+approaches but, since it still computes the recurrence, does not reach.
+
+Fix
+```python
+self.rnn = nn.LSTM(width, hidden, batch_first=True)
+outputs, state = self.rnn(x)                     # instead of a loop over cell(x[:, t], state)
+```
+
+Weights carry over by name: `weight_ih` becomes `weight_ih_l0`. If each input depends on the output
+before it, as in decoding, the loop has to stay: capture it with `torch.compile` or a CUDA graph instead.
+
+Fix safety
+Reordered: the same recurrence, summed in another order.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.arithmetic import computed_ceiling, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import Line, lines_of, show_calls, show_ops, timing
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+from flatout.units import show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_CALLS = 8
+LEAST_SHARE = 0.05
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings = []
+    for line in lines_of([site for site in evidence.sites if site.kind == "cell"]):
+        if line.calls_per_step < LEAST_CALLS:
+            continue
+        share = share_of(line.total_s, evidence.attributed_step_s)
+        known = share is not None
+        if share is None:
+            share = share_of(evidence.phase_s("forward"), evidence.step_s)
+        if share is not None and share >= LEAST_SHARE:
+            findings.append(_finding(evidence, line, share=share, known=known))
+    return findings
+
+
+def _finding(evidence: Evidence, line: Line, *, share: float, known: bool) -> Finding:
+    calls = show_calls(line.calls_per_step)
+    cells = show_ops(line)
+    around = f"the forward pass around it takes {show_share(share)} of the step"
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=line.place,
+        message=f"{cells} is called {calls} times per step here, {show_share(share)} of the step",
+        evidence=(
+            f"{cells}: {calls} calls per step from this line",
+            timing(evidence, line) if known else around,
+        ),
+        share=share,
+        ceiling=computed_ceiling(evidence, freed_share=share) if known else None,
+        fix="run the whole sequence through nn.LSTM, nn.GRU or nn.RNN in one call",
+        safety="reordered",
+    )

@@ -1,0 +1,87 @@
+"""FO102 respawned-workers
+
+What it does
+Finds a loader that starts its worker processes afresh at every epoch. Without `persistent_workers=True`
+each `for batch in loader` forks or spawns all workers, copies the dataset to them, and throws them away
+at the end.
+
+Why it costs
+Nothing trains until the first worker is up and has its first batch. With `fork` a start takes tens of
+milliseconds per worker; with `spawn` or `forkserver` each worker imports the script and its libraries
+again, seconds per epoch. Short epochs pay this every few steps, and the median step hides it: one
+measured job had a median wait of 7.9 ms and a mean of 228 ms.
+
+Evidence
+At least two epochs were seen, and starting one (the loader's `iter()`, plus the wait for the first batch
+beyond the time a batch takes to fetch and collate anyway) holds at least 5 % of an epoch. The ceiling is
+computed: the epoch without its start, per step.
+
+Fix
+```python
+loader = DataLoader(dataset, batch_size=64, num_workers=4, persistent_workers=True)
+```
+
+Build the loader once, before the loop over epochs: a loader built inside it starts its workers again
+whatever its arguments.
+
+Fix safety
+Exact: the same batches in the same order. A dataset that changes in the main process between epochs is
+the exception: persistent workers keep the copy they began with.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.arithmetic import batches_per_step, share_of
+from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Loader
+from flatout.units import show_seconds, show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_EPOCHS = 2
+LEAST_SHARE = 0.05
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    step_s = evidence.step_s
+    if step_s is None:
+        return []
+    findings = []
+    for loader in evidence.loaders:
+        if not loader.trains or loader.num_workers == 0 or loader.persistent_workers:
+            continue
+        if len(loader.epochs) < LEAST_EPOCHS or not loader.num_batches:
+            continue
+        start_s = _start_s(loader)
+        steps_s = loader.num_batches / batches_per_step(evidence) * step_s
+        share = share_of(start_s, start_s + steps_s)
+        if share is not None and share >= LEAST_SHARE:
+            findings.append(_finding(loader, start_s=start_s, share=share, step_s=step_s))
+    return findings
+
+
+def _start_s(loader: Loader) -> float:
+    """Mean seconds of an epoch's start that live workers would not need."""
+    batch_s = sum(spread.mean_s for spread in (loader.fetch_s, loader.collate_s) if spread is not None)
+    starts = [epoch.iter_s + max(0.0, epoch.first_wait_s - batch_s) for epoch in loader.epochs]
+    return sum(starts) / len(starts)
+
+
+def _finding(loader: Loader, *, start_s: float, share: float, step_s: float) -> Finding:
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=loader.place,
+        message=(
+            f"{loader.num_workers} workers start again at every epoch, {show_seconds(start_s)} each time: "
+            f"{show_share(share)} of an epoch of {loader.num_batches} batches"
+        ),
+        evidence=(
+            f"{len(loader.epochs)} epochs begun, {show_seconds(start_s)} each beyond an ordinary batch",
+            f"an ordinary step takes {show_seconds(step_s)}",
+        ),
+        share=share,
+        ceiling=Ceiling(step_s=step_s, speedup=1 / (1 - share), source="computed"),
+        fix="give this DataLoader persistent_workers=True, and build it once, outside the loop over epochs",
+        safety="exact",
+    )

@@ -1,0 +1,77 @@
+"""FO302 row-indexing-in-loop
+
+What it does
+Finds a line that reads or writes a tensor row by row. `x[i]`, `x[b, t]` or `x[i] = row` in a loop touches
+many rows per step.
+
+Why it costs
+Each row is an operator call of its own, and if gradients flow through `x`, each call has a backward of
+its own that builds a gradient of the size of the **whole** of `x`, zero but for one row, and adds it to
+the others: N rows of an N-row tensor cost N² memory traffic. In one in-context RL job on an H200
+(batch 512) the step took 8.9 s with the rows taken in a loop and 0.0216 s with one gather.
+
+Evidence
+One line of the job indexes at least 10 rows per step by its own calls, and these, with the backward nodes
+they make, hold at least 3 % of the step. What libraries index inside is not counted, nor what a dataset
+or a collate function reads for each sample. The ceiling is computed: the step without the time spent in
+those calls and their backward. What is then done with each row usually goes as well, so more can be
+gained.
+
+Fix
+Take all rows in one call:
+
+```python
+rows = x[torch.arange(batch, device=x.device), last]   # instead of [x[b, last[b]] for b in range(batch)]
+rows = torch.gather(x, 1, index)                       # any rows, in any order, with one backward
+```
+
+Where a loop must stay, `x.unbind(0)` makes all rows at once and has one backward for all of them.
+
+Fix safety
+Reordered where gradients flow: they are summed in another order, which can change their last bits. Exact
+otherwise.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.arithmetic import computed_ceiling, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+from flatout.units import show_seconds, show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_CALLS = 10
+LEAST_SHARE = 0.03
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings = []
+    for line in direct_lines(evidence, "row"):
+        share = share_of(line.total_s, evidence.attributed_step_s)
+        if share is not None and share >= LEAST_SHARE and line.calls_per_step >= LEAST_CALLS:
+            findings.append(_finding(evidence, line, share=share))
+    return findings
+
+
+def _finding(evidence: Evidence, line: Line, *, share: float) -> Finding:
+    calls = show_calls(line.calls_per_step)
+    whose = ", each with a gradient as large as the whole tensor" if line.requires_grad else ""
+    figures = [
+        f"{show_ops(line)}: {calls} calls per step from this line",
+        timing(evidence, line),
+    ]
+    if line.backward_s is not None:
+        figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=line.place,
+        message=f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
+        evidence=tuple(figures),
+        share=share,
+        ceiling=computed_ceiling(evidence, freed_share=share),
+        fix="take all rows with one index or gather; where a loop must stay, unbind the tensor before it",
+        safety="reordered" if line.requires_grad else "exact",
+    )

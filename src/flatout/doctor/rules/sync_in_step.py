@@ -1,0 +1,97 @@
+"""FO202 sync-in-step
+
+What it does
+Finds lines that make the host wait for the GPU in every step. `loss.item()`, `.tolist()`, `.cpu()`,
+`if tensor:`, `print(tensor)` and `x[mask]` all need a number that the GPU has not computed yet.
+
+Why it costs
+The host normally runs ahead of the GPU and queues kernels for it. A sync drains that queue: when the
+number arrives, the GPU has nothing left to run, and it idles until the host has caught up with the next
+launches. The wait itself is not the loss; the gap after it is.
+
+Evidence
+On a GPU: a line syncs on a CUDA tensor at least once per step, and the profiler saw the GPU idle for at
+least 5 % of the step in gaps that follow a wait of the host. Each line answers for its part of the
+waits. Syncs on CPU tensors cost nothing and are not counted; neither are those that optimizers and
+gradient scalers make themselves. The ceiling is computed: the step without those gaps.
+
+Fix
+Keep the number on the GPU and read it rarely:
+
+```python
+total += loss.detach()          # instead of total += loss.item()
+if step % 100 == 0:
+    print((total / 100).item())
+```
+
+For masks, `torch.where(mask, x, other)` has a fixed shape and needs no sync. For assertions and norms,
+compare on the GPU and read the result once per log interval.
+
+Fix safety
+Exact: the same numbers, read later.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.arithmetic import computed_ceiling, on_gpu, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import Line, lines_of, show_calls, show_ops
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Kernels, Site
+from flatout.units import show_seconds, show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_CALLS = 1
+LEAST_GAP_SHARE = 0.05
+LEAST_LINE_SHARE = 0.01
+# These read a number of their own once per step; no line of the user's can change that.
+NOT_THE_USERS = ("torch/optim/", "torch/amp/", "torch/cuda/amp/")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    kernels = evidence.kernels
+    if not on_gpu(evidence) or kernels is None:
+        return []
+    gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
+    if gap_share is None or gap_share < LEAST_GAP_SHARE:
+        return []
+    lines = lines_of([site for site in evidence.sites if _waits_for_the_gpu(site)])
+    # Waits that no line of the user's makes (copies, the optimizer) keep their part of the gap.
+    waits = max(sum(line.calls_per_step for line in lines), kernels.num_syncs or 0.0)
+    findings = []
+    for line in lines:
+        if line.calls_per_step < LEAST_CALLS:
+            continue
+        share = gap_share * line.calls_per_step / waits
+        if share >= LEAST_LINE_SHARE:
+            findings.append(_finding(evidence, kernels, line, share=share))
+    return findings
+
+
+def _waits_for_the_gpu(site: Site) -> bool:
+    if site.kind != "sync" or not site.device.startswith("cuda"):
+        return False
+    via = (site.via or "").replace("\\", "/")
+    return not any(part in via for part in NOT_THE_USERS)
+
+
+def _finding(evidence: Evidence, kernels: Kernels, line: Line, *, share: float) -> Finding:
+    profiled = show_seconds(kernels.step_s)
+    waits = show_calls(line.calls_per_step)
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=line.place,
+        message=(
+            f"the host waits for the GPU {waits} times per step here ({show_ops(line)}); "
+            f"the GPU then idles for {show_share(share)} of the step"
+        ),
+        evidence=(
+            f"{show_ops(line)}: {waits} per step on a CUDA tensor",
+            f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
+        ),
+        share=share,
+        ceiling=computed_ceiling(evidence, freed_share=share),
+        fix="keep the value on the GPU (detach it) and read it once every many steps",
+        safety="exact",
+    )

@@ -1,0 +1,97 @@
+"""FO104 unbucketed-padding
+
+What it does
+Finds ragged samples that are batched without regard to their length. Every sample is padded to the
+longest of its batch, and the model computes the padding like any other position.
+
+Why it costs
+One long sample in a batch sets the size of all of them: of samples with lengths spread evenly from 1 to
+N, batched at random, almost half of all positions are padding. Matrix products take time in proportion
+to positions, attention to their square, and none of it reaches the loss.
+
+Evidence
+Measured on the job's own samples: the share of padded positions as batched, and the share if batches
+were cut from the same samples sorted by length. At least 10 points must lie between them. The positions
+saved are weighed by how much of the step grows with them (on a GPU the share in which kernels run, on a
+CPU the share of dense operators), and at least 5 % of the step must remain; a job that takes as long on
+half its batch is left alone. The ceiling is computed from that share, attention counted as linear.
+
+Fix
+Draw batches from samples of similar length: shuffle, sort within chunks of some 50 batches, cut batches,
+shuffle the batches, and pass them as `batch_sampler`. Cutting by a budget of tokens instead of a number
+of samples fills the device evenly as well.
+
+Fix safety
+Lossy: each sample is still seen once per epoch, but batches have other members, so that gradients differ
+and a loss averaged over positions weighs samples differently. Compare loss curves.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.arithmetic import computed_ceiling, on_gpu, rows_cost_nothing, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
+from flatout.units import show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_POINTS = 0.10
+LEAST_SHARE = 0.05
+DENSE = ("matmul", "attention", "convolution", "normalisation", "elementwise")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    scaling = _share_that_grows_with_positions(evidence)
+    if scaling is None or rows_cost_nothing(evidence):
+        return []
+    findings = []
+    for loader in evidence.loaders:
+        lengths = loader.lengths
+        if not loader.trains or lengths is None:
+            continue
+        if lengths.padded_share - lengths.bucketed_share < LEAST_POINTS:
+            continue
+        share = scaling * _positions_saved(lengths)
+        if share >= LEAST_SHARE:
+            findings.append(_finding(evidence, loader, lengths, share=share, scaling=scaling))
+    return findings
+
+
+def _share_that_grows_with_positions(evidence: Evidence) -> float | None:
+    kernels: Kernels | None = evidence.kernels
+    if kernels is None:
+        return None
+    if on_gpu(evidence):
+        return kernels.busy_share
+    return share_of(sum(kernels.by_category_s.get(name, 0.0) for name in DENSE), kernels.step_s)
+
+
+def _positions_saved(lengths: Lengths) -> float:
+    """Of the positions computed as batched, the share that sorted batches would not have."""
+    if lengths.bucketed_share >= 1:
+        return 0.0
+    return 1 - (1 - min(lengths.padded_share, 1.0)) / (1 - lengths.bucketed_share)
+
+
+def _finding(
+    evidence: Evidence, loader: Loader, lengths: Lengths, *, share: float, scaling: float
+) -> Finding:
+    sorted_share = show_share(lengths.bucketed_share)
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=loader.place,
+        message=(
+            f"{show_share(lengths.padded_share)} of all positions are padding; batches of similar length "
+            f"would leave {sorted_share}"
+        ),
+        evidence=(
+            f"lengths of {lengths.num_samples} samples: mean {lengths.mean:.0f}, longest {lengths.max}",
+            f"padding: {show_share(lengths.padded_share)} as batched, {sorted_share} sorted by length",
+            f"{show_share(scaling)} of the step grows with the number of positions",
+        ),
+        share=min(share, 1.0),
+        ceiling=computed_ceiling(evidence, freed_share=share),
+        fix="pass this DataLoader a batch_sampler that cuts batches from samples of similar length",
+        safety="lossy",
+    )

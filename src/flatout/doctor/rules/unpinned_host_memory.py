@@ -1,0 +1,100 @@
+"""FO201 unpinned-host-memory
+
+What it does
+Finds batches that are copied to the GPU from ordinary, pageable memory. The line is the one that copies,
+such as `batch.to(device)`.
+
+Why it costs
+The GPU's copy engine can only read page-locked memory. The driver therefore copies pageable data through
+a small page-locked buffer of its own, piece by piece, at a fraction of the bus's bandwidth; and the call
+returns only when that is done, `non_blocking=True` or not, so that the copy can never run beside
+computation.
+
+Evidence
+On a GPU: a line copies at least 1 MiB per step from memory that is not page-locked, and the profiler saw
+pageable host-to-device copies take at least 3 % of the step. Copy time is divided among such lines by
+their bytes. The ceiling is computed: the step without these copies, which page-locked ones reach when
+they overlap with computation.
+
+Fix
+Let the loader place batches in page-locked memory, and do not wait for the copy:
+
+```python
+loader = DataLoader(dataset, batch_size=256, num_workers=4, pin_memory=True)
+batch = batch.to(device, non_blocking=True)
+```
+
+Do not call `.pin_memory()` in the training loop: locking pages there takes longer than the copy.
+
+Fix safety
+Exact: the same bytes arrive, and the stream orders the copy before the kernels that read it. Page-locked
+memory is taken from what the host can swap.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.arithmetic import computed_ceiling, on_gpu, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import Line, lines_of
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+from flatout.units import show_bytes, show_seconds, show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_BYTES = 1024 * 1024
+LEAST_SHARE = 0.03
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    kernels = evidence.kernels
+    if not on_gpu(evidence) or kernels is None:
+        return []
+    copies_s = sum(copy.total_s for copy in kernels.copies if copy.kind == "HtoD pageable")
+    copies_share = share_of(copies_s, kernels.step_s)
+    if copies_share is None or copies_share < LEAST_SHARE:
+        return []
+    pageable = lines_of(
+        [
+            site
+            for site in evidence.sites
+            if site.kind == "copy" and site.pinned is False and site.device.startswith("cuda")
+        ]
+    )
+    total_bytes = sum(line.bytes_per_step for line in pageable)
+    return [
+        _finding(evidence, line, copies_s=copies_s, share=copies_share * line.bytes_per_step / total_bytes)
+        for line in pageable
+        if line.bytes_per_step >= LEAST_BYTES
+    ]
+
+
+def _finding(evidence: Evidence, line: Line, *, copies_s: float, share: float) -> Finding:
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=line.place,
+        message=(
+            f"{show_bytes(line.bytes_per_step)} per step are copied to the GPU from pageable memory, "
+            f"{show_share(share)} of the step"
+        ),
+        evidence=(
+            f"{show_bytes(line.bytes_per_step)} per step copied on this line, none of it page-locked",
+            f"pageable host-to-device copies take {show_seconds(copies_s)} per step in the profile",
+        ),
+        share=share,
+        ceiling=computed_ceiling(evidence, freed_share=share),
+        fix=_fix(evidence),
+        safety="exact",
+    )
+
+
+def _fix(evidence: Evidence) -> str:
+    unpinned = [loader for loader in evidence.loaders if loader.trains and not loader.pin_memory]
+    if not unpinned:
+        return (
+            "this tensor does not come from a pinned loader: keep it on the GPU, or copy it through one "
+            "page-locked buffer that is allocated once"
+        )
+    place = unpinned[0].place
+    where = f" at {place}" if place is not None else ""
+    return f"give the DataLoader{where} pin_memory=True, and this copy non_blocking=True"

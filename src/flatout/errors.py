@@ -1,0 +1,72 @@
+"""Every error Flatout raises on purpose.
+
+    FlatoutError                 exit code 2: the tool could not do its work
+    ├── BadInput                 a path, flag or value the user gave cannot be used
+    │   ├── EvidenceUnreadable   an Evidence file that is cut, foreign or of a newer version
+    │   └── UnknownDevice        a device name that no datasheet knows
+    ├── MissingExtra             an optional package is not installed
+    ├── Interrupted              the user ended the work; what was known is kept
+    └── NothingMeasured          the job ran, but gave no step to measure
+        └── ScriptFailed         the job raised before it could be measured
+
+A message names the value, the limit and the next thing to do; `hint` holds that last part.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class FlatoutError(Exception):
+    """The root of the tree; `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class BadInput(FlatoutError):
+    """A path, flag or value the user gave cannot be used."""
+
+
+class EvidenceUnreadable(BadInput):
+    """An Evidence file that is cut, foreign or of a newer version."""
+
+
+class UnknownDevice(BadInput):
+    """A device name that no datasheet knows."""
+
+
+class MissingExtra(FlatoutError):
+    """An optional package is not installed."""
+
+
+class Interrupted(FlatoutError):
+    """The user ended the work; what was known is kept."""
+
+
+class NothingMeasured(FlatoutError):
+    """The job ran, but gave no step to measure."""
+
+
+class ScriptFailed(NothingMeasured):
+    """The job raised before it could be measured."""
+
+
+def import_extra(module: str, *, extra: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and module.split(".")[0] == error.name.split(".")[0]:
+            raise MissingExtra(
+                f"the package {error.name!r} is not installed", hint=f"pip install 'flatout[{extra}]'"
+            ) from error
+        raise

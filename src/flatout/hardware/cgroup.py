@@ -1,0 +1,136 @@
+"""The limits a container sets, which neither os.cpu_count() nor the machine's memory shows.
+
+Linux keeps them in control groups.  A process is in one group per controller, named in /proc/self/cgroup;
+groups are nested, and a limit of any group above binds as well, so the tightest on the way up counts.
+Version 2 has one tree (cpu.max, memory.max); version 1 has one per controller (cpu.cfs_quota_us,
+memory.limit_in_bytes); machines exist with both mounted.  /proc/self/mountinfo says where the trees hang
+and which part of them can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+# Version 1 writes "no limit" as the largest multiple of the page size below 2**63.
+NO_LIMIT_BYTES = 2**62
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CgroupLimits:
+    """The tightest limits on the way from this process's group to the root; None: no limit is set."""
+
+    cores: float | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None  # by the group that sets the limit, without cache it can drop
+
+
+def read_limits(root: Path = Path("/")) -> CgroupLimits:
+    """The limits of this process, under `root` as the root of the file system."""
+    groups = _groups(root)
+    mounts = list(_mounts(root))
+    cores = [
+        quota
+        for folder in _folders(groups, mounts, controller="cpu")
+        if (quota := _quota(folder)) is not None
+    ]
+    memory = [
+        (limit, folder)
+        for folder in _folders(groups, mounts, controller="memory")
+        if (limit := _memory_limit(folder)) is not None
+    ]
+    if not memory:
+        return CgroupLimits(cores=min(cores, default=None))
+    limit, folder = min(memory, key=lambda found: found[0])
+    return CgroupLimits(
+        cores=min(cores, default=None), memory_bytes=limit, memory_used_bytes=_memory_used(folder)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mount:
+    folder: Path
+    top: PurePosixPath  # the group that the folder shows
+    controllers: frozenset[str] | None  # None: version 2, which has all of them
+
+
+def _read(path: Path) -> str | None:
+    """A file's text; None where it is absent or hidden from us, both usual in containers."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _groups(root: Path) -> dict[str, PurePosixPath]:
+    """Controller -> this process's group; version 2 stands under the empty name."""
+    groups = {}
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            groups[controller] = PurePosixPath(path)
+    return groups
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    for line in (_read(root / "proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kinds = before.split(), after.split()
+        if len(fields) < 5 or len(kinds) < 3 or kinds[0] not in ("cgroup", "cgroup2"):
+            continue
+        options = frozenset(kinds[2].split(","))
+        yield _Mount(
+            folder=root / _unescaped(fields[4]).lstrip("/"),
+            top=PurePosixPath(_unescaped(fields[3])),
+            controllers=None if kinds[0] == "cgroup2" else options,
+        )
+
+
+def _unescaped(text: str) -> str:
+    """mountinfo writes a space as \\040."""
+    return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+def _folders(groups: dict[str, PurePosixPath], mounts: list[_Mount], *, controller: str) -> Iterator[Path]:
+    """The process's group and every group above it, as far as they can be seen."""
+    for mount in mounts:
+        if mount.controllers is not None and controller not in mount.controllers:
+            continue
+        group = groups.get("" if mount.controllers is None else controller)
+        if group is None:
+            continue
+        # A group outside the visible part ("/../other") leaves only the top of what can be seen.
+        inside = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
+        steps = () if ".." in inside.parts else inside.parts
+        for depth in range(len(steps), -1, -1):
+            yield mount.folder.joinpath(*steps[:depth])
+
+
+def _number(text: str | None) -> int | None:
+    """A whole number of a control file; None for "max", "-1", and anything else."""
+    return int(text) if text is not None and text.strip().isdigit() else None
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores a group may use on average."""
+    quota_text, _, period_text = (_read(folder / "cpu.max") or "").partition(" ")
+    quota = _number(quota_text) or _number(_read(folder / "cpu.cfs_quota_us"))
+    period = _number(period_text) or _number(_read(folder / "cpu.cfs_period_us"))
+    return quota / period if quota and period else None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    limit = _number(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))
+    return None if limit is None or limit >= NO_LIMIT_BYTES else limit
+
+
+def _memory_used(folder: Path) -> int | None:
+    used = _number(_read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes"))
+    if used is None:
+        return None
+    lines = (_read(folder / "memory.stat") or "").splitlines()
+    statistics = {name: _number(value) for name, _, value in (line.partition(" ") for line in lines)}
+    droppable = statistics.get("total_inactive_file") or statistics.get("inactive_file") or 0
+    return max(used - droppable, 0)

@@ -1,0 +1,79 @@
+"""A device that is not there: by the name of a GPU, or by an amount of memory alone.
+
+"A100-80GB" gives everything the datasheet knows.  "24GB" or "24GiB" gives a device with that memory and
+no peaks, for questions that only ask whether something fits.  GB is decimal and GiB binary, as written:
+24 GB are 22.4 GiB, which every GPU sold with 24 GB has at least.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from flatout.errors import UnknownDevice
+from flatout.hardware.datasheet import Datasheet
+from flatout.hardware.device import Device, device_of_datasheet
+from flatout.hardware.matching import all_datasheets, plain_name
+
+UNIT_BYTES = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+MEMORY_ONLY = "only its memory was given"
+MAX_SUGGESTIONS = 4
+
+
+def simulated_device(name: str) -> Device:
+    """The device called `name`, or UnknownDevice with the names that come closest."""
+    by_memory = _memory_only(name)
+    if by_memory is not None:
+        return by_memory
+    wanted = plain_name(name)
+    # People write "4090" and "RTX 4090".
+    found = _rows_called(wanted) or _rows_called(f"rtx{wanted}")
+    if len(found) == 1:
+        return device_of_datasheet(found[0])
+    if found:
+        raise UnknownDevice(f"{name!r} is more than one device", hint=_choice(row.name for row in found))
+    raise UnknownDevice(f"no single device is called {name!r}", hint=_hint(wanted))
+
+
+def _rows_called(wanted: str) -> list[Datasheet]:
+    """Rows of that name; a name of ours goes before one that drivers give to several boards."""
+    own = [row for row in all_datasheets() if wanted in map(plain_name, (row.name, *row.aliases))]
+    return own or [row for row in all_datasheets() if wanted in map(plain_name, row.driver_names)]
+
+
+def _memory_only(name: str) -> Device | None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)[\s_-]*([mgt]i?b)\s*", name, flags=re.IGNORECASE)
+    if match is None:
+        return None
+    memory_bytes = round(float(match[1]) * UNIT_BYTES[match[2].casefold()])
+    if memory_bytes <= 0:
+        raise UnknownDevice(f"a device of {name!r} has no memory", hint='write it as "24GB" or "24GiB"')
+    fields = ("compute_capability", "bf16", "peak_flops", "bandwidth_bytes_per_s")
+    return Device(
+        name=name.strip(),
+        memory_bytes=memory_bytes,
+        simulated=True,
+        missing=dict.fromkeys(fields, MEMORY_ONLY),
+    )
+
+
+def _plain_names(row: Datasheet) -> set[str]:
+    return {plain_name(name) for name in (row.name, *row.aliases, *row.driver_names)}
+
+
+def _hint(wanted: str) -> str:
+    """Names that begin alike first ("A100"), then names that are spelt alike ("A1000-80GB")."""
+    rows = all_datasheets()
+    begin = [row.name for row in rows if wanted and any(n.startswith(wanted) for n in _plain_names(row))]
+    spelt = {plain: row.name for row in rows for plain in _plain_names(row)}
+    close = [spelt[plain] for plain in difflib.get_close_matches(wanted, spelt, n=MAX_SUGGESTIONS)]
+    names = list(dict.fromkeys([*begin, *close]))
+    if not names:
+        return 'flatout devices --datasheet lists all; "24GB" gives a device of that much memory'
+    return _choice(names)
+
+
+def _choice(names: Iterable[str]) -> str:
+    listed = list(names)[:MAX_SUGGESTIONS]
+    return f"did you mean {' or '.join([', '.join(listed[:-1]), listed[-1]] if listed[1:] else listed)}?"

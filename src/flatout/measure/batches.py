@@ -1,0 +1,131 @@
+"""A batch as a structure: walked, served again, and cut in half.
+
+Scripts change the batches they are given (pop a key, move tensors), so a kept batch is handed out as a
+fresh structure over the same tensors; no byte is copied and pinned memory stays pinned.  A tensor that
+the script changed in place shows by its version counter, and then the batch cannot be served again.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+MAX_DEPTH = 6
+SCALARS = (str, bytes, int, float, complex, type(None))
+
+
+def is_array(value: Any) -> bool:
+    """A tensor or a NumPy array, told apart by shape without importing either."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
+
+
+def map_arrays(
+    value: Any,
+    function: Callable[[Any], Any],
+    sequence: Callable[[Any], Any] | None = None,
+    depth: int = 0,
+) -> Any:
+    """A structural copy with `function` over its arrays; `sequence` may replace a list or tuple whole."""
+    if is_array(value):
+        return function(value)
+    if depth > MAX_DEPTH or isinstance(value, SCALARS):
+        return value
+
+    def again(item: Any) -> Any:
+        return map_arrays(item, function, sequence, depth + 1)
+
+    if isinstance(value, collections.abc.MutableMapping):
+        mapping = copy.copy(value)
+        for key in list(value):
+            mapping[key] = again(value[key])
+        return mapping
+    if isinstance(value, (list, tuple)):
+        replaced = sequence(value) if sequence is not None else None
+        if replaced is not None:
+            return replaced
+        items = [again(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        record = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(record, field.name, again(getattr(value, field.name)))
+        return record
+    attributes = getattr(value, "__dict__", None)
+    if attributes and any(is_array(item) for item in attributes.values()):
+        thing = copy.copy(value)
+        for name, item in attributes.items():
+            if not isinstance(item, SCALARS):
+                thing.__dict__[name] = again(item)
+        return thing
+    return value
+
+
+def arrays_of(value: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def note(array: Any) -> Any:
+        found.append(array)
+        return array
+
+    map_arrays(value, note)
+    return found
+
+
+def num_rows(batch: Any, hint: int | None = None) -> int | None:
+    """The batch size: the loader's own if any array has it, else the commonest leading dimension."""
+    leading = [array.shape[0] for array in arrays_of(batch) if len(array.shape) > 0]
+    if not leading:
+        return None
+    if hint in leading:
+        return hint
+    return int(Counter(leading).most_common(1)[0][0])
+
+
+def num_bytes(batch: Any) -> int:
+    return sum(int(array.nbytes) for array in arrays_of(batch))
+
+
+def halve(batch: Any, hint: int | None = None) -> Any | None:
+    """The first half of the rows, or None where no array has them or too few are left."""
+    rows = num_rows(batch, hint)
+    if rows is None or rows < 4:
+        return None
+    half = rows // 2
+
+    def cut(array: Any) -> Any:
+        return array[:half] if len(array.shape) > 0 and array.shape[0] == rows else array
+
+    def cut_sequence(items: Any) -> Any | None:
+        # one entry per sample (strings, lengths, detection targets), not a pair like (inputs, labels)
+        if len(items) != rows or hasattr(items, "_fields"):
+            return None
+        if any(
+            len(array.shape) > 0 and array.shape[0] == rows for item in items for array in arrays_of(item)
+        ):
+            return None
+        return type(items)(items[:half])
+
+    return map_arrays(batch, cut, cut_sequence)
+
+
+class KeptBatch:
+    """A batch the script was given, to be given again."""
+
+    __slots__ = ("batch", "versions")
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = map_arrays(batch, lambda array: array)
+        self.versions = self._versions()
+
+    def _versions(self) -> list[int]:
+        return [getattr(array, "_version", 0) for array in arrays_of(self.batch)]
+
+    def serve(self) -> Any | None:
+        """A fresh structure over the kept arrays; None when the script changed one of them in place."""
+        if self._versions() != self.versions:
+            return None
+        return map_arrays(self.batch, lambda array: array)

@@ -1,0 +1,79 @@
+"""Which lines build a batch by gluing arrays together: calls counted while one batch is made.
+
+`sys.setprofile` sees every call of the data path, NumPy's as well as torch's, in a worker process as
+well as in the main one.  It is on for a single batch that is never timed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import CodeType, FrameType
+from typing import Any
+
+from flatout.measure.evidence import Call, Place
+from flatout.measure.user_code import UserCode
+
+GLUE = {
+    "concatenate", "stack", "vstack", "hstack", "dstack", "column_stack", "append", "pad", "tile",
+    "repeat", "cat", "concat", "tensor", "as_tensor", "from_numpy", "array", "insert",
+}  # fmt: skip
+
+
+class CallProfile:
+    """Counts calls of NumPy and torch made directly by lines of the user's code."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        self.user_code = user_code
+        self.counts: Counter[tuple[str, Place, bool]] = Counter()
+        self.in_collate = False
+        self._libraries: dict[CodeType, str | None] = {}
+        self._before: Any = None
+
+    def start(self) -> None:
+        self._before = sys.getprofile()
+        sys.setprofile(self._event)
+
+    def stop(self) -> None:
+        sys.setprofile(self._before)
+
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(
+            Call(function=function, place=place, in_collate=in_collate, calls_per_batch=float(count))
+            for (function, place, in_collate), count in self.counts.most_common(40)
+        )
+
+    def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            name = getattr(argument, "__name__", "")
+            if name in GLUE:
+                library = _library_of(argument)
+                if library is not None:
+                    self._count(f"{library}.{name}", frame)
+        elif event == "call" and frame.f_code.co_name in GLUE and frame.f_back is not None:
+            library = self._library_of_code(frame.f_code)
+            if library is not None:
+                self._count(f"{library}.{frame.f_code.co_name}", frame.f_back)
+
+    def _count(self, function: str, caller: FrameType) -> None:
+        place, via = self.user_code.place(caller)
+        if place is not None and via is None:
+            self.counts[(function, place, self.in_collate)] += 1
+
+    def _library_of_code(self, code: CodeType) -> str | None:
+        if code not in self._libraries:
+            path = code.co_filename.replace("\\", "/")
+            self._libraries[code] = next(
+                (library for library in ("numpy", "torch") if f"/{library}/" in path), None
+            )
+        return self._libraries[code]
+
+
+def _library_of(function: Any) -> str | None:
+    """The package of a C function; torch's carry it on the class they are bound to."""
+    module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+    root = str(module).partition(".")[0]
+    owner = type(getattr(function, "__self__", None)).__name__
+    if root == "torch" or owner.startswith("_VariableFunctions"):
+        return "torch"
+    return "numpy" if root == "numpy" else None

@@ -1,0 +1,166 @@
+"""Tensor creations, row accesses, waits for the GPU, copies and recurrent cells, by line.
+
+A torch-function mode sees every call of torch's Python surface on the training thread, and a walk up
+the frames finds the user's line.  That costs about 3 µs per call, so it is on for one or two steps that
+are never timed.  While *attributing* it also notes how long each call took and which autograd sequence
+numbers it consumed: the backward nodes carry the same numbers, so the profiler's backward times can be
+charged to the line whose forward call caused them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from flatout.measure.clock import now
+from flatout.measure.evidence import Place, Site, SiteKind
+from flatout.measure.user_code import UserCode
+
+CREATE = {
+    "tensor", "as_tensor", "asarray", "zeros", "ones", "full", "empty", "rand", "randn", "randint",
+    "randperm", "arange", "linspace", "eye", "scalar_tensor", "zeros_like", "ones_like", "full_like",
+    "empty_like", "rand_like", "randn_like", "new_tensor", "new_zeros", "new_ones", "new_full",
+    "new_empty", "from_numpy",
+}  # fmt: skip
+SYNC = {
+    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__",
+    "__format__", "__array__", "__contains__", "nonzero", "masked_select", "unique", "equal",
+    "allclose", "is_nonzero", "argwhere",
+}  # fmt: skip
+ROW = {"__getitem__", "__setitem__", "select"}
+CELL = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
+COPY = {"to", "cuda"}
+KINDS: dict[str, SiteKind] = {
+    **dict.fromkeys(CREATE, "create"),
+    **dict.fromkeys(SYNC, "sync"),
+    **dict.fromkeys(ROW, "row"),
+    **dict.fromkeys(CELL, "cell"),
+    **dict.fromkeys(COPY, "copy"),
+}
+MOST_SITES = 200
+
+Key = tuple[SiteKind, str, Place, str | None, str]  # kind, op, place, via, device
+
+
+@dataclass(slots=True)
+class SiteCounts:
+    """One operation at one line, summed over the counted steps."""
+
+    calls: int = 0
+    requires_grad: bool = False
+    num_bytes: int = 0
+    pinned: bool | None = None
+    attributed: int = 0
+    host_s: float = 0.0
+    sequences: list[tuple[int, int]] = field(default_factory=list)
+
+
+class CallSites(TorchFunctionMode):
+    """Counts calls by site; with `attributing` on, their time and their autograd nodes as well."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        super().__init__()
+        self.user_code = user_code
+        self.sites: dict[Key, SiteCounts] = {}
+        self.num_calls = 0
+        self.num_steps = 0
+        self.attributing = False
+        self._sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        kind = KINDS.get(name)
+        self.num_calls += 1
+        if kind is not None:
+            kind = _refine(kind, name, args)
+        if kind is None:
+            return function(*args, **(kwargs or {}))
+        if not self.attributing:
+            result = function(*args, **(kwargs or {}))
+            counts = self._counts(kind, name, args, result)
+            if counts is not None:
+                counts.calls += 1
+            return result
+        before = self._sequence()
+        start = now()
+        result = function(*args, **(kwargs or {}))
+        spent_s = now() - start
+        after = self._sequence()
+        counts = self._counts(kind, name, args, result)
+        if counts is not None:
+            counts.attributed += 1
+            counts.host_s += spent_s
+            if after > before:
+                counts.sequences.append((before, after))
+        return result
+
+    def _counts(self, kind: SiteKind, name: str, args: tuple[Any, ...], result: Any) -> SiteCounts | None:
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if kind == "copy":
+            if source is None or not isinstance(result, torch.Tensor) or result is source:
+                return None
+            if source.device.type != "cpu" or result.device.type == "cpu":
+                if source.device.type != "cpu" and result.device.type == "cpu":
+                    kind = "sync"
+                else:
+                    return None
+        tensor = result if kind in ("create", "copy") and isinstance(result, torch.Tensor) else source
+        place, via = self.user_code.place(sys._getframe(2))
+        if place is None:
+            return None
+        device = tensor.device.type if tensor is not None else "cpu"
+        counts = self.sites.setdefault((kind, name, place, via, device), SiteCounts())
+        if source is not None and kind in ("row", "cell"):
+            counts.requires_grad |= source.requires_grad and torch.is_grad_enabled()
+        if kind == "copy" and source is not None:
+            counts.num_bytes += source.nbytes
+            if counts.pinned is not True:
+                counts.pinned = source.is_pinned()
+        return counts
+
+    def evidence(self, backward_seconds: Callable[[list[tuple[int, int]]], float] | None) -> tuple[Site, ...]:
+        """Per step; `backward_seconds` gives the backward time of sequence-number intervals."""
+        steps = max(1, self.num_steps)
+        sites = []
+        for (kind, op, place, via, device), counts in self.sites.items():
+            if not counts.calls:
+                continue
+            attributed = counts.attributed > 0
+            timed_backward = attributed and counts.sequences and backward_seconds is not None
+            sites.append(
+                Site(
+                    kind=kind,
+                    op=op,
+                    place=place,
+                    via=via,
+                    device=device,
+                    calls_per_step=counts.calls / steps,
+                    requires_grad=counts.requires_grad,
+                    host_s=counts.host_s if attributed else None,
+                    backward_s=backward_seconds(counts.sequences) if timed_backward else None,  # type: ignore[misc]
+                    bytes_per_step=counts.num_bytes / steps if kind == "copy" else None,
+                    pinned=counts.pinned,
+                )
+            )
+        sites.sort(key=lambda site: -site.calls_per_step)
+        return tuple(sites[:MOST_SITES])
+
+
+def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None:
+    """What an indexing expression does depends on the index."""
+    if name not in ("__getitem__", "__setitem__") or len(args) < 2:
+        return kind
+    index = args[1]
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts):
+        return "sync"
+    if any(type(part) is int or (isinstance(part, torch.Tensor) and part.dim() == 0) for part in parts):
+        return "row"
+    return None

@@ -1,0 +1,21 @@
+"""Entry of the observed process: `python -m flatout.measure.child OPTIONS`.
+
+The script will replace `__main__`; everything with a life of its own is in modules that keep their name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def main() -> None:
+    from flatout.codec import decode
+    from flatout.measure.session import JobOptions, Session
+
+    options = decode(JobOptions, json.loads(sys.argv[1]))
+    sys.exit(Session(options).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Exclusive time per phase on the training thread, and the same phases on the GPU's own clock.
+
+The host side is a stack: entering a region charges the time since the last change to the region that
+was on top, so nested regions never count twice and what no region claims is "rest".  The device side
+is a row of CUDA events recorded at the same borders and read only after the measurement: recording
+costs about two microseconds and never waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from flatout.measure.evidence import PHASES
+
+WAIT, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, REST, EXCLUDED = range(7)
+NUM_REGIONS = 7
+MAX_MARKS_PER_STEP = 64
+
+now = time.perf_counter
+ident = threading.get_ident
+
+
+class Clock:
+    """Seconds per region since the last `restart`; only the owner's thread is timed."""
+
+    __slots__ = ("last", "owner", "stack", "totals")
+
+    def __init__(self) -> None:
+        self.owner = ident()
+        self.restart()
+
+    def restart(self) -> None:
+        self.totals = [0.0] * NUM_REGIONS
+        self.stack = [REST]
+        self.last = now()
+
+    def enter(self, region: int) -> None:
+        time_s = now()
+        self.totals[self.stack[-1]] += time_s - self.last
+        self.last = time_s
+        self.stack.append(region)
+
+    def leave(self) -> float:
+        """End the innermost region and return the seconds since the last change."""
+        time_s = now()
+        spent_s = time_s - self.last
+        self.totals[self.stack.pop()] += spent_s
+        self.last = time_s
+        return spent_s
+
+    def take(self) -> list[float]:
+        """The totals up to this moment; counting starts again from zero, the stack stays."""
+        time_s = now()
+        self.totals[self.stack[-1]] += time_s - self.last
+        self.last = time_s
+        totals, self.totals = self.totals, [0.0] * NUM_REGIONS
+        return totals
+
+
+def phases_s(totals: list[float]) -> dict[str, float]:
+    return {phase: totals[region] for region, phase in enumerate(PHASES)}
+
+
+class DeviceMarks:
+    """CUDA events at phase borders; a step's marks are read once all of them have happened."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._event: Any = torch.cuda.Event
+        self._pending: list[tuple[int, Any]] = []
+
+    def mark(self, region: int) -> None:
+        """From here on the stream works for `region`."""
+        if len(self._pending) < MAX_MARKS_PER_STEP:
+            event = self._event(enable_timing=True)
+            event.record()
+            self._pending.append((region, event))
+
+    def take(self) -> list[tuple[int, Any]]:
+        """End the step: its marks, the last of them at its end."""
+        event = self._event(enable_timing=True)
+        event.record()
+        marks = [*self._pending, (REST, event)]
+        self._pending = [(REST, event)]
+        return marks
+
+    def restart(self) -> None:
+        self._pending = []
+        self.mark(REST)
+
+
+def read_marks(marks: list[tuple[int, Any]]) -> tuple[float, dict[str, float]] | None:
+    """(step seconds, seconds per phase) by the device's clock; None while the GPU is not there yet."""
+    if not marks or not marks[-1][1].query():
+        return None
+    totals = [0.0] * NUM_REGIONS
+    for (region, start), (_next, end) in zip(marks, marks[1:], strict=False):
+        totals[region] += start.elapsed_time(end) / 1e3
+    return sum(totals), phases_s(totals)

@@ -1,0 +1,409 @@
+"""Evidence: what was measured of one job.
+
+One frozen, versioned JSON document.  The doctor reads nothing else, so findings are the same on the
+machine that ran the job and on any other.  All seconds are wall-clock seconds; "per step" figures are
+means over the steps of the pass that took them.  Unknown is None, with the reason in `Evidence.missing`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import EvidenceUnreadable
+
+EVIDENCE_VERSION = 1
+
+Arm = Literal["warmup", "real", "cached", "half", "count", "kernels", "attribution", "memory"]
+Phase = Literal["wait", "transfer", "forward", "backward", "optimizer", "rest"]
+PHASES: tuple[Phase, ...] = ("wait", "transfer", "forward", "backward", "optimizer", "rest")
+SiteKind = Literal["create", "row", "sync", "copy", "cell"]
+Ended = Literal["measured", "finished", "crashed", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A line of the user's code; `file` is relative to the job's folder where it lies below it."""
+
+    file: str
+    line: int
+    function: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A handful of repeated measurements in seconds."""
+
+    num: int
+    mean_s: float
+    median_s: float
+    p95_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What ran, and how it ended."""
+
+    command: tuple[str, ...]
+    folder: str  # its name only
+    started_at: str
+    ended: Ended
+    exit_code: int | None
+    error: str | None
+    device: str  # the type of the device that computes: "cuda", "cpu", "mps"
+    device_name: str | None
+    python: str
+    torch: str
+    flatout: str
+    rank: int = 0
+    world_size: int = 1
+    anchor: str | None = None  # what marks a step: "AdamW.step", "flatout.step", "model call"
+    warmup_reason: str | None = None
+    overhead_s: float | None = None  # time spent in the diagnosis beyond the steps themselves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """The part of the host the job may use."""
+
+    cores: float | None
+    memory_bytes: int | None
+    cpu_model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """The GPU the job computes on."""
+
+    name: str
+    memory_bytes: int | None
+    compute_capability: str | None
+    peak_flops: dict[str, float] = field(default_factory=dict)  # dense, by dtype, from the datasheet
+    bandwidth_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step: from the end of the previous one to the end of this one."""
+
+    index: int
+    arm: Arm
+    block: int  # steps of one arm that ran in a row share a block number
+    step_s: float  # on a GPU between two events of its stream, else by the clock
+    phases_s: dict[str, float]  # by the host's clock, exclusive; keys of PHASES
+    device_phases_s: dict[str, float] | None = None  # GPU stream time by phase
+    rows: int | None = None  # samples of the batch
+    num_batches: int = 1
+    num_backwards: int = 1
+    num_forwards: int = 1
+    epoch_start: bool = False
+    kept: bool = True  # False: first of its block, an epoch start, or an outlier; not in any mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochStart:
+    """What it cost to begin iterating a loader."""
+
+    iter_s: float  # DataLoader.__iter__: worker processes start here
+    first_wait_s: float  # the wait for the first batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """One worker process of a loader."""
+
+    worker: int
+    num_batches: int
+    fetch_s: float  # mean per batch
+    collate_s: float  # mean per batch
+    queue_age_s: float  # mean time a finished batch lay in the queue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Ragged samples and the padding that made them rectangular."""
+
+    num_samples: int
+    mean: float
+    max: int
+    padded_share: float  # of all padded positions, the share that is padding
+    bucketed_share: float  # the same if batches were cut from the samples sorted by length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """Calls made by one line while one batch was fetched and collated."""
+
+    function: str  # "numpy.concatenate", "torch.stack"
+    place: Place
+    in_collate: bool
+    calls_per_batch: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loader:
+    """A DataLoader the job iterated."""
+
+    place: Place | None  # where it was constructed
+    dataset: str
+    num_workers: int | None  # None: not a DataLoader, whatever works behind it is unknown
+    batch_size: int | None
+    pin_memory: bool
+    persistent_workers: bool
+    prefetch_factor: int | None
+    num_batches: int | None  # per epoch
+    trains: bool  # optimizer steps followed its batches
+    wait_s: Spread | None = None  # per batch, epoch starts left out
+    fetch_s: Spread | None = None  # per batch, in the process that fetched
+    collate_s: Spread | None = None
+    epochs: tuple[EpochStart, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    collate_place: Place | None = None
+    lengths: Lengths | None = None
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """One operation at one line of the user's code."""
+
+    kind: SiteKind
+    op: str
+    place: Place
+    via: str | None  # the library line the call went through; None: called by the user's line itself
+    calls_per_step: float
+    requires_grad: bool = False
+    device: str = "cpu"  # where the tensor lives; for a copy the destination
+    host_s: float | None = None  # per step, in the call itself
+    backward_s: float | None = None  # per step, in the backward nodes these calls made
+    bytes_per_step: float | None = None
+    pinned: bool | None = None  # for a copy: was the host side page-locked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleCall:
+    """Outermost model calls from one line."""
+
+    module: str
+    place: Place
+    calls_per_step: float
+    rows: int | None  # leading dimension of the first tensor argument; None when it varies
+    training: bool
+    has_parameters: bool
+    autocast: str | None = None  # the dtype of an active autocast
+    host_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """One kind of kernel (GPU) or operator (CPU), by total time."""
+
+    name: str
+    category: str  # matmul, attention, convolution, normalisation, elementwise, copy, optimizer, other
+    calls_per_step: float
+    total_s: float  # per step
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """Memory copies the GPU's copy engines did."""
+
+    kind: str  # "HtoD pageable", "HtoD pinned", "DtoH pageable", "DtoD", ...
+    calls_per_step: float
+    total_s: float  # per step
+    bytes_per_step: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """The device's side of a step, from the profiler."""
+
+    num_steps: int
+    step_s: float  # of the profiled steps, the profiler's own cost included
+    busy_share: float | None  # of the step in which at least one kernel ran; None without a GPU
+    num_kernels: float  # per step; operators where there is no GPU
+    median_kernel_s: float | None
+    gap_s: float | None  # per step, no kernel running
+    sync_gap_s: float | None  # the part of it that follows a wait of the host for the GPU
+    num_syncs: float | None  # per step, waits of the host for the GPU
+    by_category_s: dict[str, float]  # per step
+    matmul_s_by_dtype: dict[str, float]  # per step
+    top: tuple[Kernel, ...]
+    copies: tuple[Copy, ...] = ()
+    optimizer: str | None = None  # "fused", "foreach", "for-loop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Tensors made at one line that are still alive steps later."""
+
+    place: Place | None  # where the tensors were made
+    holder: str | None  # the name that keeps them alive
+    holder_place: Place | None  # the line that puts them there
+    bytes_per_step: float
+    tensors_per_step: float
+    with_graph: bool  # they hold an autograd graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphGrowth:
+    """An autograd graph that is reachable from a live tensor and grows from step to step."""
+
+    holder: str | None
+    holder_place: Place | None
+    nodes_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes over a few steps."""
+
+    num_steps: int
+    peak_bytes: int | None  # the allocator's peak on a GPU; the live tensors' peak on a CPU
+    growth_bytes_per_step: float
+    growth: tuple[Growth, ...] = ()
+    graphs: tuple[GraphGrowth, ...] = ()
+    flops_by_dtype: dict[str, float] = field(default_factory=dict)  # matrix products, per step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counterfactual:
+    """Steps with one cause taken away, interleaved with steps that have it."""
+
+    name: Literal["cached", "half"]
+    baseline: Arm
+    step_s: float
+    baseline_step_s: float
+    speedup: float  # baseline_step_s / step_s
+    speedup_low: float  # 95 % interval by bootstrap over blocks and steps
+    speedup_high: float
+    num_blocks: int
+    num_steps: int
+
+    @property
+    def ceiling_s(self) -> float:
+        return self.step_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Number formats the job computes in."""
+
+    parameter_dtypes: tuple[str, ...]
+    autocast: str | None
+    tf32_matmul: bool | None
+    bf16_supported: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """One process of a distributed job."""
+
+    rank: int
+    step_s: float | None
+    phases_s: dict[str, float]
+    ended: Ended
+    host: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What was measured of one job."""
+
+    job: Job
+    host: Host
+    gpu: Gpu | None = None
+    steps: tuple[Step, ...] = ()
+    loaders: tuple[Loader, ...] = ()
+    sites: tuple[Site, ...] = ()
+    module_calls: tuple[ModuleCall, ...] = ()
+    attributed_step_s: float | None = None  # the step under attribution; site seconds are shares of it
+    kernels: Kernels | None = None
+    memory: Memory | None = None
+    counterfactuals: tuple[Counterfactual, ...] = ()
+    precision: Precision | None = None
+    ranks: tuple[Rank, ...] = ()
+    sources: dict[str, dict[str, str]] = field(default_factory=dict)  # file -> line number -> text
+    missing: tuple[str, ...] = ()
+    version: int = EVIDENCE_VERSION
+
+    def counterfactual(self, name: str) -> Counterfactual | None:
+        return next((found for found in self.counterfactuals if found.name == name), None)
+
+    def kept(self, arm: str) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.arm == arm and step.kept)
+
+    @property
+    def step_s(self) -> float | None:
+        """The mean real step; warm-up steps when the job ended before there was a real one."""
+        for arm in ("real", "warmup"):
+            steps = self.kept(arm)
+            if steps:
+                return sum(step.step_s for step in steps) / len(steps)
+        return None
+
+    def phase_s(self, phase: str) -> float | None:
+        """Mean host seconds of one phase over the real steps."""
+        steps = self.kept("real") or self.kept("warmup")
+        if not steps:
+            return None
+        return sum(step.phases_s.get(phase, 0.0) for step in steps) / len(steps)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "flatout-evidence", **encode(self)}
+
+
+def save_evidence(evidence: Evidence, path: Path) -> None:
+    """Write to a temporary name beside `path`, then rename: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(evidence.to_json(), file, allow_nan=False)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load_evidence(path: Path) -> Evidence:
+    """Read an Evidence file, or raise EvidenceUnreadable with one sentence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EvidenceUnreadable(f"no Evidence file at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvidenceUnreadable(f"{path} cannot be read: {error}") from None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise EvidenceUnreadable(
+            f"{path} is not complete JSON (line {error.lineno}, column {error.colno})",
+            hint="it was cut or edited; run flatout diagnose again",
+        ) from None
+    return decode_evidence(data, name=str(path))
+
+
+def decode_evidence(data: Any, *, name: str) -> Evidence:
+    if not isinstance(data, dict) or data.get("format") != "flatout-evidence":
+        raise EvidenceUnreadable(f"{name} is not an Evidence file")
+    version = data.get("version")
+    if not isinstance(version, int) or version > EVIDENCE_VERSION:
+        raise EvidenceUnreadable(
+            f"{name} has Evidence version {version}; this flatout reads up to {EVIDENCE_VERSION}",
+            hint="pip install --upgrade flatout",
+        )
+    try:
+        return decode(Evidence, data, name)
+    except WrongShape as error:
+        raise EvidenceUnreadable(f"Evidence file is damaged: {error}") from None

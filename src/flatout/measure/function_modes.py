@@ -1,0 +1,44 @@
+"""Putting a torch-function mode onto the running thread from inside a hook, and taking it off again.
+
+The mode stack belongs to the thread, so a mode pushed inside a hook stays after the hook returns.  It
+goes just above a DeviceContext (which must stay at the bottom) and below every mode the script has
+entered, whose exit pops the top blindly; it is taken off by identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def insert_mode(mode: Any) -> None:
+    from torch.overrides import _push_mode
+    from torch.utils._device import DeviceContext
+
+    modes = _take_all()
+    bottom = 1 if modes and isinstance(modes[0], DeviceContext) else 0
+    for each in [*modes[:bottom], mode, *modes[bottom:]]:
+        _push_mode(each)
+
+
+def remove_mode(mode: Any) -> bool:
+    """False when the mode was not on the stack any more."""
+    from torch.overrides import _push_mode
+
+    modes = _take_all()
+    for each in modes:
+        if each is not mode:
+            _push_mode(each)
+    return any(each is mode for each in modes)
+
+
+def has_mode(mode: Any) -> bool:
+    from torch.overrides import _get_current_function_mode_stack
+
+    return any(each is mode for each in _get_current_function_mode_stack())
+
+
+def _take_all() -> list[Any]:
+    from torch._C import _len_torch_function_stack
+    from torch.overrides import _pop_mode
+
+    return [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]

@@ -1,0 +1,246 @@
+"""Starting the job in a child process, and leaving nothing of it behind.
+
+The child shares the terminal: the script's own output and input pass through.  Orphans of the job (its
+workers, when it dies hard) become children of this process and are ended with it; they are recognised
+by a mark in their environment, so nobody else's processes are touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flatout.codec import encode
+from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
+from flatout.measure import ranks
+from flatout.measure.evidence import Evidence, load_evidence, save_evidence
+from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
+
+GRACE_S = 25.0
+MARK = "FLATOUT_JOB"
+
+
+def check_command(command: Sequence[str], *, module: bool) -> None:
+    """Raise BadInput before anything starts when there is nothing to run."""
+    if not command:
+        raise BadInput("no script given", hint="flatout diagnose train.py ARGS…")
+    target = command[0]
+    if module:
+        top = target.partition(".")[0]
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = importlib.util.find_spec(top)
+        finally:
+            sys.path.pop(0)
+        if found is None:
+            raise BadInput(
+                f"no module named {top!r}", hint=f"looked in {os.getcwd()} and the installed packages"
+            )
+        return
+    path = Path(target)
+    if not path.exists():
+        raise BadInput(f"no script at {target}", hint="check the path, or use -m for a module")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise BadInput(f"{target} is a folder", hint="name the script inside it")
+    if not os.access(path, os.R_OK):
+        raise BadInput(f"{target} cannot be read")
+
+
+def default_evidence_path(command: Sequence[str]) -> Path:
+    stem = Path(command[0]).stem if command else "job"
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path.cwd() / ".flatout"
+    if not os.access(Path.cwd(), os.W_OK):
+        folder = Path(tempfile.gettempdir()) / "flatout"
+    return folder / f"{stem}-{time}.json"
+
+
+def run_job(
+    command: Sequence[str],
+    *,
+    module: bool,
+    keep_running: bool,
+    evidence_path: Path,
+    seconds: float,
+    script_stdout_to_stderr: bool,
+    on_progress: Callable[[str], None],
+) -> Evidence:
+    """Run the job under observation; its evidence is at `evidence_path` when this returns or raises."""
+    check_command(command, module=module)
+    _check_writable(evidence_path)
+    options = {
+        "command": list(command),
+        "module": module,
+        "folder": os.getcwd(),
+        "keep_running": keep_running,
+        "seconds": seconds,
+        "half": True,
+    }
+    own_path = evidence_path
+    folder = ranks.shared_folder()
+    distributed = ranks.world_size() > 1
+    if distributed:
+        folder.mkdir(parents=True, exist_ok=True)
+        own_path = folder / f"rank-{ranks.rank()}.json"
+        own_path.unlink(missing_ok=True)
+    code = _run_child({**options, "evidence_path": str(own_path)}, script_stdout_to_stderr, on_progress)
+    if code == HALF_FAILED:
+        on_progress("the script raised on half a batch; measuring again without that")
+        code = _run_child(
+            {**options, "evidence_path": str(own_path), "half": False}, script_stdout_to_stderr, on_progress
+        )
+    evidence = _read(own_path, code, command[0])
+    if distributed and ranks.rank() == 0:
+        evidence = ranks.gather(evidence, folder)
+        save_evidence(evidence, evidence_path)
+        for path in folder.glob("rank-*.json"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    _check_ending(evidence, evidence_path if not distributed or ranks.rank() == 0 else own_path, command[0])
+    return evidence
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise BadInput(
+            f"{path.parent} cannot be written: {error.strerror}", hint="--save FILE names another place"
+        ) from None
+
+
+def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> int:
+    mark = uuid.uuid4().hex
+    reader, writer = os.pipe()
+    _adopt_orphans()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "flatout.measure.child",
+            json.dumps(encode({**options, "progress_fd": writer})),
+        ],
+        stdout=sys.stderr.fileno() if to_stderr else None,
+        pass_fds=(writer,),
+        env={**os.environ, MARK: mark},
+    )
+    os.close(writer)
+    errors: list[str] = []
+    thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
+    thread.start()
+    try:
+        code = _wait(process)
+    finally:
+        _end_leftovers(mark)
+    thread.join(timeout=1.0)
+    if code == NOT_WRITTEN:
+        raise FlatoutError(f"the evidence could not be written: {'; '.join(errors)}", hint="--save FILE")
+    return code
+
+
+def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) -> None:
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            text = line.rstrip("\n")
+            if text.startswith("error: "):
+                errors.append(text.removeprefix("error: "))
+            else:
+                on_progress(text)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the job; Ctrl-C and SIGTERM reach it once, and it gets time to save what it knows."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _raise_interrupt) if in_main else None
+    try:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            if not _terminal_signals_group():
+                process.send_signal(signal.SIGINT)
+        try:
+            return process.wait(timeout=GRACE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            return process.wait()
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _raise_interrupt(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _terminal_signals_group() -> bool:
+    """Whether a Ctrl-C of this terminal went to the job as well: it signals the whole group."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _adopt_orphans() -> None:
+    if sys.platform == "linux":
+        set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def _end_leftovers(mark: str) -> None:
+    """End what the job left running, and only that."""
+    left = [process for process in psutil.Process().children(recursive=True) if _is_marked(process, mark)]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _gone, alive = psutil.wait_procs(left, timeout=3.0)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=3.0)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+
+
+def _read(path: Path, code: int, name: str) -> Evidence:
+    if path.exists():
+        return load_evidence(path)
+    if code < 0:
+        raise ScriptFailed(f"{name} was ended by {signal.Signals(-code).name} before any step was measured")
+    raise ScriptFailed(f"{name} ended with exit code {code} before any step was measured")
+
+
+def _check_ending(evidence: Evidence, path: Path, name: str) -> None:
+    job, num = evidence.job, len(evidence.steps)
+    kept = f"evidence so far: {path}"
+    if job.ended == "interrupted":
+        raise Interrupted(f"interrupted after {num} measured steps", hint=kept)
+    if job.ended == "crashed":
+        raise ScriptFailed(f"{name} raised {job.error} after {num} measured steps", hint=kept)
+    if not evidence.steps and not job.exit_code:
+        raise NothingMeasured(
+            f"{name} ended without a training step",
+            hint="no optimizer, backward or repeated model call was seen; flatout.step() can mark steps",
+        )

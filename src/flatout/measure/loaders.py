@@ -1,0 +1,385 @@
+"""DataLoaders as the training process sees them: waits, epochs, and batches served again.
+
+Iteration is observed at `_BaseDataLoaderIter.__next__`, below every wrapper (generators, Accelerate,
+Lightning, the Hugging Face Trainer), so no script has to change.  In a counterfactual block the batches
+of the real block before it are served again, in the same order, while the real loader rests.  Its
+workers go on filling their queue meanwhile; what they are ahead when real batches are wanted again is
+thrown away unseen, or the following real steps would look faster than they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.batches import KeptBatch, halve, num_bytes, num_rows
+from flatout.measure.clock import EXCLUDED, WAIT, Clock, ident, now
+from flatout.measure.evidence import Call, EpochStart, Loader, Place, Worker
+from flatout.measure.lengths import summarise
+from flatout.measure.patches import Patches
+from flatout.measure.statistics import spread
+from flatout.measure.user_code import UserCode
+from flatout.measure.workers import LOG, BatchTimes, WorkerLoop, patch_fetchers, real_loop, unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST_KEPT = 16
+MOST_KEPT_BYTES = 2 << 30
+MOST_DISCARDED = 1000
+
+
+@dataclass(slots=True)
+class LoaderRecord:
+    """Everything noted of one DataLoader."""
+
+    loader: Any  # weak reference
+    place: Place | None
+    config: dict[str, Any]
+    collate_place: Place | None = None
+    waits_s: list[float] = field(default_factory=list)
+    made: list[tuple[BatchTimes, float]] = field(default_factory=list)  # (figures, arrival)
+    epochs: list[EpochStart] = field(default_factory=list)
+    lengths: list[list[int]] = field(default_factory=list)
+    calls: tuple[Call, ...] = ()
+    kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+    kept_bytes: int | None = None  # of the largest kept batch
+    iter_s: float = 0.0
+    first: bool = False  # the next batch is the first of its epoch
+    given: int = 0  # batches handed out in this epoch
+    served: int = 0  # kept batches handed out in this counterfactual block
+    queued_before: int | None = None  # finished batches in the queue when serving began
+    step_at_last_batch: int | None = None
+    trains: bool = False
+    stood_in: int = 0  # kept batches handed out and real ones thrown away in this epoch
+
+
+class LoaderWatch:
+    """Observes every DataLoader of the process."""
+
+    def __init__(self, clock: Clock, user_code: UserCode) -> None:
+        self.clock, self.user_code = clock, user_code
+        self.pid = os.getpid()
+        self.records: list[LoaderRecord] = []
+        self._by_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        self._places: dict[int, tuple[Any, Place]] = {}  # by dataset: re-made loaders keep the user's line
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._plain: LoaderRecord | None = None  # the iterable of a library diagnosis
+        self.serving: str | None = None  # None, "cached" or "half"
+        self.keeping = False
+        self.recording = True
+        self.num_steps = 0  # optimizer steps so far, told by the observer
+        self.num_batches = 0
+        self.rows: int | None = None
+        self.epoch_began = False
+        self.cannot_halve = False
+        self.mutated = False
+
+    # -- installation
+
+    def install(self, patches: Patches, on_worker_start: Callable[[], None]) -> None:
+        from torch.utils.data import dataloader
+        from torch.utils.data._utils import worker
+
+        real_loop()
+        patch_fetchers(patches)
+        patches.replace(worker, "_worker_loop", WorkerLoop(self.user_code.folder, on_worker_start))
+        base: Any = dataloader._BaseDataLoaderIter
+        multi: Any = dataloader._MultiProcessingDataLoaderIter
+        loader_type = dataloader.DataLoader
+        loader_init, loader_iter = loader_type.__init__, loader_type.__iter__
+        iterator_init, next_batch, process = base.__init__, base.__next__, multi._process_data
+        watch = self
+
+        def init_loader(loader: Any, *args: Any, **kwargs: Any) -> None:
+            loader_init(loader, *args, **kwargs)
+            watch._note_loader(loader, *watch.user_code.place(sys._getframe(1)))
+
+        def iterate(loader: Any) -> Any:
+            if not watch._is_training_thread():
+                return loader_iter(loader)
+            record = watch._record(loader)
+            region = EXCLUDED if watch.serving and record.trains else WAIT
+            watch.clock.enter(region)
+            start = now()
+            try:
+                return loader_iter(loader)
+            finally:
+                record.iter_s = now() - start
+                record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
+                watch.epoch_began = True
+                watch.clock.leave()
+
+        def init_iterator(iterator: Any, loader: Any) -> None:
+            iterator_init(iterator, loader)
+            iterator._flatout_loader = loader
+            watch.iterators.add(iterator)
+
+        def next_timed(iterator: Any) -> Any:
+            if not watch._is_training_thread():
+                return next_batch(iterator)
+            watch.clock.enter(WAIT)
+            try:
+                return watch._next(iterator, next_batch)
+            finally:
+                watch.clock.leave()
+
+        def process_data(iterator: Any, data: Any, worker_id: Any) -> Any:
+            batch, times = unwrap(data)
+            if times is not None:
+                iterator._flatout_times = times
+            return process(iterator, batch, worker_id)
+
+        patches.replace(loader_type, "__init__", init_loader)
+        patches.replace(loader_type, "__iter__", iterate)
+        patches.replace(base, "__init__", init_iterator)
+        patches.replace(base, "__next__", next_timed)
+        patches.replace(multi, "_process_data", process_data)
+
+    def _is_training_thread(self) -> bool:
+        return ident() == self.clock.owner and os.getpid() == self.pid
+
+    def watch_iterable(self, iterable: Any) -> Iterator[Any]:
+        """Iterate something that is not a DataLoader under the same watch."""
+        self.clock.enter(WAIT)
+        start = now()
+        iterator = _PlainIterator(iter(iterable))
+        record = self._plain_record(iterable)
+        record.iter_s = now() - start
+        record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
+        self.epoch_began = True
+        self.clock.leave()
+        while True:
+            self.clock.enter(WAIT)
+            try:
+                batch = self._next(iterator, _PlainIterator.__next__)
+            except StopIteration:
+                return
+            finally:
+                self.clock.leave()
+            yield batch
+
+    # -- one batch
+
+    def _next(self, iterator: Any, next_batch: Callable[[Any], Any]) -> Any:
+        record = self._record(iterator._flatout_loader)
+        if record.step_at_last_batch is not None and self.num_steps > record.step_at_last_batch:
+            record.trains = True
+        record.step_at_last_batch = self.num_steps
+        length = record.config["num_batches"]
+        if length is not None and record.given >= length and record.stood_in:
+            # kept batches stood in for real ones in this epoch: end it where it would have ended
+            if getattr(iterator, "_workers", None) and not iterator._persistent_workers:
+                iterator._shutdown_workers()
+            raise StopIteration
+        if self.serving is not None and record.trains and record.kept:
+            batch = self._serve(iterator, record)
+            if batch is not None:
+                record.given += 1
+                self.num_batches += 1
+                return batch
+        if record.queued_before is not None:
+            self._discard_ahead(iterator, record, next_batch)
+        start = now()
+        batch = next_batch(iterator)
+        self._note_batch(iterator, record, batch, start)
+        return batch
+
+    def _note_batch(self, iterator: Any, record: LoaderRecord, batch: Any, start: float) -> None:
+        end = now()
+        record.given += 1
+        self.num_batches += 1
+        times: BatchTimes | None = getattr(iterator, "_flatout_times", None)
+        if times is None and iterator._num_workers == 0:
+            times = LOG.take()
+        iterator._flatout_times = None
+        if record.first:
+            record.first = False
+            record.epochs.append(EpochStart(iter_s=record.iter_s, first_wait_s=end - start))
+        elif self.recording:
+            record.waits_s.append(end - start)
+        if times is not None:
+            if self.recording:
+                record.made.append((times, end))
+            if times.lengths is not None:
+                record.lengths.append(times.lengths)
+            if times.calls:
+                record.calls = times.calls
+        if self.keeping:
+            self._keep(record, batch)
+
+    def _keep(self, record: LoaderRecord, batch: Any) -> None:
+        self.clock.enter(EXCLUDED)
+        try:
+            self.rows = num_rows(batch, record.config["batch_size"])
+            if record.kept_bytes is None:
+                record.kept_bytes = max(1, num_bytes(batch))
+                most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))
+                record.kept = deque(maxlen=most)
+            record.kept.append(KeptBatch(batch))
+        finally:
+            self.clock.leave()
+
+    # -- counterfactual batches
+
+    def _serve(self, iterator: Any, record: LoaderRecord) -> Any | None:
+        if record.queued_before is None:
+            record.queued_before = _num_queued(iterator)
+        kept = record.kept[record.served % len(record.kept)]
+        record.served += 1
+        record.stood_in += 1
+        batch = kept.serve()
+        if batch is None:
+            self.mutated = True
+            return None
+        if self.serving == "half":
+            batch = halve(batch, record.config["batch_size"])
+            if batch is None:
+                self.cannot_halve = True
+        return batch
+
+    def _discard_ahead(self, iterator: Any, record: LoaderRecord, next_batch: Callable[[Any], Any]) -> None:
+        before, record.queued_before = record.queued_before or 0, None
+        self.clock.enter(EXCLUDED)
+        try:
+            for _ in range(MOST_DISCARDED):
+                if _num_queued(iterator) <= before:
+                    break
+                next_batch(iterator)
+                record.stood_in += 1
+        except StopIteration:
+            record.given = record.config["num_batches"] or record.given
+            raise
+        finally:
+            self.clock.leave()
+
+    def begin_serving(self, arm: str | None) -> None:
+        """Serve kept batches from here on (arm "cached" or "half"), or real ones (None)."""
+        self.serving = arm
+        for record in self.records:
+            record.served = 0
+
+    def trained_on(self) -> LoaderRecord | None:
+        return next((record for record in self.records if record.trains), None)
+
+    # -- records
+
+    def _note_loader(self, loader: Any, place: Place | None, via: str | None) -> None:
+        dataset = getattr(loader, "dataset", None)
+        known = self._places.get(id(dataset))
+        if known is not None and known[0] is dataset and via is not None:
+            place = known[1]
+        elif place is not None:
+            self._places[id(dataset)] = (dataset, place)
+        record = LoaderRecord(loader=weakref.ref(loader), place=place, config={})
+        self._by_loader[loader] = record
+
+    def _plain_record(self, iterable: Any) -> LoaderRecord:
+        if self._plain is None:
+            config = {
+                "dataset": type(iterable).__name__, "num_workers": None, "batch_size": None,
+                "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
+                "num_batches": len(iterable) if hasattr(iterable, "__len__") else None,
+            }  # fmt: skip
+            self._plain = LoaderRecord(loader=None, place=None, config=config)
+            self.records.append(self._plain)
+        return self._plain
+
+    def _record(self, loader: Any) -> LoaderRecord:
+        if self._plain is not None and loader is None:
+            return self._plain
+        record = self._by_loader.get(loader)
+        if record is None:
+            record = LoaderRecord(loader=weakref.ref(loader), place=None, config={})
+            self._by_loader[loader] = record
+        if not record.config:
+            record.config = _configuration(loader)
+            record.collate_place = _place_of_function(self.user_code, getattr(loader, "collate_fn", None))
+            self.records.append(record)
+        return record
+
+    def evidence(self) -> tuple[Loader, ...]:
+        return tuple(_loader_evidence(record) for record in self.records if record.epochs)
+
+
+class _PlainIterator:
+    """An ordinary iterator in the shape `LoaderWatch._next` knows."""
+
+    _flatout_loader = None
+    _flatout_times = None
+    _num_workers = None
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
+def _configuration(loader: Any) -> dict[str, Any]:
+    try:
+        num_batches: int | None = len(loader)
+    except TypeError:
+        num_batches = None
+    batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return {
+        "dataset": type(loader.dataset).__name__,
+        "num_workers": int(loader.num_workers),
+        "batch_size": batch_size if isinstance(batch_size, int) else None,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "prefetch_factor": loader.prefetch_factor,
+        "num_batches": num_batches,
+    }
+
+
+def _place_of_function(user_code: UserCode, function: Any) -> Place | None:
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(
+        type(function).__dict__.get("__call__"), "__code__", None
+    )
+    return user_code.place_in(code) if code is not None and user_code.is_user(code) else None
+
+
+def _num_queued(iterator: Any) -> int:
+    """Finished batches that wait in the loader's queues."""
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return 0
+    arrived = sum(len(info) == 2 for info in iterator._task_info.values())
+    return int(queue.qsize()) + arrived
+
+
+def _loader_evidence(record: LoaderRecord) -> Loader:
+    by_worker: dict[int, list[tuple[BatchTimes, float]]] = {}
+    for times, arrival in record.made:
+        if times.worker is not None:
+            by_worker.setdefault(times.worker, []).append((times, arrival))
+    return Loader(
+        place=record.place,
+        trains=record.trains,
+        wait_s=spread(record.waits_s),
+        fetch_s=spread([times.fetch_s for times, _ in record.made]),
+        collate_s=spread([times.collate_s for times, _ in record.made]),
+        epochs=tuple(record.epochs),
+        workers=tuple(_worker_evidence(worker, made) for worker, made in sorted(by_worker.items())),
+        collate_place=record.collate_place,
+        lengths=summarise(record.lengths),
+        calls=record.calls,
+        **record.config,
+    )
+
+
+def _worker_evidence(worker: int, made: list[tuple[BatchTimes, float]]) -> Worker:
+    num = len(made)
+    return Worker(
+        worker=worker,
+        num_batches=num,
+        fetch_s=sum(times.fetch_s for times, _ in made) / num,
+        collate_s=sum(times.collate_s for times, _ in made) / num,
+        queue_age_s=sum(max(0.0, arrival - times.done_at_s) for times, arrival in made) / num,
+    )

@@ -1,0 +1,382 @@
+"""The observer: counts a job's steps and gives each instrument the steps that are its own.
+
+It lives in the job's process and acts only at step ends, on the training thread.  An instrument that
+fails is noted in `missing` and left out; the job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.measure import marks as explicit_marks
+from flatout.measure.clock import EXCLUDED, Clock, DeviceMarks, ident
+from flatout.measure.evidence import Arm, Kernels, Memory
+from flatout.measure.function_modes import insert_mode, remove_mode
+from flatout.measure.loaders import LoaderWatch
+from flatout.measure.module_calls import ModuleCalls
+from flatout.measure.patches import Patches
+from flatout.measure.phases import install_phases, install_transfers, keep_mode_in_backward
+from flatout.measure.ranks import Agreement
+from flatout.measure.schedule import Block, WarmUp, plan_blocks
+from flatout.measure.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.user_code import UserCode
+from flatout.measure.workers import LOG
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObserverOptions:
+    """What a diagnosis may do to the job."""
+
+    folder: str
+    seconds: float = 60.0
+    counterfactuals: bool = True  # False where the job's own training is to be kept as it is
+    half: bool = True  # False after the job failed on half a batch
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One step as it was noted, before the GPU's clock was read."""
+
+    index: int
+    arm: Arm
+    block: int
+    transition: bool
+    totals: list[float]
+    marks: list[tuple[int, Any]]
+    rows: int | None
+    num_batches: int
+    num_forwards: int
+    num_backwards: int
+    epoch_start: bool
+
+    @property
+    def host_s(self) -> float:
+        return sum(self.totals) - self.totals[EXCLUDED]
+
+
+@dataclass(slots=True)
+class Instruments:
+    """The instruments of the passes and what they brought."""
+
+    sites: Any = None  # CallSites
+    modules: ModuleCalls | None = None
+    backward_costs: Any = None
+    kernel_recorder: Any = None
+    memory_recorder: Any = None
+    attributed_step_s: float | None = None
+    kernels: Kernels | None = None
+    memory: Memory | None = None
+    stance: Any = None
+    missing: list[str] = field(default_factory=list)
+
+
+class Observer:
+    """Installed once per process; `on_finished` is called at the end of the last planned step."""
+
+    def __init__(
+        self,
+        options: ObserverOptions,
+        *,
+        on_finished: Callable[[], None],
+        on_progress: Callable[[str], None] = lambda message: None,
+        on_block_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.options = options
+        self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
+        self.patches = Patches()
+        self.clock = Clock()
+        self.marks: DeviceMarks | None = None
+        self.user_code = UserCode(options.folder)
+        self.loaders = LoaderWatch(self.clock, self.user_code)
+        self.anchor = Anchor()
+        self.agreement = Agreement()
+        self.tools = Instruments()
+        self.module_calls: ModuleCalls | None = None
+        self.optimizer: Any = None
+        self.device = "cpu"
+        self.num_forwards = self.num_backwards = 0
+        self.finished = False
+        self._restart()
+
+    def _restart(self) -> None:
+        self.rows: list[StepRow] = []
+        self.warm_up: WarmUp | None = WarmUp()
+        self.warmup_reason: str | None = None
+        self.blocks: list[Block] = []
+        self.block_number = 0
+        self.position = 0
+        self.begun = False
+        self._anchor_key: Key | None = None
+        self._counts = (0, 0, 0)
+        self.loaders.begin_serving(None)
+        self.loaders.keeping = True
+
+    # -- installation
+
+    def install(self) -> None:
+        install_phases(self, self.patches)
+        self.loaders.install(self.patches, on_worker_start=self._leave_in_worker)
+        keep_mode_in_backward(self._active_mode, self.patches)
+        explicit_marks.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
+        self.patches.on_undo(lambda: explicit_marks.listen(None))
+
+    def remove(self) -> None:
+        """Take every instrument off; the job runs on as if it had never been observed."""
+        if not self.finished and self.warm_up is None and self.blocks:
+            self._end_block(self.arm)
+        self.finished = True
+        self.patches.undo()
+
+    def _leave_in_worker(self) -> None:
+        """A forked worker inherits the modes of the step it was started in."""
+        if self.tools.sites is not None:
+            remove_mode(self.tools.sites)
+        if self.tools.memory_recorder is not None:
+            self.tools.memory_recorder.leave_in_worker()
+
+    def _active_mode(self) -> Any:
+        return self.tools.sites if self.arm in ("count", "attribution") and not self.finished else None
+
+    # -- marks
+
+    @property
+    def arm(self) -> Arm:
+        if self.warm_up is not None or not self.blocks:
+            return "warmup"
+        return self.blocks[min(self.block_number, len(self.blocks) - 1)].arm
+
+    def adopt_thread(self) -> bool:
+        """True on the training thread; the first optimizer step says which one that is."""
+        if ident() == self.clock.owner:
+            return True
+        if self.begun or os.getpid() != self.loaders.pid:
+            return False
+        self.clock.owner = ident()
+        self.clock.restart()
+        return True
+
+    def note_optimizer(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.loaders.num_steps += 1
+
+    def after_model_call(self, key: Key, name: str) -> None:
+        """A model call or backward: ends a step only in loops without an optimizer."""
+        frozen = self.anchor.frozen
+        if frozen is not None and frozen != key:
+            return
+        if any(kind <= OPTIMIZER_STEP for kind, _ in self.anchor.counts):
+            return
+        self.mark(key, name)
+
+    def mark(self, key: Key, name: str) -> None:
+        if not self.adopt_thread():
+            return
+        if self.finished:  # the script swallowed the end; say it again
+            self.on_finished()
+            return
+        if self.anchor.outranks(key):  # an evaluation ran first: what was measured was no training step
+            if self.warm_up is None:
+                self._end_block(self.arm)
+            self.anchor = Anchor()
+            self._restart()
+        if not self.anchor.add(key, name):
+            return
+        if self._anchor_key != self.anchor.current:
+            self._restart()
+            self._anchor_key = self.anchor.current
+        if key[0] not in (OPTIMIZER_STEP,):
+            self.loaders.num_steps += 1
+        self._step_end()
+
+    # -- steps
+
+    def _step_end(self) -> None:
+        totals = self.clock.take()
+        marks = self.marks.take() if self.marks is not None else []
+        if self.begun:
+            self._note_row(totals, marks)
+            self._advance()
+        self.begun = True
+        self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
+        self.loaders.epoch_began = False
+        self._find_device()
+        self.clock.take()  # what this took belongs to no step
+        if self.marks is not None:
+            self.marks.restart()
+
+    def _note_row(self, totals: list[float], marks: list[tuple[int, Any]]) -> None:
+        batches, forwards, backwards = self._counts
+        self.rows.append(
+            StepRow(
+                index=self.anchor.counts[self._anchor_key or (0, 0)],
+                arm=self.arm,
+                block=self.block_number,
+                transition=self.position == 0,
+                totals=totals,
+                marks=marks,
+                rows=self.loaders.rows,
+                num_batches=self.loaders.num_batches - batches,
+                num_forwards=self.num_forwards - forwards,
+                num_backwards=self.num_backwards - backwards,
+                epoch_start=self.loaders.epoch_began,
+            )
+        )
+
+    def _find_device(self) -> None:
+        """The GPU is found by the optimizer's parameters, once; transfers are timed from then on."""
+        import torch
+
+        if self.marks is not None or not torch.cuda.is_initialized():
+            return
+        parameters = (
+            [p for group in self.optimizer.param_groups for p in group["params"]] if self.optimizer else []
+        )
+        if self.optimizer is None or any(parameter.is_cuda for parameter in parameters):
+            self.device = "cuda"
+            self.marks = DeviceMarks()
+            install_transfers(self, self.patches)
+
+    def _advance(self) -> None:
+        row = self.rows[-1]
+        if self.warm_up is not None:
+            self.position = 1
+            ready = self.warm_up.add(row.host_s)
+            plan = self.agreement.plan(row.index, ready, lambda: self._plan(self.warm_up))
+            if plan is not None:
+                self.warmup_reason = self.warm_up.reason or "as rank 0 decided"
+                self.anchor.freeze()
+                self.warm_up, self.blocks, self.block_number, self.position = None, plan, 0, 0
+                self._begin_block(self.arm)
+            return
+        if self.tools.memory_recorder is not None and self.arm == "memory":
+            with self._guard("memory"):
+                self.tools.memory_recorder.step_end()
+        self.position += 1
+        if self.position < self.blocks[self.block_number].num_steps:
+            return
+        self._end_block(self.arm)
+        self.block_number += 1
+        self.position = 0
+        self.on_block_end()
+        if self.block_number == len(self.blocks):
+            self.finished = True
+            self.on_finished()
+        else:
+            self._begin_block(self.arm)
+
+    def _plan(self, warm_up: WarmUp | None) -> list[Block]:
+        trained_on = self.loaders.trained_on()
+        cached = self.options.counterfactuals and trained_on is not None
+        if self.options.counterfactuals and trained_on is None:
+            self.tools.missing.append("counterfactuals: no DataLoader batch was followed by a training step")
+        if not self.options.counterfactuals:
+            self.tools.missing.append("counterfactuals: left out, the training that runs on stays as written")
+        if self.options.counterfactuals and not self.options.half:
+            self.tools.missing.append("half batch: the script raised on half a batch")
+        step_s = warm_up.step_s if warm_up is not None else 1.0
+        return plan_blocks(
+            step_s, seconds=self.options.seconds, cached=cached, half=cached and self.options.half
+        )
+
+    # -- blocks
+
+    def _begin_block(self, arm: Arm) -> None:
+        done, total = self.block_number + 1, len(self.blocks)
+        self.on_progress(f"{arm}: block {done} of {total}, {self.blocks[self.block_number].num_steps} steps")
+        self.loaders.begin_serving(arm if arm in ("cached", "half") else None)
+        self.loaders.keeping = self.loaders.recording = arm == "real"
+        if arm in ("count", "attribution"):
+            with self._guard(arm):
+                self._begin_counting(arm)
+        elif arm == "kernels":
+            with self._guard(arm):
+                from flatout.measure.kernels import KernelRecorder
+
+                self.tools.kernel_recorder = KernelRecorder(self.device)
+                self.tools.kernel_recorder.start()
+        elif arm == "memory":
+            with self._guard(arm):
+                from flatout.measure.live_memory import MemoryRecorder
+
+                self._run_eagerly()
+                self.tools.memory_recorder = MemoryRecorder(self.user_code, self.device)
+                self.tools.memory_recorder.start()
+
+    def _begin_counting(self, arm: Arm) -> None:
+        from flatout.measure.call_profile import CallProfile
+        from flatout.measure.call_sites import CallSites
+
+        self._run_eagerly()
+        if self.tools.sites is None:
+            self.tools.sites = CallSites(self.user_code)
+            self.tools.modules = ModuleCalls(self.user_code)
+        if arm == "count":
+            self.module_calls = self.tools.modules
+            LOG.profile = CallProfile(self.user_code)
+        else:
+            from flatout.measure.kernels import BackwardCosts
+
+            self.tools.sites.attributing = True
+            self.tools.backward_costs = BackwardCosts()
+            self.tools.backward_costs.start()
+        insert_mode(self.tools.sites)
+
+    def _end_block(self, arm: Arm) -> None:
+        steps = [row for row in self.rows if row.block == self.block_number and row.arm == arm]
+        if arm in ("count", "attribution") and self.tools.sites is not None:
+            with self._guard(arm):
+                self._end_counting(arm, steps)
+        elif arm == "kernels" and self.tools.kernel_recorder is not None:
+            recorder, self.tools.kernel_recorder = self.tools.kernel_recorder, None
+            with self._guard(arm):
+                step_s = sum(row.host_s for row in steps) / max(1, len(steps))
+                self.tools.kernels = recorder.stop(num_steps=len(steps), step_s=step_s)
+        elif arm == "memory" and self.tools.memory_recorder is not None:
+            recorder, self.tools.memory_recorder = self.tools.memory_recorder, None
+            with self._guard(arm):
+                self.tools.memory = recorder.stop()
+            self._run_as_before()
+
+    def _end_counting(self, arm: Arm, steps: list[StepRow]) -> None:
+        sites = self.tools.sites
+        if not remove_mode(sites):
+            self.tools.missing.append(f"{arm}: the script took the counting mode off; counts may be low")
+        self.module_calls, LOG.profile = None, None
+        self._run_as_before()
+        if arm == "count":
+            sites.num_steps = len(steps)
+            if self.tools.modules is not None:
+                self.tools.modules.num_steps = len(steps)
+        else:
+            sites.attributing = False
+            self.tools.backward_costs.stop()
+            self.tools.attributed_step_s = steps[-1].host_s if steps else None
+
+    def _run_eagerly(self) -> None:
+        """A mode on the stack fails compiled code's guards: it would recompile, or be traced."""
+        if "torch._dynamo" in sys.modules:
+            import torch
+            from torch._dynamo import eval_frame
+
+            self.tools.stance = eval_frame._stance.stance
+            torch.compiler.set_stance("force_eager")
+
+    def _run_as_before(self) -> None:
+        if self.tools.stance is not None:
+            import torch
+
+            torch.compiler.set_stance(self.tools.stance)
+            self.tools.stance = None
+
+    @contextmanager
+    def _guard(self, arm: str) -> Iterator[None]:
+        """The job must never be harmed by being watched: a failing instrument is left out."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is ours and not the job's
+            self.tools.missing.append(f"{arm}: the instrument failed: {type(error).__name__}: {error}")

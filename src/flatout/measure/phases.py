@@ -1,0 +1,194 @@
+"""Forward, backward, optimizer and transfer, seen without touching the script.
+
+`nn.Module.__call__` is replaced and acts only at the outermost call: 0.3 µs per nested module, where
+global module hooks cost ten times that and break compiled graphs.  `torch.autograd.backward` covers
+`Tensor.backward` too.  Optimizers call global hooks around their step.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident
+from flatout.measure.patches import Patches
+from flatout.measure.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
+
+if TYPE_CHECKING:
+    from flatout.measure.observer import Observer
+
+
+def install_phases(observer: Observer, patches: Patches) -> None:
+    _patch_modules(observer, patches)
+    _patch_backward(observer, patches)
+    _patch_optimizers(observer, patches)
+
+
+def _patch_modules(observer: Observer, patches: Patches) -> None:
+    import torch
+
+    clock = observer.clock
+    module_type = torch.nn.Module
+    call = module_type.__dict__["__call__"]
+
+    def outermost(module: Any, *args: Any, **kwargs: Any) -> Any:
+        # one comparison for nested modules: a region other than rest or optimizer is already open
+        top = clock.stack[-1]
+        if top == FORWARD or (top != REST and top != OPTIMIZER) or ident() != clock.owner:
+            return call(module, *args, **kwargs)
+        clock.enter(FORWARD)
+        if observer.marks is not None:
+            observer.marks.mark(FORWARD)
+        try:
+            result = call(module, *args, **kwargs)
+        finally:
+            spent_s = clock.leave()
+        observer.num_forwards += 1
+        if observer.module_calls is not None:
+            observer.module_calls.note(module, args, kwargs, sys._getframe(1), spent_s)
+        observer.after_model_call((MODEL_CALL, 0), f"{type(module).__name__} call")
+        return result
+
+    patches.replace(module_type, "__call__", outermost)
+    # dynamo remembers the __call__ it found at its own import as the unpatched one and then inlines
+    # forward(); where it was imported earlier, tell it about this one
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        loaded = sys.modules.get(name)
+        if loaded is not None and hasattr(loaded, "unpatched_nn_module_call"):
+            patches.replace(loaded, "unpatched_nn_module_call", outermost)
+
+
+def _patch_backward(observer: Observer, patches: Patches) -> None:
+    import torch
+
+    clock = observer.clock
+
+    def timed(function: Callable[..., Any], marks_step: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if ident() != clock.owner or BACKWARD in clock.stack:
+                return function(*args, **kwargs)
+            clock.enter(BACKWARD)
+            if observer.marks is not None:
+                observer.marks.mark(BACKWARD)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                clock.leave()
+                if observer.marks is not None:
+                    observer.marks.mark(REST)
+            if marks_step:
+                observer.num_backwards += 1
+                observer.after_model_call((BACKWARD_CALL, 0), "backward")
+            return result
+
+        return wrapped
+
+    # Tensor.backward looks torch.autograd.backward up at every call
+    patches.replace(torch.autograd, "backward", timed(torch.autograd.backward, True))
+    patches.replace(torch.autograd, "grad", timed(torch.autograd.grad, False))
+
+
+def keep_mode_in_backward(mode_holder: Callable[[], Any], patches: Patches) -> None:
+    """Keep a counting mode active inside backward.
+
+    Tensor.backward is itself a torch function: the engine runs inside the mode's handler, where the
+    mode is off, so hooks, custom Functions and recomputation would go unseen.
+    """
+    import torch
+    from torch.autograd import graph
+
+    from flatout.measure.function_modes import has_mode, insert_mode, remove_mode
+
+    for owner in (torch.autograd, graph):
+        engine = getattr(owner, "_engine_run_backward", None)
+        if engine is None:
+            continue
+
+        def run(*args: Any, _engine: Any = engine, **kwargs: Any) -> Any:
+            mode = mode_holder()
+            if mode is None or has_mode(mode):
+                return _engine(*args, **kwargs)
+            insert_mode(mode)
+            try:
+                return _engine(*args, **kwargs)
+            finally:
+                remove_mode(mode)
+
+        patches.replace(owner, "_engine_run_backward", run)
+
+
+def _patch_optimizers(observer: Observer, patches: Patches) -> None:
+    from torch.optim import optimizer as optimizers
+
+    clock = observer.clock
+    depth = 0
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal depth
+        if not observer.adopt_thread():
+            return None
+        depth += 1
+        if depth > 1:  # a wrapper optimizer calls its inner one
+            return None
+        clock.enter(OPTIMIZER)
+        if observer.marks is not None:
+            observer.marks.mark(OPTIMIZER)
+        return _outside_optimizer(observer, args, kwargs)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal depth
+        if ident() != clock.owner or depth == 0:
+            return
+        depth -= 1
+        if depth == 0:
+            if clock.stack[-1] == OPTIMIZER:
+                clock.leave()
+            observer.note_optimizer(optimizer)
+            observer.mark((OPTIMIZER_STEP, id(optimizer)), f"{type(optimizer).__name__}.step")
+
+    patches.on_undo(optimizers.register_optimizer_step_pre_hook(before).remove)
+    patches.on_undo(optimizers.register_optimizer_step_post_hook(after).remove)
+
+
+def _outside_optimizer(observer: Observer, args: Any, kwargs: Any) -> Any:
+    """A closure (L-BFGS, every Lightning step) runs forward and backward inside step(): not optimizer."""
+    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+
+    def outside(*inner: Any, **named: Any) -> Any:
+        observer.clock.enter(REST)
+        try:
+            return closure(*inner, **named)
+        finally:
+            observer.clock.leave()
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": outside}
+    return (args[0], outside, *args[2:]), kwargs
+
+
+def install_transfers(observer: Observer, patches: Patches) -> None:
+    """Host-to-device copies as a phase of their own; only where there is a GPU."""
+    import torch
+
+    clock = observer.clock
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapped(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cuda or clock.stack[-1] != REST or ident() != clock.owner:
+                return method(tensor, *args, **kwargs)
+            clock.enter(TRANSFER)
+            try:
+                return method(tensor, *args, **kwargs)
+            finally:
+                clock.leave()
+
+        return wrapped
+
+    for name in ("to", "cuda"):
+        patches.replace(torch.Tensor, name, timed(getattr(torch.Tensor, name)))

@@ -1,0 +1,128 @@
+"""Several processes, one job: the ranks agree on the plan, and their evidence becomes one.
+
+Ranks train in lockstep, so they must switch arms at the same step: rank 0 decides when warm-up is over
+and publishes the plan, with a start a few steps ahead, through the store that the process group already
+has.  Nothing of ours opens a connection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import decode, encode
+from flatout.errors import EvidenceUnreadable
+from flatout.measure.evidence import PHASES, Evidence, Rank, load_evidence
+from flatout.measure.schedule import Block
+
+KEY = "flatout/plan"
+LEAD_STEPS = 3
+WAIT_FOR_RANKS_S = 60.0
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0") or 0)
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1") or 1)
+
+
+class Agreement:
+    """Decides when the plan starts: at once when alone, else at the step rank 0 names."""
+
+    def __init__(self) -> None:
+        self.agreed: tuple[int, list[Block]] | None = None
+
+    def plan(self, index: int, ready: bool, make: Callable[[], list[Block]]) -> list[Block] | None:
+        """The blocks once they are to start with the step after `index`, else None."""
+        store = _store()
+        if store is None:
+            return make() if ready else None
+        if self.agreed is None:
+            if rank() == 0 and ready:
+                blocks = make()
+                self.agreed = (index + LEAD_STEPS, blocks)
+                store.set(KEY, json.dumps([self.agreed[0], encode(blocks)]))
+            elif rank() != 0 and store.check([KEY]):
+                start, blocks_data = json.loads(store.get(KEY))
+                self.agreed = (int(start), [decode(Block, block) for block in blocks_data])
+        if self.agreed is not None and index >= self.agreed[0]:
+            return self.agreed[1]
+        return None
+
+
+def _store() -> Any:
+    """The process group's store; None when the job is a single process."""
+    if world_size() < 2:
+        return None
+    import torch.distributed as distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store()
+
+
+def shared_folder() -> Path:
+    """Where the ranks of this launch leave their evidence for each other; the same for all on a host."""
+    parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    name = "-".join(part.replace("/", "_") for part in parts if part) or str(os.getppid())
+    return Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}-{name}"
+
+
+def gather(own: Evidence, folder: Path, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:
+    """Rank 0's evidence with what the other ranks of this host left in `folder`."""
+    expected = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or world_size()
+    others: dict[int, Evidence] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(others) < expected - 1 and time.monotonic() < deadline:
+        for path in folder.glob("rank-*.json"):
+            number = int(path.stem.partition("-")[2])
+            if number != own.job.rank and number not in others:
+                try:
+                    others[number] = load_evidence(path)
+                except EvidenceUnreadable:
+                    continue
+        time.sleep(0.05)
+    return merge([own, *others.values()], world_size=world_size())
+
+
+def merge(evidence: Sequence[Evidence], *, world_size: int) -> Evidence:
+    """One Evidence of a job's ranks: the slowest rank's figures, with all ranks side by side.
+
+    Everybody waits for the slowest, so its findings are the job's.
+    """
+    own = min(evidence, key=lambda each: each.job.rank)
+    missing = list(own.missing)
+    if len(evidence) < world_size:
+        missing.append(f"ranks: evidence of {len(evidence)} of {world_size} ranks was found on this host")
+    ranks = tuple(rank_summary(each) for each in sorted(evidence, key=lambda each: each.job.rank))
+    slowest = max(evidence, key=_own_work_s)
+    return dataclasses.replace(
+        slowest,
+        job=dataclasses.replace(own.job, rank=slowest.job.rank, world_size=world_size),
+        ranks=ranks,
+        missing=tuple(missing),
+    )
+
+
+def _own_work_s(evidence: Evidence) -> float:
+    """A rank's own time: waiting for the others shows in backward, where gradients are exchanged."""
+    return (evidence.step_s or 0.0) - (evidence.phase_s("backward") or 0.0)
+
+
+def rank_summary(evidence: Evidence) -> Rank:
+    return Rank(
+        rank=evidence.job.rank,
+        step_s=evidence.step_s,
+        phases_s={phase: evidence.phase_s(phase) or 0.0 for phase in PHASES},
+        ended=evidence.job.ended,
+        host=socket.gethostname(),
+    )

@@ -1,0 +1,216 @@
+"""The observed job: runs the script as `__main__` in this process and ends it when enough is known.
+
+Ending means raising a private BaseException at a step end: `finally` blocks and context managers of the
+script run (they may write a checkpoint), ordinary `except Exception` handlers let it pass.  A script
+that swallows it is ended by force after the evidence is on disk.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from flatout.measure.assemble import Assembly, Ending
+from flatout.measure.evidence import save_evidence
+from flatout.measure.observer import Observer, ObserverOptions
+from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
+
+UNWIND_S = 20.0
+MOST_SWALLOWED = 3
+
+
+class EndOfMeasurement(BaseException):
+    """Ends the observed script; not an Exception, so ordinary handlers let it through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What the launching process asks for."""
+
+    command: tuple[str, ...]
+    module: bool
+    folder: str
+    evidence_path: str
+    keep_running: bool
+    seconds: float
+    half: bool
+    progress_fd: int | None
+
+
+class Session:
+    """One run of the script under observation."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self.options = options
+        self.assembly = Assembly(
+            command=(*(("-m",) if options.module else ()), *options.command), folder=options.folder
+        )
+        self.observer = Observer(
+            ObserverOptions(
+                folder=options.folder,
+                seconds=options.seconds,
+                counterfactuals=not options.keep_running,
+                half=options.half,
+            ),
+            on_finished=self._finished,
+            on_progress=self._progress,
+            on_block_end=self._save_so_far,
+        )
+        self.num_stops = 0
+        self.saved = False
+        self._timer: threading.Timer | None = None
+
+    def run(self) -> int:
+        """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
+        self.observer.install()
+        signal.signal(signal.SIGTERM, _interrupt)
+        ending = self._run_script()
+        if self._timer is not None:
+            self._timer.cancel()
+        in_half = self.observer.arm == "half" and not self.observer.finished
+        self._end_workers()
+        code = self._save(ending)
+        if code == 0 and ending.ended == "crashed" and in_half and self.options.half:
+            return HALF_FAILED
+        if code == 0 and self.options.keep_running:
+            return ending.exit_code or 0
+        return code
+
+    def _run_script(self) -> Ending:
+        target, *arguments = self.options.command
+        sys.argv = [target, *arguments]
+        try:
+            if self.options.module:
+                sys.path[0] = os.getcwd()
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                sys.path[0] = str(Path(target).resolve().parent)
+                runpy.run_path(target, run_name="__main__")
+        except EndOfMeasurement:
+            return Ending("measured", 0)
+        except KeyboardInterrupt:
+            return Ending("interrupted", 130)
+        except SystemExit as exit_:
+            if self.num_stops and _has_stop(exit_):
+                return Ending("measured", 0)
+            return Ending("finished", _exit_code(exit_))
+        except BaseException as error:  # noqa: BLE001 - the script's own, shown as such below
+            if self.num_stops and _has_stop(error):
+                return Ending("measured", 0)
+            self._show_traceback(error, target)
+            return Ending("crashed", 1, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return Ending("measured" if self.observer.finished else "finished", 0)
+
+    def _show_traceback(self, error: BaseException, target: str) -> None:
+        """The script's traceback as it would have shown it: our frames and runpy's left out."""
+        if self.observer.arm == "half" and self.options.half and not self.observer.finished:
+            return  # caused by the counterfactual; the script runs again without it
+        shown: TracebackType | None = error.__traceback__
+        own = {__file__, runpy.__file__, "<frozen runpy>"}
+        while shown is not None and shown.tb_frame.f_code.co_filename in own:
+            shown = shown.tb_next
+        sys.stdout.flush()
+        traceback.print_exception(type(error), error, shown or error.__traceback__)
+
+    # -- the end
+
+    def _finished(self) -> None:
+        if self.options.keep_running:
+            self._save(Ending("measured"))
+            self.observer.remove()
+            self.saved = True
+            self._progress("measured; the script runs on")
+            return
+        self.num_stops += 1
+        if self.num_stops == 1:
+            self._timer = threading.Timer(UNWIND_S, self._end_by_force)
+            self._timer.daemon = True
+            self._timer.start()
+        off_main = threading.current_thread() is not threading.main_thread()
+        if self.num_stops >= MOST_SWALLOWED or off_main:
+            self._end_by_force()
+        raise EndOfMeasurement
+
+    def _end_by_force(self) -> None:
+        code = self._save(Ending("measured", 0))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(code)
+
+    def _end_workers(self) -> None:
+        for iterator in list(self.observer.loaders.iterators):
+            shut_down: Callable[[], Any] | None = getattr(iterator, "_shutdown_workers", None)
+            if shut_down is not None:
+                shut_down()
+        gc.collect()
+        import torch.distributed as distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    # -- evidence and progress
+
+    def _save(self, ending: Ending) -> int:
+        if self.saved:
+            return 0
+        self.saved = True
+        try:
+            evidence = self.assembly.evidence(self.observer, ending)
+            save_evidence(evidence, Path(self.options.evidence_path))
+        except OSError as error:
+            self._progress(f"error: {self.options.evidence_path}: {error.strerror}")
+            return NOT_WRITTEN
+        return 0
+
+    def _save_so_far(self) -> None:
+        """After each block, so that a killed or crashed process leaves what was known."""
+        evidence = self.assembly.evidence(self.observer, Ending("crashed", None, "killed"), wait=False)
+        try:
+            save_evidence(evidence, Path(self.options.evidence_path))
+        except OSError:
+            return  # the last save reports it
+
+    def _progress(self, message: str) -> None:
+        if self.options.progress_fd is None:
+            return
+        try:
+            os.write(self.options.progress_fd, (message + "\n").encode())
+        except OSError:
+            return  # the launching process is gone; the job does not depend on it
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _exit_code(exit_: SystemExit) -> int:
+    if exit_.code is None:
+        return 0
+    if isinstance(exit_.code, int):
+        return exit_.code
+    print(exit_.code, file=sys.stderr)
+    return 1
+
+
+def _has_stop(error: BaseException | None) -> bool:
+    """Whether the script turned our exception into another one (raise X from e, or in a handler)."""
+    for _ in range(20):
+        if error is None:
+            return False
+        if isinstance(error, EndOfMeasurement):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

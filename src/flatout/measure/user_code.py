@@ -1,0 +1,187 @@
+"""Which line of the user's code is responsible for what happens right here.
+
+A tensor operation is called by some Python frame, and that frame often belongs to a library: the
+user wrote `self.encoder(x)` and a line of `torch/nn/modules/transformer.py` asked for the sync.  The
+line worth showing is the innermost one the user can edit; the library line it went through (`via`)
+says why it does so.  User code is whatever lies outside the standard library, outside site-packages
+and outside this package; a virtual environment inside the project folder is a library like any other.
+
+This runs inside every counted operation, so each code object is judged once.  The caches are keyed by
+`id(code)` and keep the code object alive: code objects compare equal across files and hash slowly.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+
+from flatout.measure.evidence import Place
+
+_USER, _LIBRARY, _SKIPPED = 0, 1, 2
+
+_PACKAGE_ROOT = os.path.realpath(Path(__file__).parents[1]) + os.sep
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+
+# Frames between a call in the user's line and the operator it names.  `torch.stack(rows)`, `F.pad(x)`
+# and `x @ y` are the user's own calls, though Python code of torch runs before the operator does.
+_PLUMBING = tuple(
+    os.path.join("torch", *path.split("/"))
+    for path in (
+        "_VF.py",
+        "_jit_internal.py",
+        "_ops.py",
+        "_tensor.py",
+        "functional.py",
+        "nn/functional.py",
+        "overrides.py",
+        "utils/_contextlib.py",
+        "utils/_device.py",
+        "utils/_python_dispatch.py",
+        "utils/_pytree.py",
+    )
+)
+
+
+class UserCode:
+    """Tells the user's code from library code, for one job in `folder`."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.realpath(folder)
+        self._below_folder = os.path.join(self.folder, "")
+        # A script started by a relative path carries that path in its code objects; jobs may change
+        # their working directory later (Hydra does).
+        self._start_folder = os.getcwd()
+        self._library_roots = _library_roots()
+        self._folder_in_library = self._in_library(self._below_folder)
+        self._kinds: dict[int, tuple[int, CodeType]] = {}
+        self._places: dict[tuple[int, int], Place] = {}
+        self._vias: dict[tuple[int, int], str] = {}
+
+    def place(self, frame: FrameType | None) -> tuple[Place | None, str | None]:
+        """The innermost line of user code at or above `frame`, and the library line it went through.
+
+        The second part is None when the user's line made the call itself; the first is None when no
+        user code is on the stack.
+        """
+        kinds = self._kinds
+        via: FrameType | None = None
+        while frame is not None:
+            code = frame.f_code
+            known = kinds.get(id(code))
+            kind = known[0] if known is not None else self._judge(code)
+            if kind == _USER:
+                return self._user_place(code, frame.f_lineno), None if via is None else self._via(via)
+            if kind == _LIBRARY and via is None:
+                via = frame
+            frame = frame.f_back
+        return None, None if via is None else self._via(via)
+
+    def is_user(self, code: CodeType) -> bool:
+        """Whether `code` is the user's."""
+        known = self._kinds.get(id(code))
+        return (known[0] if known is not None else self._judge(code)) == _USER
+
+    def place_in(self, code: CodeType, *, line: int | None = None) -> Place:
+        """A line of `code` as a Place; its first line by default."""
+        return self._user_place(code, code.co_firstlineno if line is None else line)
+
+    def path(self, file: str) -> str:
+        """The absolute path of a Place's file."""
+        return os.path.join(self.folder, file)
+
+    def sources(self, places: Iterable[Place | None], *, context: int = 4) -> dict[str, dict[str, str]]:
+        """The source around `places`: file, then line number, then text; what cannot be read is left out."""
+        excerpts: dict[str, dict[str, str]] = {}
+        for place in places:
+            if place is None:
+                continue
+            lines = linecache.getlines(self.path(place.file))
+            first, last = max(1, place.line - context), min(len(lines), place.line + context)
+            for number in range(first, last + 1):
+                excerpts.setdefault(place.file, {})[str(number)] = lines[number - 1].rstrip("\r\n")
+        return {
+            file: {number: numbered[number] for number in sorted(numbered, key=int)}
+            for file, numbered in excerpts.items()
+        }
+
+    def _judge(self, code: CodeType) -> int:
+        file = code.co_filename
+        if file.startswith("<"):  # generated code: dataclasses, torch.fx, frozen modules
+            kind = _SKIPPED
+        else:
+            path = self._absolute(file)
+            if path.startswith(_PACKAGE_ROOT) or path.endswith(_PLUMBING) and self._in_library(path):
+                kind = _SKIPPED
+            elif self._folder_in_library and path.startswith(self._below_folder):
+                kind = _USER  # the job itself is an installed package
+            else:
+                kind = _LIBRARY if self._in_library(path) else _USER
+        self._kinds[id(code)] = (kind, code)
+        return kind
+
+    def _absolute(self, file: str) -> str:
+        return os.path.realpath(os.path.join(self._start_folder, file))
+
+    def _in_library(self, path: str) -> bool:
+        if path.startswith(self._library_roots):
+            return True
+        return any(
+            part in _PACKAGE_FOLDERS or part.startswith("torchinductor_") for part in path.split(os.sep)[:-1]
+        )
+
+    def _user_place(self, code: CodeType, line: int) -> Place:
+        key = (id(code), line)
+        place = self._places.get(key)
+        if place is None:
+            self._kinds.setdefault(id(code), (_USER, code))  # keeps the id from being used again
+            path = self._absolute(code.co_filename)
+            below = path.startswith(self._below_folder)
+            file = path[len(self._below_folder) :] if below else path
+            place = self._places[key] = Place(file=file, line=line, function=_function_name(code))
+        return place
+
+    def _via(self, frame: FrameType) -> str:
+        code, line = frame.f_code, frame.f_lineno
+        key = (id(code), line)
+        via = self._vias.get(key)
+        if via is None:
+            via = self._vias[key] = f"{self._shortened(self._absolute(code.co_filename))}:{line}"
+        return via
+
+    def _shortened(self, path: str) -> str:
+        """The part of a library path that begins with the package: torch/nn/modules/linear.py."""
+        parts = path.split(os.sep)
+        for position in range(len(parts) - 2, -1, -1):
+            if parts[position] in _PACKAGE_FOLDERS:
+                return "/".join(parts[position + 1 :])
+        for root in self._library_roots:
+            if path.startswith(root):
+                return path[len(root) :].replace(os.sep, "/")
+        return "/".join(parts[-2:])
+
+
+def _library_roots() -> tuple[str, ...]:
+    """Folders of installed code, longest first, each ending in a separator."""
+    paths = sysconfig.get_paths()
+    roots = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots.add(os.path.dirname(os.__file__))
+    roots.add(
+        os.path.join(sys.base_prefix, sys.platlibdir, f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    )
+    roots.add(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    resolved = {os.path.join(os.path.realpath(root), "") for root in roots if root}
+    return tuple(sorted(resolved, key=len, reverse=True))
+
+
+def _function_name(code: CodeType) -> str | None:
+    """`Model.forward`; a comprehension counts as the function around it, module level as None."""
+    parts = code.co_qualname.split(".")
+    while parts and parts[-1] in (*_COMPREHENSIONS, "<locals>", "<module>"):
+        parts.pop()
+    return ".".join(part for part in parts if part != "<locals>") or None

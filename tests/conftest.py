@@ -1,0 +1,37 @@
+"""What every test stands on: no network, no deadlines, and GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# A framework under test must fail at once, not wait for a hub it cannot reach.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A deadline is an absolute time, and a shared machine has none to promise.
+hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("house")
+
+
+@functools.cache
+def _why_no_gpu() -> str | None:
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return "needs a CUDA GPU; torch sees none here"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and (reason := _why_no_gpu()):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,113 @@
+"""The real NVML against what torch says of the same GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from flatout.codec import decode, encode
+from flatout.hardware import GpuReader, GpuSnapshot, Snapshot, find_datasheet, read_gpus
+
+pytestmark = pytest.mark.gpu
+
+BLOCK_BYTES = 2**30
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
+    return read_gpus()
+
+
+def test_every_field_is_known_or_has_a_reason(snapshot: Snapshot) -> None:
+    assert snapshot.gpus
+    assert snapshot.driver_version is not None
+    assert snapshot.cuda_version is not None
+    for gpu in snapshot.gpus:
+        for field in dataclasses.fields(GpuSnapshot):
+            if getattr(gpu, field.name) is None and field.name != "mig_index":
+                assert gpu.missing.get(field.name), field.name
+
+
+def test_gpus_are_those_that_torch_sees(snapshot: Snapshot) -> None:
+    import torch
+
+    if any(gpu.mig_enabled for gpu in snapshot.gpus):
+        pytest.skip("torch numbers MIG instances, not the GPUs that hold them")
+    by_cuda_index = {gpu.cuda_index: gpu for gpu in snapshot.gpus}
+    assert sorted(by_cuda_index) == list(range(torch.cuda.device_count()))
+    for index, gpu in by_cuda_index.items():
+        properties = torch.cuda.get_device_properties(index)
+        assert gpu.name == properties.name
+        assert gpu.uuid == f"GPU-{properties.uuid}"
+        assert gpu.compute_capability == f"{properties.major}.{properties.minor}"
+        assert gpu.memory_total_bytes is not None
+        # torch sees the total less what the driver keeps for itself.
+        assert 0.95 * gpu.memory_total_bytes <= properties.total_memory <= gpu.memory_total_bytes
+
+
+def test_memory_adds_up_and_sees_an_allocation() -> None:
+    import torch
+
+    with GpuReader() as reader:
+        torch.cuda.init()
+        torch.zeros(1, device="cuda:0")
+        before = next(gpu for gpu in reader.snapshot().gpus if gpu.cuda_index == 0)
+        block = torch.empty(BLOCK_BYTES, dtype=torch.uint8, device="cuda:0")
+        after = next(gpu for gpu in reader.snapshot().gpus if gpu.cuda_index == 0)
+    assert before.memory_used_bytes is not None
+    assert after.memory_used_bytes is not None
+    assert after.memory_used_bytes - before.memory_used_bytes >= 0.9 * BLOCK_BYTES
+    parts = (after.memory_used_bytes, after.memory_free_bytes, after.memory_reserved_bytes)
+    if all(part is not None for part in parts):
+        assert sum(part for part in parts if part is not None) == after.memory_total_bytes
+    assert block.numel() == BLOCK_BYTES
+
+
+def test_live_figures_are_plausible(snapshot: Snapshot) -> None:
+    for gpu in snapshot.gpus:
+        if gpu.power_w is not None and gpu.power_limit_w is not None:
+            assert 0 < gpu.power_w < 2 * gpu.power_limit_w
+        if gpu.sm_clock_hz is not None and gpu.sm_clock_max_hz is not None:
+            assert 0 < gpu.sm_clock_hz <= gpu.sm_clock_max_hz
+        if gpu.temperature_c is not None:
+            assert 0 < gpu.temperature_c < 120
+        if gpu.utilisation_share is not None:
+            assert 0 <= gpu.utilisation_share <= 1
+
+
+def test_the_datasheet_knows_the_gpu_by_its_driver_name(snapshot: Snapshot) -> None:
+    for device in snapshot.devices:
+        row = find_datasheet(device.name, memory_bytes=device.memory_bytes)
+        if row is None:
+            pytest.skip(f"no datasheet for {device.name}")
+        assert device.peak_flops == row.peak_flops
+        assert device.compute_capability == row.compute_capability
+        assert device.bf16 == row.bf16
+
+
+@pytest.mark.parametrize("value", ["", "-1", "99"])
+def test_hiding_every_gpu_hides_them(value: str) -> None:
+    with GpuReader(environ={**os.environ, "CUDA_VISIBLE_DEVICES": value}) as reader:
+        snapshot = reader.snapshot()
+        assert snapshot.gpus == ()
+        assert snapshot.notes
+        assert reader.snapshot(hidden=True).gpus
+
+
+def test_an_id_prefix_selects_its_gpu(snapshot: Snapshot) -> None:
+    last = snapshot.gpus[-1]
+    assert last.uuid is not None
+    with GpuReader(environ={"CUDA_VISIBLE_DEVICES": last.uuid[:16]}) as reader:
+        assert [gpu.uuid for gpu in reader.snapshot().gpus] == [last.uuid]
+
+
+def test_a_snapshot_survives_json(snapshot: Snapshot) -> None:
+    assert decode(Snapshot, encode(snapshot)) == snapshot
+
+
+def test_a_closed_reader_says_so() -> None:
+    reader = GpuReader()
+    reader.close()
+    assert reader.snapshot().missing["gpus"] == "the reader was closed"

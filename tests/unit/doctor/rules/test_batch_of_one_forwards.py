@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor.rules.batch_of_one_forwards import detect
+
+
+def forwards(made, *, rows_of_step=32, **changes):
+    call = made.module_call(**{"rows": 1, "calls_per_step": 32.0, **changes})
+    return made.evidence(module_calls=(call,), steps=made.steps(rows=rows_of_step))
+
+
+def test_fires_at_the_line_that_calls_the_model(made):
+    (finding,) = detect(forwards(made))
+    assert (finding.code, finding.name) == ("FO304", "batch-of-one-forwards")
+    assert finding.place.line == 40
+    assert finding.share == pytest.approx(0.3)
+    assert finding.ceiling.step_s == pytest.approx(0.1 * (1 - 0.3 * 31 / 32))
+
+
+@pytest.mark.parametrize(("calls", "fires"), [(8.0, True), (7.0, False)])
+def test_eight_calls_make_a_loop(made, calls, fires):
+    assert bool(detect(forwards(made, calls_per_step=calls, rows_of_step=8))) == fires
+
+
+@pytest.mark.parametrize(("host_s", "fires"), [(0.0201, True), (0.0199, False), (None, False)])
+def test_the_forwards_must_matter(made, host_s, fires):
+    assert bool(detect(forwards(made, host_s=host_s))) == fires
+
+
+@pytest.mark.parametrize(("calls", "fires"), [(16.0, True), (15.0, False)])
+def test_calls_that_are_fewer_than_samples_go_over_time_not_samples(made, calls, fires):
+    assert bool(detect(forwards(made, calls_per_step=calls))) == fires
+
+
+def test_accumulation_over_a_loader_of_single_samples_fires(made):
+    assert detect(forwards(made, rows_of_step=1, calls_per_step=16.0))
+
+
+def test_a_job_without_a_loader_fires(made):
+    assert detect(forwards(made, rows_of_step=None))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": 32},
+        {"rows": None},
+        {"has_parameters": False},
+        {"module": "LSTM"},
+        {"module": "DecoderGRU"},
+        {"module": "RNN"},
+    ],
+)
+def test_look_alikes(made, changes):
+    assert detect(forwards(made, **changes)) == []

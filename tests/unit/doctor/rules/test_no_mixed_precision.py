@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flatout.doctor.rules.no_mixed_precision import detect
+from flatout.measure.evidence import Gpu, Precision
+
+
+def multiplying(made, *, matmul=None, busy_share=0.9, half=1.9, device="cuda", **fields):
+    return made.evidence(
+        device=device,
+        **{
+            "kernels": made.kernels(matmul_s_by_dtype=matmul or {"fp32": 0.1}, busy_share=busy_share),
+            "module_calls": (made.module_call(), made.module_call(place=made.place(41), host_s=0.001)),
+            "counterfactuals": (made.counterfactual("half", half),),
+            **fields,
+        },
+    )
+
+
+def gpu(**changes):
+    made = Gpu(
+        name="NVIDIA A100",
+        memory_bytes=80 * 2**30,
+        compute_capability="8.0",
+        peak_flops={"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_fires_at_the_training_forward(made):
+    (finding,) = detect(multiplying(made))
+    assert (finding.code, finding.name) == ("FO401", "no-mixed-precision")
+    assert finding.place == made.place(40)
+    assert finding.share == pytest.approx(0.5)
+    freed = 0.5 * (1 - 67 / 989)
+    assert finding.ceiling.step_s == pytest.approx(0.1 * (1 - freed))
+    assert finding.safety == "lossy"
+    assert "torch.bfloat16" in finding.fix
+
+
+def test_tf32_products_gain_less(made):
+    (finding,) = detect(multiplying(made, matmul={"tf32": 0.1}))
+    assert finding.ceiling.speedup == pytest.approx(1 / (1 - 0.5 * (1 - 494 / 989)))
+
+
+@pytest.mark.parametrize("name", ["fp32", "float32"])
+@pytest.mark.parametrize(("seconds", "fires"), [(0.0401, True), (0.0399, False)])
+def test_the_products_must_matter(made, name, seconds, fires):
+    assert bool(detect(multiplying(made, matmul={name: seconds}))) == fires
+
+
+@pytest.mark.parametrize(("busy_share", "fires"), [(0.51, True), (0.49, False), (None, False)])
+def test_the_gpu_must_be_busy(made, busy_share, fires):
+    assert bool(detect(multiplying(made, busy_share=busy_share))) == fires
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [("9.0", "bfloat16"), ("8.0", "bfloat16"), ("7.5", "float16"), ("6.1", None), (None, None)],
+)
+def test_the_format_is_one_the_gpu_has(made, capability, dtype):
+    findings = detect(multiplying(made, gpu=gpu(compute_capability=capability)))
+    assert bool(findings) == (dtype is not None)
+    if dtype:
+        assert f"torch.{dtype}" in findings[0].fix
+        assert ("GradScaler" in findings[0].fix) == (dtype == "float16")
+
+
+def test_unknown_peaks_give_no_ceiling(made):
+    (finding,) = detect(multiplying(made, gpu=gpu(peak_flops={})))
+    assert finding.ceiling is None
+
+
+def test_a_gpu_whose_peaks_promise_nothing_is_left_alone(made):
+    assert detect(multiplying(made, gpu=gpu(peak_flops={"fp32": 20e12, "bf16": 21e12}))) == []
+
+
+def precision(**changes):
+    made = Precision(parameter_dtypes=("float32",), autocast=None, tf32_matmul=False, bf16_supported=True)
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameter_dtypes": ("bfloat16",)},
+        {"parameter_dtypes": ("float32", "bfloat16")},
+        {"parameter_dtypes": ()},
+        {"autocast": "bfloat16"},
+    ],
+)
+def test_a_job_that_already_uses_16_bits_is_left_alone(made, changes):
+    assert detect(multiplying(made, precision=precision(**changes))) == []
+
+
+def test_look_alikes(made):
+    assert detect(multiplying(made, module_calls=(made.module_call(autocast="bfloat16"),))) == []
+    assert detect(multiplying(made, half=1.0)) == []
+    assert detect(multiplying(made, device="cpu")) == []
+    assert detect(multiplying(made, matmul={"bfloat16": 0.15})) == []
+    assert detect(multiplying(made, precision=None)) == []
+    assert detect(multiplying(made, gpu=None)) == []
+
+
+def test_without_a_known_forward_there_is_no_place(made):
+    (finding,) = detect(multiplying(made, module_calls=()))
+    assert finding.place is None

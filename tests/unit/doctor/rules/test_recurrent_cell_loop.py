@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor.rules.recurrent_cell_loop import detect
+
+VIA = "torch/nn/modules/rnn.py:1664"
+
+
+def cells(made, **changes):
+    fields = {"op": "lstm_cell", "via": VIA, "backward_s": 0.04, **changes}
+    return made.evidence(sites=(made.site("cell", **fields),))
+
+
+def test_fires_at_the_line_that_calls_the_cell(made):
+    (finding,) = detect(cells(made))
+    assert (finding.code, finding.name) == ("FO303", "recurrent-cell-loop")
+    assert finding.place.line == 30
+    assert finding.share == pytest.approx(0.3)
+    assert finding.ceiling.step_s == pytest.approx(0.07)
+
+
+@pytest.mark.parametrize(("calls", "fires"), [(8.0, True), (7.0, False)])
+def test_eight_calls_make_a_loop(made, calls, fires):
+    assert bool(detect(cells(made, calls_per_step=calls))) == fires
+
+
+@pytest.mark.parametrize(("host_s", "fires"), [(0.0101, True), (0.0099, False)])
+def test_the_cells_must_matter(made, host_s, fires):
+    assert bool(detect(cells(made, host_s=host_s, backward_s=None))) == fires
+
+
+def test_where_their_time_is_unknown_the_forward_stands_for_it(made):
+    (finding,) = detect(cells(made, host_s=None, backward_s=None))
+    assert finding.share == pytest.approx(0.4)
+    assert finding.ceiling is None
+
+
+def test_look_alikes(made):
+    assert detect(made.evidence(sites=(made.site("row"), made.site("create")))) == []
+    assert detect(cells(made, calls_per_step=1.0)) == []

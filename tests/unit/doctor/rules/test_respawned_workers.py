@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor.rules.respawned_workers import detect
+from flatout.measure.evidence import EpochStart
+
+
+def respawning(made, *, iter_s=0.4, first_wait_s=0.1, num_epochs=3, steps=None, **changes):
+    fields = {
+        "num_workers": 2,
+        "epochs": (EpochStart(iter_s=iter_s, first_wait_s=first_wait_s),) * num_epochs,
+        **changes,
+    }
+    return made.evidence(loaders=(made.loader(**fields),), steps=steps or made.steps())
+
+
+def test_fires_at_the_loader(made):
+    (finding,) = detect(respawning(made))
+    assert (finding.code, finding.name) == ("FO102", "respawned-workers")
+    assert finding.place == made.place(10)
+    assert finding.share == pytest.approx(0.5 / 2.5)
+    assert finding.ceiling.step_s == pytest.approx(0.1)
+    assert finding.ceiling.speedup == pytest.approx(2.5 / 2.0)
+
+
+@pytest.mark.parametrize(("iter_s", "fires"), [(0.107, True), (0.103, False)])
+def test_the_start_must_matter_to_the_epoch(made, iter_s, fires):
+    assert bool(detect(respawning(made, iter_s=iter_s, first_wait_s=0.0))) == fires
+
+
+def test_a_first_batch_that_is_slow_in_itself_is_not_a_start(made):
+    job = respawning(
+        made,
+        iter_s=0.01,
+        first_wait_s=0.5,
+        fetch_s=made.spread(0.4),
+        collate_s=made.spread(0.1),
+    )
+    assert detect(job) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"persistent_workers": True},
+        {"num_workers": 0},
+        {"trains": False},
+        {"num_batches": None},
+        {"num_epochs": 1},
+        {"num_batches": 2000},
+    ],
+)
+def test_look_alikes(made, changes):
+    assert detect(respawning(made, **changes)) == []
+
+
+def test_accumulation_shortens_the_epoch_in_steps(made):
+    start = {"iter_s": 0.09, "first_wait_s": 0.0}
+    assert detect(respawning(made, **start)) == []
+    assert detect(respawning(made, **start, steps=made.steps(num_batches=4)))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor.rules.row_indexing_in_loop import detect
+
+
+def indexing(made, *sites, **fields):
+    return made.evidence(sites=sites, **fields)
+
+
+def test_fires_at_the_indexing_line_with_its_backward(made):
+    rows = made.site("row", op="__getitem__", host_s=0.01, backward_s=0.05, requires_grad=True)
+    (finding,) = detect(indexing(made, rows))
+    assert (finding.code, finding.name) == ("FO302", "row-indexing-in-loop")
+    assert finding.place.line == 30
+    assert finding.share == pytest.approx(0.3)
+    assert finding.ceiling.step_s == pytest.approx(0.07)
+    assert finding.safety == "reordered"
+    assert any("50.0 ms" in figure for figure in finding.evidence)
+
+
+def test_without_gradients_the_fix_is_exact(made):
+    (finding,) = detect(indexing(made, made.site("row")))
+    assert finding.safety == "exact"
+    assert "gradient" not in finding.message
+
+
+@pytest.mark.parametrize(("calls", "fires"), [(10.0, True), (9.5, False)])
+def test_ten_rows_make_a_loop(made, calls, fires):
+    assert bool(detect(indexing(made, made.site("row", calls_per_step=calls)))) == fires
+
+
+@pytest.mark.parametrize(("host_s", "fires"), [(0.0061, True), (0.0059, False), (None, False)])
+def test_the_rows_must_matter(made, host_s, fires):
+    assert bool(detect(indexing(made, made.site("row", host_s=host_s)))) == fires
+
+
+def test_a_cheap_forward_with_a_dear_backward_fires(made):
+    assert detect(indexing(made, made.site("row", host_s=0.001, backward_s=0.01)))
+    assert detect(indexing(made, made.site("row", host_s=None, backward_s=0.01)))
+
+
+def test_reads_and_writes_of_one_line_are_one_finding(made):
+    read = made.site("row", op="__getitem__", calls_per_step=6.0, host_s=0.004)
+    write = made.site("row", op="__setitem__", calls_per_step=6.0, host_s=0.004)
+    (finding,) = detect(indexing(made, read, write))
+    assert finding.share == pytest.approx(0.04)
+
+
+def test_look_alikes(made):
+    assert detect(indexing(made, made.site("row", via="torch/utils/data/dataset.py:211"))) == []
+    assert detect(indexing(made, made.site("create"))) == []
+    sample = made.site("row", place=made.place(5, function="Samples.__getitem__"))
+    assert detect(indexing(made, sample)) == []
+    assert detect(indexing(made, made.site("row"), attributed_step_s=None)) == []

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from flatout.doctor.examine import examine
+
+
+def test_a_healthy_job_has_no_findings(made):
+    for device in ("cpu", "cuda"):
+        job = made.evidence(
+            device=device,
+            loaders=(made.loader(),),
+            module_calls=(made.module_call(),),
+            kernels=made.kernels(),
+            counterfactuals=(made.counterfactual("cached", 1.01), made.counterfactual("half", 1.8)),
+        )
+        assert examine(job) == ()
+
+
+def test_the_finding_that_frees_most_comes_first(made):
+    job = made.evidence(
+        sites=(
+            made.site("create", line=1, host_s=0.01),
+            made.site("row", line=2, host_s=0.10),
+            made.site("create", line=3, host_s=0.04),
+        )
+    )
+    findings = examine(job)
+    assert [finding.place.line for finding in findings] == [2, 3, 1]
+    assert [finding.code for finding in findings] == ["FO302", "FO301", "FO301"]
+
+
+def test_equal_findings_are_ordered_by_code_and_line(made):
+    job = made.evidence(
+        sites=(
+            made.site("create", line=9, host_s=0.02),
+            made.site("row", line=1, host_s=0.02),
+            made.site("create", line=2, host_s=0.02),
+        )
+    )
+    assert [(finding.code, finding.place.line) for finding in examine(job)] == [
+        ("FO301", 2),
+        ("FO301", 9),
+        ("FO302", 1),
+    ]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from flatout.doctor.rule import SECTIONS, all_rules, read_rule, rule_by_code, title_of
+from flatout.errors import BadInput
+
+
+def module(docstring: str | None, *, name: str = "flatout.doctor.rules.slow_thing") -> ModuleType:
+    made = ModuleType(name, docstring)
+    made.detect = lambda evidence: []
+    return made
+
+
+BODY = "".join(
+    f"\n{head}\nSays of {head}. And\nmore.\n\n```python\nx = 1\n    y = 2\n```\n" for head in SECTIONS
+)
+
+
+def test_a_rule_is_read_from_its_module():
+    rule = read_rule(module(f"FO999 slow-thing\n{BODY}"))
+    assert (rule.code, rule.name) == ("FO999", "slow-thing")
+    assert tuple(rule.sections) == SECTIONS
+    assert rule.summary == "Says of What it does."
+
+
+def test_code_in_a_section_keeps_its_lines():
+    rule = read_rule(module(f"FO999 slow-thing\n{BODY}"))
+    assert "```python\nx = 1\n    y = 2\n```" in rule.sections["Fix"]
+
+
+def test_a_summary_is_one_line_though_the_sentence_is_wrapped():
+    rule = read_rule(module(f"FO999 slow-thing\n{BODY}".replace("Says of What", "Says\nof What")))
+    assert rule.summary == "Says of What it does."
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        None,
+        "slow-thing\n" + BODY,
+        "FO99 slow-thing\n" + BODY,
+        "FO999\n" + BODY,
+        "FO999 fast-thing\n" + BODY,
+        "FO999 slow-thing\n" + BODY.replace("\nEvidence\n", "\nProof\n"),
+        "FO999 slow-thing\n" + BODY + "\nFix\nTwice.\n",
+        "FO999 slow-thing\n" + BODY.partition("Says of Fix safety")[0],
+    ],
+)
+def test_a_docstring_that_breaks_the_grammar_is_refused(docstring):
+    with pytest.raises(AssertionError):
+        read_rule(module(docstring))
+
+
+def test_the_title_holds_code_and_name():
+    assert title_of("FO301 tensor-created-in-loop\n\nMore.") == ("FO301", "tensor-created-in-loop")
+
+
+def test_rules_are_found_by_code_in_any_case_and_by_name():
+    rule = all_rules()[0]
+    assert rule_by_code(rule.code) is rule_by_code(rule.code.lower()) is rule_by_code(rule.name) is rule
+
+
+def test_an_unknown_rule_is_refused_with_the_known_ones():
+    with pytest.raises(BadInput, match="'FO000'") as refused:
+        rule_by_code("FO000")
+    assert all(rule.code in refused.value.hint for rule in all_rules())
