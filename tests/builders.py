@@ -379,7 +379,7 @@ def findings() -> tuple[Finding, ...]:
             code="FO302",
             name="row-indexing-in-loop",
             place=ROW_LINE,
-            message="features[i, t] is read row by row, 57900 times a step, and each read builds a full gradient.",
+            message="features[i, t] is read row by row, 57900 times a step; each builds a full gradient.",
             evidence=(
                 "57900 calls per step under autograd",
                 "1.40 s of forward and 4.10 s of backward per step",

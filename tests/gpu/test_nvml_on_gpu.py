@@ -35,7 +35,7 @@ def test_gpus_are_those_that_torch_sees(snapshot: Snapshot) -> None:
 
     if any(gpu.mig_enabled for gpu in snapshot.gpus):
         pytest.skip("torch numbers MIG instances, not the GPUs that hold them")
-    by_cuda_index = {gpu.cuda_index: gpu for gpu in snapshot.gpus}
+    by_cuda_index = {gpu.cuda_index: gpu for gpu in snapshot.gpus if gpu.cuda_index is not None}
     assert sorted(by_cuda_index) == list(range(torch.cuda.device_count()))
     for index, gpu in by_cuda_index.items():
         properties = torch.cuda.get_device_properties(index)

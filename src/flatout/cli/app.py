@@ -87,7 +87,11 @@ def application() -> typer.Typer:
         no_args_is_help=True,
     )
     app.callback()(top)
-    app.command(context_settings={"allow_interspersed_args": False})(diagnose)
+    # The script is part of what stands before ARGS: whatever follows it, options included, is the script's.
+    app.command(
+        options_metavar="[OPTIONS] (SCRIPT | -m MODULE)",
+        context_settings={"allow_interspersed_args": False},
+    )(diagnose)
     app.command()(rules)
     app.command()(devices)
     return app

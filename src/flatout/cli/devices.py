@@ -6,7 +6,7 @@ Without a GPU it says why there is none and shows the host; that is an answer, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DOCUMENT_FORMAT = "flatout-devices"
 DOCUMENT_VERSION = 1
 MAX_PROCESSES = 10
+WIDE = 100  # columns of a terminal with room for the PCIe link
 WHOLE = "the machine"  # as HostFacts names a limit that is none
 
 
@@ -81,12 +82,14 @@ def _console() -> Console:
     return Console(highlight=False, markup=False)
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+def _table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """A plain table; columns of `whole` keep a cell on one line and leave wrapping to the others."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
+        justify: Literal["right", "left"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=column in whole)
     return table
 
 
@@ -113,10 +116,12 @@ def _print_machine(console: Console, *, snapshot: Snapshot, host: HostFacts) -> 
 
 def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     numbers = ("busy", "power", "SM clock", "temp")
-    table = _table("#", "GPU", "memory used", *numbers, "PCIe", "clocks held by", right=numbers)
+    wide = console.width >= WIDE
+    columns = ("#", "GPU", "memory used", *numbers, *(("PCIe",) if wide else ()), "held by")
+    table = _table(*columns, right=numbers, whole=(*numbers, "memory used", "PCIe"))
     rows = [part for gpu in snapshot.gpus for part in (gpu, *gpu.instances)]
     for gpu in rows:
-        table.add_row(*_gpu_cells(gpu))
+        table.add_row(*(cell for column, cell in _gpu_cells(gpu).items() if column in columns))
     console.print(table)
     console.print()
     _print_processes(console, rows)
@@ -124,28 +129,27 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     for device in by_name.values():
         _print_facts(console, [(device.name, ""), *_peak_facts(device)])
         console.print()
-    versions = f"driver {_known(snapshot.driver_version)}, CUDA up to {_known(snapshot.cuda_version)}"
+    versions = f"{_known(snapshot.driver_version)}, CUDA up to {_known(snapshot.cuda_version)}"
     reasons = {f"GPU {_number(gpu)}": gpu.missing for gpu in rows} | {"driver": snapshot.missing}
     _print_facts(console, [("driver", versions), *(("note", note) for note in snapshot.notes)])
     _print_missing(console, reasons)
 
 
-def _gpu_cells(gpu: GpuSnapshot) -> tuple[str, ...]:
+def _gpu_cells(gpu: GpuSnapshot) -> dict[str, str]:
     from flatout.units import show_bytes, show_share
 
-    link = f"gen {_known(gpu.pcie_generation)} x{_known(gpu.pcie_width)}"
     held = gpu.throttle_reasons
-    return (
-        _number(gpu),
-        f"{_known(gpu.name)}{' (lost)' if gpu.lost else ''}",
-        f"{show_bytes(gpu.memory_used_bytes)} / {show_bytes(gpu.memory_total_bytes)}",
-        show_share(gpu.utilisation_share),
-        f"{_rounded(gpu.power_w)} / {_rounded(gpu.power_limit_w)} W",
-        f"{_rounded(gpu.sm_clock_hz, 1e-6)} / {_rounded(gpu.sm_clock_max_hz, 1e-6)} MHz",
-        f"{_rounded(gpu.temperature_c)} °C",
-        link,
-        _known(None) if held is None else ", ".join(held) or "nothing",
-    )
+    return {
+        "#": _number(gpu),
+        "GPU": f"{_known(gpu.name)}{' (lost)' if gpu.lost else ''}",
+        "memory used": f"{show_bytes(gpu.memory_used_bytes)}/{show_bytes(gpu.memory_total_bytes)}",
+        "busy": show_share(gpu.utilisation_share),
+        "power": f"{_rounded(gpu.power_w)}/{_rounded(gpu.power_limit_w)} W",
+        "SM clock": f"{_rounded(gpu.sm_clock_hz, 1e-6)}/{_rounded(gpu.sm_clock_max_hz, 1e-6)} MHz",
+        "temp": f"{_rounded(gpu.temperature_c)} °C",
+        "PCIe": f"gen {_known(gpu.pcie_generation)} x{_known(gpu.pcie_width)}",
+        "held by": _known(None) if held is None else ", ".join(held) or "nothing",
+    }
 
 
 def _print_processes(console: Console, gpus: Sequence[GpuSnapshot]) -> None:

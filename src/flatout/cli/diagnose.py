@@ -23,19 +23,12 @@ from flatout.errors import BadInput
 if TYPE_CHECKING:
     from flatout.api import Diagnosis
 
-FINDINGS, FAILED, INTERRUPTED = 1, 2, 130
+FINDINGS = 1
 
 
 def diagnose(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...", help="The script, or the module after -m, and its own arguments."
-        ),
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is a module name, as in python -m pkg.train.")
-    ] = False,
+    command: Annotated[list[str] | None, typer.Argument(metavar="ARGS", hidden=True)] = None,
+    module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m pkg.train does.")] = False,
     evidence: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Diagnose a saved Evidence file instead of running a job."),
@@ -61,7 +54,7 @@ def diagnose(
 
     The job runs as it is for a few dozen steps: some are timed, some are run on cached batches and on half
     a batch, some are traced; then it is ended. Every finding names a line and what the step would take if
-    that cause were gone. Options of flatout go before the script, options of the script after it.
+    that cause were gone. Options of flatout go before the script; all that stands after it is the script's.
 
     \b
     Examples:
@@ -74,15 +67,15 @@ def diagnose(
     of its own passes it on.
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
-    _check_writable(html, option="--html")
-    _check_writable(save, option="--save")
+    _check_writable(html)
     if evidence is not None:
         from flatout.api import diagnose_evidence
 
         diagnosis = diagnose_evidence(evidence)
     else:
         assert command
-        check_target(command[0], module=module)
+        if module:
+            check_module(command[0])
         from flatout.api import diagnose_script
 
         diagnosis = diagnose_script(
@@ -94,45 +87,20 @@ def diagnose(
             on_progress=_say,
             script_stdout_to_stderr=json_output,
         )
-    ran = evidence is None
-    _answer(diagnosis, html=html, json_output=json_output, ran=ran)
-    raise typer.Exit(exit_code(diagnosis, ran=ran, keep_running=keep_running))
+    _answer(diagnosis, html=html, json_output=json_output, ran=evidence is None)
+    raise typer.Exit(exit_code(diagnosis, keep_running=keep_running))
 
 
-def exit_code(diagnosis: Diagnosis, *, ran: bool, keep_running: bool = False) -> int:
-    """What the command ends with; how a saved job ended is history and decides nothing."""
-    job, own_code = diagnosis.evidence.job, diagnosis.script_exit_code
-    if keep_running and own_code is not None:
-        return own_code
-    if ran and job.ended == "interrupted":
-        return INTERRUPTED
-    if ran and job.ended == "crashed" and job.error is not None:
-        return FAILED
-    if ran and own_code:
+def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False) -> int:
+    """The script's own code where it has one to tell, else whether there are findings."""
+    own_code = diagnosis.script_exit_code
+    if own_code or (keep_running and own_code is not None):
         return own_code
     return FINDINGS if diagnosis.findings else 0
 
 
-def check_target(target: str, *, module: bool) -> None:
-    """Raise BadInput for a script or module that cannot be run; nothing of it is executed."""
-    if module:
-        _check_module(target)
-        return
-    path = Path(target)
-    if not path.exists():
-        raise BadInput(
-            f"there is no script at {target}", hint="give the path of a Python file, or -m and a module"
-        )
-    if path.is_dir():
-        raise BadInput(
-            f"{target} is a folder, not a script", hint="give the path of a Python file, or -m and a module"
-        )
-    if not os.access(path, os.R_OK):
-        raise BadInput(f"{target} cannot be read", hint="check its permissions")
-
-
-def _check_module(name: str) -> None:
-    """Find the module as `python -m` would, without importing its packages."""
+def check_module(name: str) -> None:
+    """Raise BadInput for a module `python -m` would not find; none of its packages is imported."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         hint = f"without -m, flatout diagnose {name} runs a file" if name.endswith(".py") else None
@@ -181,14 +149,14 @@ def _check_options(
         raise BadInput(f"--seconds {seconds:g} is not a time", hint="give a positive number, such as 60")
 
 
-def _check_writable(path: Path | None, *, option: str) -> None:
-    if path is None:
+def _check_writable(html: Path | None) -> None:
+    if html is None:
         return
-    if path.is_dir():
-        raise BadInput(f"{option} {path} is a folder", hint=f"name a file in it: {path / 'report'}")
-    folder = next((parent for parent in path.absolute().parents if parent.exists()), None)
+    if html.is_dir():
+        raise BadInput(f"--html {html} is a folder", hint=f"name a file in it: {html / 'report.html'}")
+    folder = next((parent for parent in html.absolute().parents if parent.exists()), None)
     if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f"{option} {path} cannot be written", hint="choose a folder you may write to")
+        raise BadInput(f"--html {html} cannot be written", hint="choose a folder you may write to")
 
 
 def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: bool) -> None:
@@ -206,11 +174,6 @@ def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: 
         from flatout.cli.render import render
 
         sys.stdout.write(render(diagnosis))
-    job = diagnosis.evidence.job
-    if ran and job.ended in ("crashed", "interrupted"):
-        kept = f"; Evidence so far is in {diagnosis.evidence_path}" if diagnosis.evidence_path else ""
-        reason = f"the script failed: {job.error}" if job.error else f"the script was {job.ended}"
-        _say(reason + kept)
 
 
 def _write(path: Path, text: str) -> None:

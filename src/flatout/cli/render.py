@@ -8,13 +8,13 @@ what taking a cause away changed, which lines to fix and what each is worth.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from flatout.api import Diagnosis
 from flatout.doctor.finding import Finding
 from flatout.doctor.report import (
     SAFETY,
@@ -30,6 +30,9 @@ from flatout.doctor.report import (
 from flatout.doctor.rule import all_rules
 from flatout.measure.evidence import Evidence
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
+
+if TYPE_CHECKING:
+    from flatout.api import Diagnosis
 
 # A glyph as well as a colour per phase: the bar stays readable in a log file.
 LOOKS = {

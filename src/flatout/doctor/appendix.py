@@ -109,7 +109,7 @@ def memory_section(memory: Memory | None) -> Html | None:
     graphs = [
         tag(
             "p",
-            f"The graph held by {graph.holder or UNKNOWN} grows by {_count(graph.nodes_per_step)} nodes a step.",
+            f"Graph held by {graph.holder or UNKNOWN}: {_count(graph.nodes_per_step)} more nodes every step.",
         )
         for graph in memory.graphs
     ]

@@ -24,7 +24,7 @@ class Html(str):
 
 
 def tag(name: str, /, *children: str, **attributes: str | int | float | None) -> Html:
-    """One element; `class_` and `stroke_width` become class and stroke-width, None leaves an attribute out."""
+    """One element; `class_` and `stroke_width` become class and stroke-width, None leaves it out."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
         for key, value in attributes.items()

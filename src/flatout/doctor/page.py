@@ -140,7 +140,7 @@ def _what_if(evidence: Evidence) -> Html | None:
         return None
     blocks = min(counterfactual.num_blocks for counterfactual in evidence.counterfactuals)
     note = (
-        f"Both were run, in {blocks} or more blocks interleaved with the steps they are compared to. "
+        f"Really run, in {blocks} or more blocks interleaved with the steps they are compared to. "
         "The dot is the step's time as a fraction of the full one, the line its 95 % interval."
     )
     return section(

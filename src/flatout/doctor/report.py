@@ -72,7 +72,8 @@ def _read_half(found: Counterfactual, evidence: Evidence) -> Reading:
     elif high <= 0.65:
         words = _bound_per_sample(evidence)
     else:
-        words = f"{show_share(2 * (1 - fraction))} of the step grows with the batch, the rest is paid once per step"
+        grows = show_share(2 * (1 - fraction))
+        words = f"{grows} of the step grows with the batch, the rest is paid once per step"
     figure = f"a step takes {fraction:.2f} [{low:.2f}, {high:.2f}] of the full one"
     return _reading(found, label="on half the batch", figure=figure, words=words)
 

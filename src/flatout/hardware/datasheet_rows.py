@@ -32,7 +32,7 @@ def _row(
         sold_gb=sold_gb,
         reported_mib=reported_mib,
         bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
-        peak_flops={dtype: peak_tflops.pop(dtype) * 1e12 for dtype in DTYPES if dtype in peak_tflops},
+        peak_flops={dtype: round(peak_tflops[dtype] * 1e12, 0) for dtype in DTYPES if dtype in peak_tflops},
         half_rate_accumulate=half_rate_accumulate,
         driver_names=drivers,
         aliases=aliases,

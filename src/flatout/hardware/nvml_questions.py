@@ -145,7 +145,7 @@ def _only_of_whole_gpus(questions: Questions) -> dict[str, Any]:
 
     def scaled(field: str, scale: float, *calls: Call) -> float | None:
         value = questions.ask((field,), *calls)
-        return None if value is None else value * scale
+        return None if value is None else round(value * scale, 3)
 
     sm, memory, sensor = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU
     current, highest = "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo"

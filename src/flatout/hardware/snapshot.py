@@ -36,7 +36,7 @@ class GpuSnapshot:
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
-    memory_reserved_bytes: int | None = None  # the driver's own
+    memory_reserved_bytes: int | None = None  # the driver's own; CUDA's total is what this leaves
     utilisation_share: float | None = None
     memory_utilisation_share: float | None = None  # of the window in which memory was read or written
     power_w: float | None = None

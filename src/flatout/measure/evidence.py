@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -366,13 +365,13 @@ class Evidence:
 def save_evidence(evidence: Evidence, path: Path) -> None:
     """Write to a temporary name beside `path`, then rename: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             json.dump(evidence.to_json(), file, allow_nan=False)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

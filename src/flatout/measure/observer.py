@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.measure import marks as explicit_marks
-from flatout.measure.clock import EXCLUDED, Clock, DeviceMarks, ident
+from flatout.measure.clock import EXCLUDED, Clock, DeviceMarks, ident, now
 from flatout.measure.evidence import Arm, Kernels, Memory
 from flatout.measure.function_modes import insert_mode, remove_mode
 from flatout.measure.loaders import LoaderWatch
@@ -22,10 +22,13 @@ from flatout.measure.module_calls import ModuleCalls
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, keep_mode_in_backward
 from flatout.measure.ranks import Agreement
-from flatout.measure.schedule import Block, WarmUp, plan_blocks
+from flatout.measure.schedule import FEWEST_ROUNDS, Block, WarmUp, plan_blocks
 from flatout.measure.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG
+
+
+ENOUGH_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +114,7 @@ class Observer:
         self.block_number = 0
         self.position = 0
         self.begun = False
+        self._planned_at = now()
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self.loaders.begin_serving(None)
@@ -251,6 +255,7 @@ class Observer:
                 self.warmup_reason = self.warm_up.reason or "as rank 0 decided"
                 self.anchor.freeze()
                 self.warm_up, self.blocks, self.block_number, self.position = None, plan, 0, 0
+                self._planned_at = now()
                 self._begin_block(self.arm)
             return
         if self.tools.memory_recorder is not None and self.arm == "memory":
@@ -263,11 +268,18 @@ class Observer:
         self.block_number += 1
         self.position = 0
         self.on_block_end()
-        if self.block_number == len(self.blocks):
+        if self.block_number == len(self.blocks) or self._is_enough():
             self.finished = True
             self.on_finished()
         else:
             self._begin_block(self.arm)
+
+    def _is_enough(self) -> bool:
+        """Past the fewest rounds, time decides: epoch starts can make a round far longer than planned."""
+        if self.agreement.shared or self.blocks[self.block_number].arm != "real":
+            return False
+        num_rounds = sum(block.arm == "real" for block in self.blocks[: self.block_number]) - 1
+        return num_rounds >= FEWEST_ROUNDS and now() - self._planned_at > ENOUGH_S
 
     def _plan(self, warm_up: WarmUp | None) -> list[Block]:
         trained_on = self.loaders.trained_on()

@@ -41,6 +41,11 @@ class Agreement:
     def __init__(self) -> None:
         self.agreed: tuple[int, list[Block]] | None = None
 
+    @property
+    def shared(self) -> bool:
+        """Other ranks follow the same plan, so nobody may leave it."""
+        return self.agreed is not None
+
     def plan(self, index: int, ready: bool, make: Callable[[], list[Block]]) -> list[Block] | None:
         """The blocks once they are to start with the step after `index`, else None."""
         store = _store()

@@ -18,6 +18,7 @@ LONG_STEP_S = 2.0
 SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
+FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 8, 6.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> l
     At least the few steps each instrument needs; at most about 60 steps' time plus a few seconds.
     """
     long = step_s >= LONG_STEP_S
-    num_kept, num_rounds = _round_size(step_s)
+    num_kept, num_rounds = _kept_per_block(step_s), FEWEST_ROUNDS
     arms: list[Arm] = ["real"]
     if cached:
         arms.append("cached")
@@ -81,16 +82,15 @@ def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> l
     ]
     spent_s = step_s * sum(block.num_steps for block in instruments)
     round_s = step_s * len(arms) * (1 + num_kept)
-    while num_rounds < 8 and round_s * (num_rounds + 1) < min(seconds - spent_s, 6.0):
+    while num_rounds < MOST_ROUNDS and round_s * (num_rounds + 1) < min(seconds - spent_s, ROUNDS_TARGET_S):
         num_rounds += 1
     rounds = [Block(arm=arm, num_steps=1 + num_kept) for _ in range(num_rounds) for arm in arms]
     return instruments + rounds
 
 
-def _round_size(step_s: float) -> tuple[int, int]:
-    """(kept steps per block, fewest rounds)"""
+def _kept_per_block(step_s: float) -> int:
     if step_s >= LONG_STEP_S:
-        return 1, 3
+        return 1
     if step_s >= SHORT_STEP_S:
-        return 2, 3
-    return min(MOST_STEPS_PER_BLOCK, max(4, round(ROUND_TARGET_S / step_s))), 3
+        return 2
+    return min(MOST_STEPS_PER_BLOCK, max(4, round(ROUND_TARGET_S / step_s)))
