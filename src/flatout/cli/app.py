@@ -44,7 +44,7 @@ class Verbs(TyperGroup):
         return value
 
 
-class _DefectsExitWithTwo:
+class DefectsExitWithTwo:
     """A traceback ends Python with 1, which is the code for findings: a defect of ours must not look so."""
 
     def __enter__(self) -> None: ...
@@ -68,7 +68,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets a question mark, not a traceback
-    with _DefectsExitWithTwo():
+    with DefectsExitWithTwo():
         application()(prog_name="flatout")
 
 

@@ -89,7 +89,7 @@ def _table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         justify: Literal["right", "left"] = "right" if column in right else "left"
-        table.add_column(column, justify=justify, no_wrap=column in whole)
+        table.add_column(column, justify=justify, no_wrap=column in whole, overflow="fold")
     return table
 
 
@@ -117,7 +117,7 @@ def _print_machine(console: Console, *, snapshot: Snapshot, host: HostFacts) -> 
 def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     numbers = ("busy", "power", "SM clock", "temp")
     wide = console.width >= WIDE
-    columns = ("#", "GPU", "memory used", *numbers, *(("PCIe",) if wide else ()), "held by")
+    columns = ("#", "GPU", "memory used", *numbers, *(("PCIe",) if wide else ()))
     table = _table(*columns, right=numbers, whole=(*numbers, "memory used", "PCIe"))
     rows = [part for gpu in snapshot.gpus for part in (gpu, *gpu.instances)]
     for gpu in rows:
@@ -131,24 +131,27 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
         console.print()
     versions = f"{_known(snapshot.driver_version)}, CUDA up to {_known(snapshot.cuda_version)}"
     reasons = {f"GPU {_number(gpu)}": gpu.missing for gpu in rows} | {"driver": snapshot.missing}
-    _print_facts(console, [("driver", versions), *(("note", note) for note in snapshot.notes)])
+    held = [(gpu, gpu.throttle_reasons) for gpu in rows if gpu.throttle_reasons]
+    facts = [("driver", versions)]
+    facts += [("clocks held", f"GPU {_number(gpu)}: {', '.join(reasons)}") for gpu, reasons in held]
+    facts += [("note", note) for note in snapshot.notes]
+    _print_facts(console, facts)
     _print_missing(console, reasons)
 
 
 def _gpu_cells(gpu: GpuSnapshot) -> dict[str, str]:
     from flatout.units import show_bytes, show_share
 
-    held = gpu.throttle_reasons
+    link = f"gen {_known(gpu.pcie_generation)} x{_known(gpu.pcie_width)}"
     return {
         "#": _number(gpu),
         "GPU": f"{_known(gpu.name)}{' (lost)' if gpu.lost else ''}",
         "memory used": f"{show_bytes(gpu.memory_used_bytes)}/{show_bytes(gpu.memory_total_bytes)}",
         "busy": show_share(gpu.utilisation_share),
-        "power": f"{_rounded(gpu.power_w)}/{_rounded(gpu.power_limit_w)} W",
-        "SM clock": f"{_rounded(gpu.sm_clock_hz, 1e-6)}/{_rounded(gpu.sm_clock_max_hz, 1e-6)} MHz",
-        "temp": f"{_rounded(gpu.temperature_c)} °C",
-        "PCIe": f"gen {_known(gpu.pcie_generation)} x{_known(gpu.pcie_width)}",
-        "held by": _known(None) if held is None else ", ".join(held) or "nothing",
+        "power": _pair(gpu.power_w, gpu.power_limit_w, unit="W"),
+        "SM clock": _pair(gpu.sm_clock_hz, gpu.sm_clock_max_hz, unit="MHz", scale=1e-6),
+        "temp": f"{_rounded(gpu.temperature_c)}{'' if gpu.temperature_c is None else ' °C'}",
+        "PCIe": link if gpu.pcie_width or gpu.pcie_generation else _known(None),
     }
 
 
@@ -234,14 +237,15 @@ def _print_host(console: Console, host: HostFacts) -> None:
 
 
 def _print_missing(console: Console, reasons: dict[str, dict[str, str]]) -> None:
-    """Why something is n/a: one line per reason, with every field it explains."""
-    fields: dict[tuple[str, str], list[str]] = {}
+    """Why something is n/a: one line for all that lack the same fields for the same reason."""
+    subjects: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for subject, missing in reasons.items():
-        for field, reason in missing.items():
-            fields.setdefault((subject, reason), []).append(field)
-    for (subject, reason), names in fields.items():
-        of = f"{subject}: " if subject else ""
-        console.print(f"n/a {of}{', '.join(names)} ({reason})", style="dim")
+        for reason in dict.fromkeys(missing.values()):
+            fields = tuple(field for field in missing if missing[field] == reason)
+            subjects.setdefault((reason, fields), []).append(subject)
+    for (reason, fields), names in subjects.items():
+        of = f"{', '.join(names)}: " if any(names) else ""
+        console.print(f"n/a {of}{', '.join(fields)} ({reason})", style="dim")
 
 
 def _number(gpu: GpuSnapshot) -> str:
@@ -256,6 +260,12 @@ def _known(value: object) -> str:
 
 def _rounded(value: float | None, scale: float = 1.0) -> str:
     return _known(None) if value is None else f"{value * scale:.0f}"
+
+
+def _pair(value: float | None, limit: float | None, *, unit: str, scale: float = 1.0) -> str:
+    if value is None and limit is None:
+        return _known(None)
+    return f"{_rounded(value, scale)}/{_rounded(limit, scale)} {unit}"
 
 
 def _tera(rate: float) -> str:

@@ -102,8 +102,8 @@ def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False) -> int:
 def check_module(name: str) -> None:
     """Raise BadInput for a module `python -m` would not find; none of its packages is imported."""
     parts = name.split(".")
+    hint = "a file is run without -m" if name.endswith(".py") else None
     if not all(part.isidentifier() for part in parts):
-        hint = f"without -m, flatout diagnose {name} runs a file" if name.endswith(".py") else None
         raise BadInput(f"{name!r} is not a module name", hint=hint)
     places: Sequence[str] | None = None
     for i in range(len(parts)):
@@ -116,7 +116,7 @@ def check_module(name: str) -> None:
             raise BadInput(f"there is no module {part!r} in this folder or on Python's path")
         places = spec.submodule_search_locations
         if places is None and part != name:
-            raise BadInput(f"there is no module {name!r}: {part!r} is not a package")
+            raise BadInput(f"there is no module {name!r}: {part!r} is not a package", hint=hint)
     if places is not None and _spec(f"{name}.__main__", places) is None:
         raise BadInput(
             f"{name!r} is a package without __main__", hint=f"name one of its modules: {name}.train"
@@ -124,12 +124,12 @@ def check_module(name: str) -> None:
 
 
 def _spec(name: str, places: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    if places is None:
-        here = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
-        if here is not None and here.loader is not None:
-            return here
+    here = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) if places is None else None
+    if here is not None and here.loader is not None:
+        return here
     found = (finder.find_spec(name, places) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+    # A bare folder of this name counts only where no real module has it.
+    return next((spec for spec in found if spec is not None), here)
 
 
 def _check_options(

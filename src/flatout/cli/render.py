@@ -43,7 +43,6 @@ LOOKS = {
     "optimizer": ("▚", "green"),
     "rest": ("·", "bright_black"),
 }
-NO_BREAK = "\N{NO-BREAK SPACE}"  # holds a phase and its share on one line while rich wraps; not printed
 
 
 def render(diagnosis: Diagnosis, *, console: Console | None = None) -> str:
@@ -52,8 +51,7 @@ def render(diagnosis: Diagnosis, *, console: Console | None = None) -> str:
     with console.capture() as capture:
         for part in _parts(diagnosis, width=min(console.width, 100)):
             console.print(part, highlight=False)
-    lines = capture.get().replace(NO_BREAK, " ").splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
@@ -101,20 +99,29 @@ def _headline(evidence: Evidence) -> Iterator[Text]:
 
 def _phase_bar(evidence: Evidence, *, width: int) -> Iterator[Text]:
     shares = phase_shares(evidence)
-    bar, legend = Text(), Text()
-    drawn_to = 0
-    total = 0.0
+    bar = Text()
+    total, drawn_to = 0.0, 0
     for phase, share in shares.items():
         glyph, colour = LOOKS[phase]
         total += share
         # Cut at running totals, so that rounding never makes the bar longer or shorter than the step.
         bar.append(glyph * (round(total * width) - drawn_to), style=colour)
         drawn_to = round(total * width)
-        legend.append(glyph, style=colour)
-        legend.append(f" {phase} {show_share(share)}".replace(" ", NO_BREAK) + "  ")
-    legend.rstrip()
     yield bar
-    yield legend
+    yield from _legend(shares, width=width)
+
+
+def _legend(shares: dict[str, float], *, width: int) -> Iterator[Text]:
+    """Wrapped here, between phases: rich would break a line inside one."""
+    line = Text()
+    for phase, share in shares.items():
+        glyph, colour = LOOKS[phase]
+        words = f" {phase} {show_share(share)}"
+        if line and len(line) + len(glyph + words) + 2 > width:
+            yield line
+            line = Text()
+        line.append("  " if line else "").append(glyph, style=colour).append(words)
+    yield line
 
 
 def _readings(evidence: Evidence) -> Iterator[RenderableType]:

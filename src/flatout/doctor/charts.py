@@ -1,4 +1,4 @@
-"""The drawings of the page: the timeline of steps, the phase bars, the counterfactuals.
+"""Drawings of a mean step: its phases as one bar, and the counterfactuals as dots with intervals.
 
 Positions across are percentages and positions down are pixels, so a drawing fills a phone and a sheet of
 paper alike while its text and its dots keep their size.  Colours are classes; the style sheet owns them.
@@ -6,130 +6,12 @@ paper alike while its text and its dots keep their size.  Colours are classes; t
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from flatout.doctor.markup import Html, join, tag
 from flatout.doctor.report import Reading
-from flatout.measure.evidence import PHASES, Arm, Step
-from flatout.units import show_seconds, show_share
-
-HEIGHT = 190  # pixels of the timeline
-CUT_OFF = 3.0  # a step this many medians long is drawn cut off, or it would flatten all others
-
-ARMS: dict[Arm, str] = {
-    "warmup": "warm-up",
-    "real": "as it is",
-    "cached": "cached batches",
-    "half": "half batches",
-    "count": "counting",
-    "attribution": "attribution",
-    "kernels": "profiler",
-    "memory": "memory",
-}
-SHORT: dict[Arm, str] = {"cached": "cached", "half": "half", "attribution": "lines", "count": "count"}
-
-
-def timeline(steps: Sequence[Step]) -> Html:
-    """Every step as a bar stacked by phase; below it what was done to the step."""
-    top = _top(steps)
-    ticks = _ticks(top)
-    axis = [
-        tag("text", show_seconds(tick), x=50, y=_down(tick, top) + 4, text_anchor="end") for tick in ticks
-    ]
-    lines = [tag("line", x1="0", x2="100%", y1=_down(tick, top), y2=_down(tick, top)) for tick in ticks]
-    bars = [_bar(step, position=i, num=len(steps), top=top) for i, step in enumerate(steps)]
-    return tag(
-        "div",
-        tag("svg", *axis, class_="axis", width=56, height=HEIGHT + 6, aria_hidden="true"),
-        tag(
-            "svg",
-            tag("g", *lines, class_="grid"),
-            *bars,
-            width="100%",
-            height=HEIGHT + 6,
-            role="img",
-            aria_label=f"{len(steps)} steps, each split by phase; the scale ends at {show_seconds(top)}",
-        ),
-        tag("span"),
-        _arm_band(steps),
-        class_="timeline",
-    )
-
-
-def _bar(step: Step, *, position: int, num: int, top: float) -> Html:
-    left, width = 100 * (position + 0.1) / num, 100 * 0.8 / num
-    parts = []
-    base = 0.0
-    for phase in PHASES:
-        seconds = step.phases_s.get(phase, 0.0)
-        low, high = min(base, top), min(base + seconds, top)
-        base += seconds
-        if high > low:
-            y, height = _down(high, top), _down(low, top) - _down(high, top)
-            parts.append(
-                tag("rect", x=f"{left:.4f}%", y=y, width=f"{width:.4f}%", height=height, class_=phase)
-            )
-    if base > top:
-        parts.append(tag("rect", x=f"{left:.4f}%", y=14, width=f"{width:.4f}%", height=4, class_="cut"))
-    note = f"step {step.index}, {ARMS[step.arm]}: {show_seconds(step.step_s)}"
-    note += "" if step.kept else ", not in any mean"
-    split = ", ".join(f"{phase} {show_seconds(step.phases_s.get(phase, 0.0))}" for phase in PHASES)
-    return tag("g", tag("title", f"{note} ({split})"), *parts, class_="step" if step.kept else "step aside")
-
-
-def _arm_band(steps: Sequence[Step]) -> Html:
-    blocks = [(arm, len(list(group))) for arm, group in itertools.groupby(steps, key=lambda step: step.arm)]
-    cells = [
-        tag(
-            "span",
-            SHORT.get(arm, ARMS[arm]),
-            class_=f"arm-{arm}",
-            style=f"flex-grow:{num}",
-            title=f"{ARMS[arm]}: {num} steps",
-        )
-        for arm, num in blocks
-    ]
-    return tag("div", *cells, class_="arms")
-
-
-def arm_legend(steps: Sequence[Step]) -> Html:
-    """Which colour is which arm, with the number of steps of each."""
-    present = [arm for arm in ARMS if any(step.arm == arm for step in steps)]
-    items = [
-        tag("li", tag("i", class_=f"arm-{arm}"), f"{ARMS[arm]} ({sum(step.arm == arm for step in steps)})")
-        for arm in present
-    ]
-    return tag("ul", *items, class_="legend")
-
-
-def phase_legend() -> Html:
-    return tag("ul", *(tag("li", tag("i", class_=phase), phase) for phase in PHASES), class_="legend")
-
-
-def cut_off(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps that are longer than the scale of the timeline."""
-    top = _top(steps)
-    return tuple(step for step in steps if sum(step.phases_s.values()) > top)
-
-
-def _top(steps: Sequence[Step]) -> float:
-    lengths = [sum(step.phases_s.values()) for step in steps]
-    usual = median(lengths) if lengths else 0.0
-    return max((length for length in lengths if length <= usual * CUT_OFF), default=0.0) or 1.0
-
-
-def _down(seconds: float, top: float) -> float:
-    return round(6 + HEIGHT * (1 - seconds / top), 2)
-
-
-def _ticks(top: float) -> list[float]:
-    """Zero and two to five round numbers."""
-    size = 10.0 ** math.floor(math.log10(top))
-    step = next(size * factor for factor in (0.2, 0.5, 1, 2) if top / (size * factor) <= 5.5)
-    return [step * i for i in range(math.floor(top / step) + 1)]
+from flatout.measure.evidence import PHASES
+from flatout.units import show_share
 
 
 def phase_bar(shares: Mapping[str, float], *, label: str) -> Html:

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Sequence
 from importlib import resources
 
-from flatout.doctor import charts
 from flatout.doctor.appendix import (
     footer,
     kernels_section,
@@ -19,6 +18,7 @@ from flatout.doctor.appendix import (
     missing_section,
     ranks_section,
 )
+from flatout.doctor.charts import phase_bar, whiskers
 from flatout.doctor.finding import Finding
 from flatout.doctor.markup import Html, code, facts, join, section, table, tag
 from flatout.doctor.report import (
@@ -32,6 +32,7 @@ from flatout.doctor.report import (
     show_ceiling,
     show_interval,
 )
+from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
 from flatout.measure.evidence import PHASES, Evidence, Place
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
@@ -119,19 +120,19 @@ def _step(evidence: Evidence) -> Html | None:
     if not host:
         return None
     shares, stream_shares = phase_shares(evidence), phase_shares(evidence, device=True)
-    bars = [charts.phase_bar(shares, label="host")]
+    drawn = [phase_bar(shares, label="host")]
     heads, numbers = ["phase", "host", "share"], [1, 2]
     rows = [
         [join((tag("i", class_=phase), phase)), show_seconds(host[phase]), show_share(shares[phase])]
         for phase in PHASES
     ]
     if stream:
-        bars.append(charts.phase_bar(stream_shares, label="GPU stream"))
+        drawn.append(phase_bar(stream_shares, label="GPU stream"))
         heads += ["GPU stream", "share"]
         numbers += [3, 4]
         for row, phase in zip(rows, PHASES, strict=True):
             row += [show_seconds(stream[phase]), show_share(stream_shares[phase])]
-    return section("Where a step goes", *bars, table(heads, rows, numbers=numbers), anchor="step")
+    return section("Where a step goes", *drawn, table(heads, rows, numbers=numbers), anchor="step")
 
 
 def _what_if(evidence: Evidence) -> Html | None:
@@ -143,25 +144,27 @@ def _what_if(evidence: Evidence) -> Html | None:
         f"Really run, in {blocks} or more blocks interleaved with the steps they are compared to. "
         "The dot is the step's time as a fraction of the full one, the line its 95 % interval."
     )
-    return section(
-        "What changes when a cause is taken away", charts.whiskers(found), tag("p", note, class_="note")
-    )
+    return section("What changes when a cause is taken away", whiskers(found), tag("p", note, class_="note"))
 
 
 def _timeline(evidence: Evidence) -> Html | None:
     steps = evidence.steps
     if not steps:
         return None
+    drawn = bars(steps)
     notes = ["Pale steps are in no mean: the first of a block, an epoch's start, or an outlier."]
-    notes += [
-        f"Step {step.index} is cut off: it took {show_seconds(step.step_s)}."
-        for step in charts.cut_off(steps)[:6]
-    ]
+    widest = max(bar.num_steps for bar in drawn)
+    if widest > 1:
+        notes.append(f"Each bar is the mean of up to {widest} steps that ran in a row.")
+    long = cut_off(drawn)
+    notes += [f"Cut off: {bar.label}, {show_seconds(bar.length_s)}." for bar in long[:3]]
+    if len(long) > 3:
+        notes.append(f"{len(long) - 3} more are cut off.")
     return section(
         "Every step",
-        charts.phase_legend(),
-        charts.timeline(steps),
-        charts.arm_legend(steps),
+        phase_legend(),
+        timeline(drawn),
+        arm_legend(steps),
         tag("p", " ".join(notes), class_="note"),
         anchor="timeline",
     )

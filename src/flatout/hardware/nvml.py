@@ -28,12 +28,12 @@ ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """A GPU of this machine before anything but its identity was read; no handle means why it has none."""
+    """A GPU of this machine of which only the identity was read; without a handle, `refusal` says why."""
 
     index: int
     handle: Any
     refusal: str | None
-    lost: bool
+    lost: str | None
     identity: GpuIdentity
     mig_enabled: bool | None
     mig_handles: tuple[tuple[int, Any], ...] = ()
@@ -141,7 +141,7 @@ def _find(nvml: Any, index: int) -> _Found:
             index=index,
             handle=None,
             refusal=opening.missing["handle"],
-            lost=opening.lost is not None,
+            lost=opening.lost,
             identity=GpuIdentity(uuid=None),
             mig_enabled=None,
         )
@@ -156,7 +156,7 @@ def _find(nvml: Any, index: int) -> _Found:
         index=index,
         handle=handle,
         refusal=None,
-        lost=questions.lost is not None,
+        lost=questions.lost,
         identity=GpuIdentity(uuid=uuid, instances=instances),
         mig_enabled=enabled,
         mig_handles=handles,
@@ -205,8 +205,11 @@ def _read(nvml: Any, found: _Found, *, selection: Selection, hidden: bool) -> Gp
 def _read_whole(nvml: Any, found: _Found) -> GpuSnapshot:
     if found.handle is None:
         reasons = dict.fromkeys(("name", "uuid", "mig_enabled"), found.refusal or "no handle")
-        return GpuSnapshot(index=found.index, name=None, uuid=None, lost=found.lost, missing=reasons)
+        return GpuSnapshot(
+            index=found.index, name=None, uuid=None, lost=found.lost is not None, missing=reasons
+        )
     questions = Questions(nvml, found.handle)
+    questions.lost = found.lost
     fields = read_gpu_fields(questions)
     if found.mig_enabled is None:
         questions.missing["mig_enabled"] = questions.lost or "NVML did not say"

@@ -8,6 +8,7 @@ shows GPU 0 alone, and an empty string shows none.  An entry given twice makes t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,12 @@ def select_visible(value: str | None, *, gpus: Sequence[GpuIdentity]) -> Selecti
         return _read(entries, value=value, place_of=lambda entry: _place_of_mig(entry, gpus))
     if entries[0].startswith("GPU-"):
         return _read(entries, value=value, place_of=lambda entry: _place_of_uuid(entry, gpus))
-    return _read(entries, value=value, place_of=lambda entry: _place_of_number(entry, len(gpus)))
+    listed = _read(entries, value=value, place_of=_place_of_number)
+    # A number past the last GPU ends the list too, but only after the whole list was searched for repeats.
+    real = tuple(itertools.takewhile(lambda place: place.gpu < len(gpus), listed.places))
+    if len(real) < len(listed.places):
+        return Selection(places=real, note=_ends_at(value, str(listed.places[len(real)].gpu)))
+    return listed
 
 
 def _read(entries: Sequence[str], *, value: str, place_of: Callable[[str], Place | None]) -> Selection:
@@ -78,11 +84,13 @@ def _read(entries: Sequence[str], *, value: str, place_of: Callable[[str], Place
     return Selection(places=tuple(places))
 
 
-def _place_of_number(entry: str, num_gpus: int) -> Place | None:
-    number = re.match(r"[+-]?\d+", entry)
-    if number is None or not 0 <= int(number[0]) < num_gpus:
-        return None
-    return Place(gpu=int(number[0]))
+def _ends_at(value: str, entry: str) -> str:
+    return f"{VARIABLE}={value} ends at {entry!r}: no such device"
+
+
+def _place_of_number(entry: str) -> Place | None:
+    number = re.match(r"\+?\d+", entry)
+    return None if number is None else Place(gpu=int(number[0]))
 
 
 def _place_of_uuid(entry: str, gpus: Sequence[GpuIdentity]) -> Place | None:

@@ -76,11 +76,18 @@ def arrays_of(value: Any) -> list[Any]:
 
 
 def num_rows(batch: Any, hint: int | None = None) -> int | None:
-    """The batch size: the loader's own if any array has it, else the commonest leading dimension."""
-    leading = [array.shape[0] for array in arrays_of(batch) if len(array.shape) > 0]
+    """The batch size: the loader's own if an array or a list has it, else the commonest leading dimension."""
+    leading: list[int] = []
+    lengths: list[int] = []
+
+    def note(array: Any) -> None:
+        if len(array.shape) > 0:
+            leading.append(array.shape[0])
+
+    map_arrays(batch, note, lambda items: lengths.append(len(items)))
     if not leading:
         return None
-    if hint in leading:
+    if hint in leading or hint in lengths:
         return hint
     return int(Counter(leading).most_common(1)[0][0])
 

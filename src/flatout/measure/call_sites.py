@@ -4,7 +4,9 @@ A torch-function mode sees every call of torch's Python surface on the training 
 the frames finds the user's line.  That costs about 3 µs per call, so it is on for one or two steps that
 are never timed.  While *attributing* it also notes how long each call took and which autograd sequence
 numbers it consumed: the backward nodes carry the same numbers, so the profiler's backward times can be
-charged to the line whose forward call caused them.
+charged to the line whose forward call caused them.  A tensor created in a loop makes more work than its
+creation: calls that see nothing but such tensors and parameters (an embedding of a constant) go away
+with it, and are charged to the creation as *derived*.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ KINDS: dict[str, SiteKind] = {
 }
 MOST_SITES = 200
 
+BackwardSeconds = Callable[[list[tuple[int, int]]], float]
 Key = tuple[SiteKind, str, Place, str | None, str]  # kind, op, place, via, device
 
 
@@ -58,6 +61,8 @@ class SiteCounts:
     attributed: int = 0
     host_s: float = 0.0
     sequences: list[tuple[int, int]] = field(default_factory=list)
+    derived_s: float = 0.0
+    derived_sequences: list[tuple[int, int]] = field(default_factory=list)
 
 
 class CallSites(TorchFunctionMode):
@@ -70,6 +75,8 @@ class CallSites(TorchFunctionMode):
         self.num_calls = 0
         self.num_steps = 0
         self.attributing = False
+        # tensors made from constants in this step, by identity, each with the creation it goes back to
+        self._derived: dict[int, tuple[torch.Tensor, SiteCounts]] = {}
         self._sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
     def __torch_function__(
@@ -80,26 +87,60 @@ class CallSites(TorchFunctionMode):
         self.num_calls += 1
         if kind is not None:
             kind = _refine(kind, name, args)
-        if kind is None:
-            return function(*args, **(kwargs or {}))
-        if not self.attributing:
-            result = function(*args, **(kwargs or {}))
+        if self.attributing:
+            return self._attribute(function, name, kind, args, kwargs or {})
+        result = function(*args, **(kwargs or {}))
+        if kind is not None:
             counts = self._counts(kind, name, args, result)
             if counts is not None:
                 counts.calls += 1
-            return result
+        return result
+
+    def _attribute(
+        self, function: Any, name: str, kind: SiteKind | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         before = self._sequence()
         start = now()
-        result = function(*args, **(kwargs or {}))
+        result = function(*args, **kwargs)
         spent_s = now() - start
         after = self._sequence()
-        counts = self._counts(kind, name, args, result)
+        counts = self._counts(kind, name, args, result) if kind is not None else None
         if counts is not None:
             counts.attributed += 1
             counts.host_s += spent_s
             if after > before:
                 counts.sequences.append((before, after))
+            if kind == "create":
+                self._follow(result, counts)
+        else:
+            origin = self._origin((*args, *kwargs.values()))
+            if origin is not None:
+                origin.derived_s += spent_s
+                if after > before:
+                    origin.derived_sequences.append((before, after))
+                self._follow(result, origin)
         return result
+
+    def _follow(self, result: Any, origin: SiteCounts) -> None:
+        if isinstance(result, torch.Tensor):
+            self._derived[id(result)] = (result, origin)
+
+    def _origin(self, values: tuple[Any, ...]) -> SiteCounts | None:
+        """The creation all tensors of a call go back to; None when it also sees anything else."""
+        origin = None
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                known = self._derived.get(id(value))
+                if known is not None and known[0] is value:
+                    origin = known[1]
+                elif not isinstance(value, torch.nn.Parameter):
+                    return None
+            elif isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+                return None
+        return origin
+
+    def forget_tensors(self) -> None:
+        self._derived.clear()
 
     def _counts(self, kind: SiteKind, name: str, args: tuple[Any, ...], result: Any) -> SiteCounts | None:
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -112,7 +153,7 @@ class CallSites(TorchFunctionMode):
                 else:
                     return None
         tensor = result if kind in ("create", "copy") and isinstance(result, torch.Tensor) else source
-        place, via = self.user_code.place(sys._getframe(2))
+        place, via = self.user_code.place(sys._getframe(2))  # our own frames are passed over
         if place is None:
             return None
         device = tensor.device.type if tensor is not None else "cpu"
@@ -125,32 +166,35 @@ class CallSites(TorchFunctionMode):
                 counts.pinned = source.is_pinned()
         return counts
 
-    def evidence(self, backward_seconds: Callable[[list[tuple[int, int]]], float] | None) -> tuple[Site, ...]:
+    def evidence(self, backward_seconds: BackwardSeconds | None) -> tuple[Site, ...]:
         """Per step; `backward_seconds` gives the backward time of sequence-number intervals."""
         steps = max(1, self.num_steps)
-        sites = []
-        for (kind, op, place, via, device), counts in self.sites.items():
-            if not counts.calls:
-                continue
-            attributed = counts.attributed > 0
-            timed_backward = attributed and counts.sequences and backward_seconds is not None
-            sites.append(
-                Site(
-                    kind=kind,
-                    op=op,
-                    place=place,
-                    via=via,
-                    device=device,
-                    calls_per_step=counts.calls / steps,
-                    requires_grad=counts.requires_grad,
-                    host_s=counts.host_s if attributed else None,
-                    backward_s=backward_seconds(counts.sequences) if timed_backward else None,  # type: ignore[misc]
-                    bytes_per_step=counts.num_bytes / steps if kind == "copy" else None,
-                    pinned=counts.pinned,
-                )
-            )
-        sites.sort(key=lambda site: -site.calls_per_step)
-        return tuple(sites[:MOST_SITES])
+        sites = [
+            _site(key, counts, steps, backward_seconds or (lambda intervals: 0.0))
+            for key, counts in self.sites.items()
+            if counts.calls
+        ]
+        return tuple(sorted(sites, key=lambda site: -site.calls_per_step)[:MOST_SITES])
+
+
+def _site(key: Key, counts: SiteCounts, steps: int, backward_seconds: BackwardSeconds) -> Site:
+    kind, op, place, via, device = key
+    attributed = counts.attributed > 0
+    derived_s = counts.derived_s + backward_seconds(counts.derived_sequences)
+    return Site(
+        kind=kind,
+        op=op,
+        place=place,
+        via=via,
+        device=device,
+        calls_per_step=counts.calls / steps,
+        requires_grad=counts.requires_grad,
+        host_s=counts.host_s if attributed else None,
+        backward_s=backward_seconds(counts.sequences) if counts.sequences else None,
+        derived_s=derived_s if attributed and kind == "create" else None,
+        bytes_per_step=counts.num_bytes / steps if kind == "copy" else None,
+        pinned=counts.pinned,
+    )
 
 
 def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None:

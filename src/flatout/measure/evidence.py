@@ -184,6 +184,7 @@ class Site:
     device: str = "cpu"  # where the tensor lives; for a copy the destination
     host_s: float | None = None  # per step, in the call itself
     backward_s: float | None = None  # per step, in the backward nodes these calls made
+    derived_s: float | None = None  # per step, forward and backward of calls that see only these tensors
     bytes_per_step: float | None = None
     pinned: bool | None = None  # for a copy: was the host side page-locked
 

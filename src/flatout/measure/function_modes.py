@@ -1,8 +1,8 @@
 """Putting a torch-function mode onto the running thread from inside a hook, and taking it off again.
 
 The mode stack belongs to the thread, so a mode pushed inside a hook stays after the hook returns.  It
-goes just above a DeviceContext (which must stay at the bottom) and below every mode the script has
-entered, whose exit pops the top blindly; it is taken off by identity.
+goes below every mode the script has entered, whose exit pops the top blindly, and just above the
+context of `torch.set_default_device`, which must stay at the bottom; it is taken off by identity.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ def insert_mode(mode: Any) -> None:
     from torch.utils._device import DeviceContext
 
     modes = _take_all()
-    bottom = 1 if modes and isinstance(modes[0], DeviceContext) else 0
+    # `with torch.device(...)` pushes a DeviceContext too, but without __enter__, and pops it from the top
+    entered = bool(modes) and isinstance(modes[0], DeviceContext) and hasattr(modes[0], "old_device")
+    bottom = 1 if entered else 0
     for each in [*modes[:bottom], mode, *modes[bottom:]]:
         _push_mode(each)
 

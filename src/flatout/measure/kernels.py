@@ -123,7 +123,7 @@ class KernelRecorder:
 
 def device_timelines(events: Sequence[Any]) -> tuple[Timeline, Timeline]:
     """What ran on the GPU, and the calls of the CUDA runtime that asked for it."""
-    from torch.autograd import DeviceType
+    from torch._C._autograd import DeviceType
 
     device: list[tuple[str, int, int, int, int]] = []
     host: list[tuple[str, int, int, int, int]] = []
@@ -367,5 +367,5 @@ def device_ns_by_node(start_ns: Longs, host_ns: Longs, device: Timeline, host: T
     node = np.searchsorted(start_ns, launched_ns, side="right") - 1
     inside = (node >= 0) & (launched_ns < start_ns[node] + host_ns[node])
     lasted_ns = (device.end_ns - device.start_ns)[found]
-    total: Doubles = np.bincount(node[inside], weights=lasted_ns[inside], minlength=len(start_ns))
-    return total
+    total_ns = np.bincount(node[inside], weights=lasted_ns[inside], minlength=len(start_ns))
+    return np.asarray(total_ns, dtype=np.float64)

@@ -88,9 +88,11 @@ class Observer:
         on_finished: Callable[[], None],
         on_progress: Callable[[str], None] = lambda message: None,
         on_block_end: Callable[[], None] = lambda: None,
+        make_warm_up: Callable[[], WarmUp] = WarmUp,
     ) -> None:
         self.options = options
         self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
+        self.make_warm_up = make_warm_up
         self.patches = Patches()
         self.clock = Clock()
         self.marks: DeviceMarks | None = None
@@ -104,11 +106,12 @@ class Observer:
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
         self.finished = False
+        self._counting = False
         self._restart()
 
     def _restart(self) -> None:
         self.rows: list[StepRow] = []
-        self.warm_up: WarmUp | None = WarmUp()
+        self.warm_up: WarmUp | None = self.make_warm_up()
         self.warmup_reason: str | None = None
         self.blocks: list[Block] = []
         self.block_number = 0
@@ -144,7 +147,7 @@ class Observer:
             self.tools.memory_recorder.leave_in_worker()
 
     def _active_mode(self) -> Any:
-        return self.tools.sites if self.arm in ("count", "attribution") and not self.finished else None
+        return self.tools.sites if self._counting else None
 
     # -- marks
 
@@ -333,14 +336,16 @@ class Observer:
         else:
             from flatout.measure.kernels import BackwardCosts
 
+            costs = BackwardCosts(self.device)
+            costs.start()
+            self.tools.backward_costs = costs
             self.tools.sites.attributing = True
-            self.tools.backward_costs = BackwardCosts()
-            self.tools.backward_costs.start()
         insert_mode(self.tools.sites)
+        self._counting = True
 
     def _end_block(self, arm: Arm) -> None:
         steps = [row for row in self.rows if row.block == self.block_number and row.arm == arm]
-        if arm in ("count", "attribution") and self.tools.sites is not None:
+        if arm in ("count", "attribution") and self._counting:
             with self._guard(arm):
                 self._end_counting(arm, steps)
         elif arm == "kernels" and self.tools.kernel_recorder is not None:
@@ -355,6 +360,7 @@ class Observer:
             self._run_as_before()
 
     def _end_counting(self, arm: Arm, steps: list[StepRow]) -> None:
+        self._counting = False
         sites = self.tools.sites
         if not remove_mode(sites):
             self.tools.missing.append(f"{arm}: the script took the counting mode off; counts may be low")
@@ -366,6 +372,7 @@ class Observer:
                 self.tools.modules.num_steps = len(steps)
         else:
             sites.attributing = False
+            sites.forget_tensors()
             self.tools.backward_costs.stop()
             self.tools.attributed_step_s = steps[-1].host_s if steps else None
 

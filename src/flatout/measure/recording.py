@@ -40,6 +40,7 @@ class Recording:
         )
         config = session.config(create_trace_id=True)
         scope = torch._C._profiler.RecordScope
+        enable: Any = torch._C._autograd._enable_profiler  # its stub lacks the scopes
         scopes = {scope.BACKWARD_FUNCTION, scope.USER_SCOPE} if self._backward_only else set()
         if self._cuda:
             torch.cuda.synchronize()
@@ -49,7 +50,7 @@ class Recording:
             os.environ[_LOG_LEVEL] = _SILENT
         try:
             torch._C._autograd._prepare_profiler(config, session.kineto_activities)
-            torch._C._autograd._enable_profiler(config, session.kineto_activities, scopes)
+            enable(config, session.kineto_activities, scopes)
         finally:
             if quiet:
                 os.environ.pop(_LOG_LEVEL, None)

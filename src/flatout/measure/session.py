@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from flatout.measure.assemble import Assembly, Ending
@@ -90,6 +90,7 @@ class Session:
     def _run_script(self) -> Ending:
         target, *arguments = self.options.command
         sys.argv = [target, *arguments]
+        sys.modules["__mp_main__"] = _ScriptAlias("__mp_main__")
         try:
             if self.options.module:
                 sys.path[0] = os.getcwd()
@@ -190,6 +191,16 @@ class Session:
             os.write(self.options.progress_fd, (message + "\n").encode())
         except OSError:
             return  # the launching process is gone; the job does not depend on it
+
+
+class _ScriptAlias(ModuleType):
+    """The script under the name by which spawned workers know it.
+
+    multiprocessing ties that name to the `__main__` it finds at its own import, which is not the script.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
 
 
 def _interrupt(_number: int, _frame: Any) -> None:

@@ -10,6 +10,13 @@ from flatout.measure.evidence import Arm, Counterfactual, Spread, Step
 if TYPE_CHECKING:
     from typing import Literal
 
+    import numpy.typing as npt
+    from numpy import float64, int64
+    from numpy.random import Generator
+
+    Doubles = npt.NDArray[float64]
+    Longs = npt.NDArray[int64]
+
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
 
@@ -32,29 +39,25 @@ def spread(values_s: Sequence[float]) -> Spread | None:
 def compare(
     steps: Sequence[Step], *, name: Literal["cached", "half"], baseline: Arm
 ) -> Counterfactual | None:
-    """The counterfactual `name` against `baseline`, block i of one paired with block i of the other.
+    """The counterfactual `name` against `baseline`, each block paired with the baseline block before it.
 
     The interval resamples rounds and, within a round, steps: what changes slowly on a shared machine
     hits both arms of a round and cancels.
     """
-    treated, plain = _kept_blocks(steps, name), _kept_blocks(steps, baseline)
-    if len(plain) > len(treated):
-        # the baseline also has blocks from before the rounds; the latest ones are the paired ones
-        plain = plain[len(plain) - len(treated) :]
-    treated = treated[: len(plain)]
-    if len(treated) < 2:
+    treated_blocks, plain_blocks = _kept_blocks(steps, name), _kept_blocks(steps, baseline)
+    # the arms of a round follow one another, so the partner of block i is block i - 1
+    paired = [block for block in sorted(treated_blocks) if block - 1 in plain_blocks]
+    if len(paired) < 2:
         return None
     import numpy as np
 
+    treated = [np.array(treated_blocks[block]) for block in paired]
+    plain = [np.array(plain_blocks[block - 1]) for block in paired]
+    treated_s = float(np.mean([block.mean() for block in treated]))
+    plain_s = float(np.mean([block.mean() for block in plain]))
     random = np.random.default_rng(0)
-    treated_s = float(np.mean([np.mean(block) for block in treated]))
-    plain_s = float(np.mean([np.mean(block) for block in plain]))
-    ratios = np.empty(NUM_RESAMPLES)
-    for i in range(NUM_RESAMPLES):
-        rounds = random.integers(len(treated), size=len(treated))
-        upper = sum(random.choice(plain[r], size=len(plain[r])).mean() for r in rounds)
-        lower = sum(random.choice(treated[r], size=len(treated[r])).mean() for r in rounds)
-        ratios[i] = upper / lower
+    rounds = random.integers(len(paired), size=(NUM_RESAMPLES, len(paired)))
+    ratios = _resampled_sums(plain, rounds, random) / _resampled_sums(treated, rounds, random)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Counterfactual(
         name=name,
@@ -69,12 +72,23 @@ def compare(
     )
 
 
-def _kept_blocks(steps: Sequence[Step], arm: str) -> list[list[float]]:
+def _resampled_sums(blocks: list[Doubles], rounds: Longs, random: Generator) -> Doubles:
+    """For each row of `rounds`, the sum of block means, every block drawn anew with replacement."""
+    import numpy as np
+
+    means = np.empty(rounds.shape)
+    for number, block in enumerate(blocks):
+        drawn = rounds == number
+        means[drawn] = random.choice(block, size=(int(drawn.sum()), len(block))).mean(axis=1)
+    return np.asarray(means.sum(axis=1))
+
+
+def _kept_blocks(steps: Sequence[Step], arm: str) -> dict[int, list[float]]:
     blocks: dict[int, list[float]] = {}
     for step in steps:
         if step.arm == arm and step.kept:
             blocks.setdefault(step.block, []).append(step.step_s)
-    return [blocks[block] for block in sorted(blocks)]
+    return blocks
 
 
 def outliers(steps: Sequence[Step]) -> set[int]:

@@ -91,6 +91,14 @@ class UserCode:
         """A line of `code` as a Place; its first line by default."""
         return self._user_place(code, code.co_firstlineno if line is None else line)
 
+    def place_at(self, path: str, *, line: int, function: str | None = None) -> Place:
+        """A line of the file at `path` as a Place."""
+        return Place(file=self._shown(self.absolute(path)), line=line, function=function)
+
+    def is_user_file(self, path: str) -> bool:
+        """Whether code of the file at `path` would be the user's."""
+        return self._judge_file(path) == _USER
+
     def path(self, file: str) -> str:
         """The absolute path of a Place's file."""
         return os.path.join(self.folder, file)
@@ -110,23 +118,24 @@ class UserCode:
             for file, numbered in excerpts.items()
         }
 
+    def absolute(self, file: str) -> str:
+        """The real path of a code object's file name."""
+        return os.path.realpath(os.path.join(self._start_folder, file))
+
     def _judge(self, code: CodeType) -> int:
-        file = code.co_filename
-        if file.startswith("<"):  # generated code: dataclasses, torch.fx, frozen modules
-            kind = _SKIPPED
-        else:
-            path = self._absolute(file)
-            if path.startswith(_PACKAGE_ROOT) or path.endswith(_PLUMBING) and self._in_library(path):
-                kind = _SKIPPED
-            elif self._folder_in_library and path.startswith(self._below_folder):
-                kind = _USER  # the job itself is an installed package
-            else:
-                kind = _LIBRARY if self._in_library(path) else _USER
+        kind = self._judge_file(code.co_filename)
         self._kinds[id(code)] = (kind, code)
         return kind
 
-    def _absolute(self, file: str) -> str:
-        return os.path.realpath(os.path.join(self._start_folder, file))
+    def _judge_file(self, file: str) -> int:
+        if file.startswith("<"):  # generated code: dataclasses, torch.fx, frozen modules
+            return _SKIPPED
+        path = self.absolute(file)
+        if path.startswith(_PACKAGE_ROOT) or (path.endswith(_PLUMBING) and self._in_library(path)):
+            return _SKIPPED
+        if self._folder_in_library and path.startswith(self._below_folder):
+            return _USER  # the job itself is an installed package
+        return _LIBRARY if self._in_library(path) else _USER
 
     def _in_library(self, path: str) -> bool:
         if path.startswith(self._library_roots):
@@ -139,19 +148,21 @@ class UserCode:
         key = (id(code), line)
         place = self._places.get(key)
         if place is None:
-            self._kinds.setdefault(id(code), (_USER, code))  # keeps the id from being used again
-            path = self._absolute(code.co_filename)
-            below = path.startswith(self._below_folder)
-            file = path[len(self._below_folder) :] if below else path
+            self._judge(code)  # which also keeps the id from being used again
+            file = self._shown(self.absolute(code.co_filename))
             place = self._places[key] = Place(file=file, line=line, function=_function_name(code))
         return place
+
+    def _shown(self, path: str) -> str:
+        below = path.startswith(self._below_folder)
+        return path[len(self._below_folder) :] if below else path
 
     def _via(self, frame: FrameType) -> str:
         code, line = frame.f_code, frame.f_lineno
         key = (id(code), line)
         via = self._vias.get(key)
         if via is None:
-            via = self._vias[key] = f"{self._shortened(self._absolute(code.co_filename))}:{line}"
+            via = self._vias[key] = f"{self._shortened(self.absolute(code.co_filename))}:{line}"
         return via
 
     def _shortened(self, path: str) -> str:

@@ -1,0 +1,248 @@
+"""What it costs to be observed: step time with an instrument over step time without.
+
+    python benchmarks/overhead/run.py [--device auto] [--blocks 30] [--quick] [--save]
+
+One process per workload; blocks of steps with and without the instrument alternate in it, and the ratio
+is taken block by block.  `whole` compares a complete diagnosis with the time the same steps would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from workloads import WORKLOADS, Step, environment  # noqa: E402
+
+from flatout.measure.observer import Observer, ObserverOptions  # noqa: E402
+from flatout.measure.schedule import WarmUp  # noqa: E402
+
+Arm = Callable[[], AbstractContextManager[Any]]
+
+
+class Endless(WarmUp):
+    """Keeps the observer in its light state: always-on instruments only."""
+
+    def add(self, step_s: float) -> bool:
+        return False
+
+
+@contextmanager
+def observed() -> Iterator[None]:
+    options = ObserverOptions(folder=str(HERE))
+    observer = Observer(options, on_finished=lambda: None, make_warm_up=Endless)
+    observer.install()
+    try:
+        yield
+    finally:
+        observer.remove()
+
+
+@contextmanager
+def profiled() -> Iterator[None]:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities):
+        yield
+
+
+def time_block(make: Callable[[], Iterator[Step]], arm: Arm, num_steps: int, device: str) -> float:
+    """Mean step seconds of one block; the first third is not timed."""
+    with arm():
+        steps = make()
+        for _ in range(max(3, num_steps // 3)):
+            next(steps)()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            next(steps)()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / num_steps
+
+
+def ratio_with_interval(ratios: list[float]) -> dict[str, float]:
+    """The median over blocks, with its 95 % bootstrap interval."""
+    values, random = np.array(ratios), np.random.default_rng(0)
+    medians = np.median(random.choice(values, size=(4000, len(values))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return {"ratio": float(np.median(values)), "low": float(low), "high": float(high), "blocks": len(ratios)}
+
+
+def compare(workload: str, arm: Arm, *, device: str, blocks: int, num_steps: int) -> dict[str, Any]:
+    def make() -> Iterator[Step]:
+        torch.manual_seed(0)
+        return WORKLOADS[workload](device)
+
+    ratios, plain_s = [], []
+    for block in range(blocks):
+        arms: list[tuple[str, Arm]] = [("off", nullcontext), ("on", arm)]
+        times = {
+            name: time_block(make, each, num_steps, device)
+            for name, each in (arms if block % 2 else arms[::-1])
+        }
+        ratios.append(times["on"] / times["off"])
+        plain_s.append(times["off"])
+    return {"step_s": float(np.median(plain_s)), **ratio_with_interval(ratios)}
+
+
+SCRIPT = """
+import sys, time, statistics
+sys.path.insert(0, {folder!r})
+import torch
+from workloads import WORKLOADS
+{prelude}
+if __name__ == "__main__":
+    step = WORKLOADS[{workload!r}]({device!r})
+    times = []
+    while len(times) < {num_steps}:
+        start = time.perf_counter()
+        with traced():
+            next(step)()
+        times.append(time.perf_counter() - start)
+    print("STEP_S", statistics.median(times[len(times) // 3:]), flush=True)
+"""
+PLAIN = "from contextlib import nullcontext as traced"
+TRACEML = """
+import traceml_ai as traceml
+traceml.init(mode="auto")
+traced = lambda: traceml.trace_step(torch.nn.Identity())
+"""
+
+
+def traceml(workload: str, *, device: str, rounds: int, num_steps: int) -> dict[str, Any] | None:
+    """TraceML cannot be switched off inside a process: alternating processes, median step of each."""
+    try:
+        import traceml_ai  # noqa: F401
+    except ImportError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {}
+        for name, prelude, command in (
+            ("off", PLAIN, [sys.executable]),
+            ("on", TRACEML, [sys.executable, "-m", "traceml_ai.launcher.cli", "run", "--mode", "summary"]),
+        ):
+            script = Path(folder) / f"{name}.py"
+            script.write_text(
+                SCRIPT.format(
+                    folder=str(HERE), prelude=prelude, workload=workload, device=device, num_steps=num_steps
+                )
+            )
+            commands[name] = [*command, str(script)]
+        ratios = []
+        for _ in range(rounds):
+            times = {name: _median_step(command, folder) for name, command in commands.items()}
+            if times["on"] is None or times["off"] is None:
+                return None
+            ratios.append(times["on"] / times["off"])
+    return ratio_with_interval(ratios)
+
+
+def _median_step(command: list[str], folder: str) -> float | None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    for line in (done.stdout + done.stderr).splitlines():
+        if "STEP_S" in line:
+            return float(line.split("STEP_S")[1].split()[0])
+    print(f"no figure from {command}: {done.stderr[-500:]}", file=sys.stderr)
+    return None
+
+
+def whole(workload: str, *, device: str) -> dict[str, Any]:
+    """Wall time of a whole diagnosis beyond starting the script, against 60 steps' time plus 20 s."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        evidence = Path(folder) / "evidence.json"
+        text = SCRIPT.format(
+            folder=str(HERE), prelude=PLAIN, workload=workload, device=device, num_steps=1_000_000
+        )
+        script.write_text(text)
+        short = Path(folder) / "short.py"
+        short.write_text(text.replace("1000000", "1"))
+        start = time.perf_counter()
+        subprocess.run([sys.executable, str(short)], check=True, capture_output=True)
+        startup_s = time.perf_counter() - start
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "flatout", "diagnose", "--save", str(evidence), str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wall_s = time.perf_counter() - start
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"flatout failed: {done.stderr}")
+        from flatout.measure.evidence import load_evidence
+
+        found = load_evidence(evidence)
+    step_s = found.step_s or 0.0
+    allowed_s = 60 * step_s + 20
+    beyond_s = wall_s - startup_s
+    return {"step_s": step_s, "beyond_s": beyond_s, "allowed_s": allowed_s, "steps": len(found.steps)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="few blocks, to see that it runs")
+    parser.add_argument("--save", action="store_true", help="write results/overhead_HARDWARE_DATE.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    blocks = 3 if options.quick else options.blocks
+    rows: dict[str, dict[str, Any]] = {}
+    for workload in WORKLOADS:
+        num_steps = 60 if workload == "modules" else 30
+        rows[workload] = {
+            "flatout": compare(workload, observed, device=device, blocks=blocks, num_steps=num_steps),
+            "torch.profiler": compare(
+                workload, profiled, device=device, blocks=max(3, blocks // 5), num_steps=num_steps
+            ),
+            "traceml": traceml(workload, device=device, rounds=3 if options.quick else 7, num_steps=150),
+            "whole": whole(workload, device=device),
+        }
+        print(f"{workload}: done", file=sys.stderr, flush=True)
+    print_table(rows)
+    result = {"benchmark": "overhead", **environment(device), "workloads": rows}
+    print(json.dumps(result))
+    if options.save:
+        hardware = str(result["hardware"]).lower().replace(" ", "-")
+        date = datetime.date.today().isoformat()
+        path = HERE / "results" / f"overhead_{hardware}_{date}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def print_table(rows: dict[str, dict[str, Any]]) -> None:
+    print(
+        f"{'workload':10} {'step':>9} {'flatout on/off':>24} {'torch.profiler':>24} {'traceml':>24} {'whole diagnosis':>24}"
+    )
+    for workload, row in rows.items():
+        cells = []
+        for name in ("flatout", "torch.profiler", "traceml"):
+            found = row[name]
+            cells.append(
+                f"{found['ratio']:.4f} [{found['low']:.4f}, {found['high']:.4f}]" if found else "n/a"
+            )
+        done = row["whole"]
+        print(
+            f"{workload:10} {row['flatout']['step_s'] * 1e3:6.2f} ms {cells[0]:>24} {cells[1]:>24} {cells[2]:>24}"
+            f" {done['beyond_s']:8.1f} of {done['allowed_s']:.1f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A loop that ends badly, or will not end, in the way its first argument names."""
+
+import sys
+import threading
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WAY = sys.argv[1]
+
+
+class Unlucky(RuntimeError):
+    pass
+
+
+def step(model, optimizer, inputs):
+    if WAY == "half":
+        inputs = inputs.view(16, 64)
+    loss = model(inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def train():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(640, 64)), batch_size=16)
+    num_steps = 0
+    for _epoch in range(10_000):
+        for (inputs,) in loader:
+            try:
+                step(model, optimizer, inputs)
+            except BaseException:
+                if WAY != "swallow":
+                    raise
+                print("swallowed")
+            num_steps += 1
+            if WAY == "raise" and num_steps == 3:
+                raise Unlucky("the third step")
+            if WAY == "exit" and num_steps == 3:
+                sys.exit(3)
+
+
+if WAY == "thread":
+    thread = threading.Thread(target=train)
+    thread.start()  # nobody joins it: the interpreter waits for it at its end
+elif WAY == "idle":
+    print("nothing to train")
+else:
+    train()

@@ -1,0 +1,31 @@
+"""Two gloo processes with DistributedDataParallel; rank 1 has twice the layers' work when asked."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+torch.manual_seed(0)
+network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
+model = DistributedDataParallel(network)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+samples = TensorDataset(torch.randn(1280, 64), torch.randn(1280, 1))
+loader = DataLoader(samples, batch_size=16, sampler=DistributedSampler(samples))
+work = torch.randn(256, 256)
+for _epoch in range(10_000):
+    for inputs, targets in loader:
+        if "half" in sys.argv:
+            inputs = inputs.view(16, 64)
+        if rank == 1 and "slow" in sys.argv:
+            for _ in range(8):
+                work @ work
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()

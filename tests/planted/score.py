@@ -1,0 +1,280 @@
+"""Score the doctor on jobs whose faults are known.
+
+Every folder beside this file is one rule: `planted.py` has that rule's fault, `clean.py` does the same
+work without it.  Marks in the scripts say what is right:
+
+    # guilty                 this line must be found, by the folder's rule
+    # guilty on cuda         the same, but only where the job computes on that kind of device
+    # also: NAME, NAME       these rules may speak of this line too; `on cuda` may follow
+
+Everything else that is said about a script is wrong.  Live runs use `flatout diagnose` on this machine;
+evidence recorded on another (`<rule>/evidence/{planted,clean}_<device>.json`) is replayed, so that rules
+which need a GPU are scored without one.  A recording whose source lines differ from the script is stale,
+and an error.
+
+    python tests/planted/score.py                        live runs and replays, exit code 1 on any fault
+    python tests/planted/score.py --only sync_in_step    one rule
+    python tests/planted/score.py --replay               replays alone
+    python tests/planted/score.py --record tests/planted record the evidence of the live runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import decode
+from flatout.doctor.examine import examine
+from flatout.doctor.finding import Finding
+from flatout.measure.evidence import Evidence, decode_evidence, load_evidence, save_evidence
+
+PLANTED = Path(__file__).resolve().parent
+SCRIPTS = ("planted", "clean")
+LIMIT_S = 240
+
+_MARK = re.compile(
+    r"#\s*(?:(?P<guilty>guilty)|also:\s*(?P<also>[a-z, -]+?))(?:\s+on\s+(?P<device>\w+))?\s*(?=#|$)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """What a script says about one of its lines."""
+
+    line: int
+    rules: tuple[str, ...]
+    required: bool
+    device: str | None  # None: on any
+
+    def holds_on(self, device: str) -> bool:
+        return self.device in (None, device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One script, run here or replayed from recorded evidence."""
+
+    rule: str  # the folder's name
+    script: Path
+    recording: Path | None = None
+
+    @property
+    def name(self) -> str:
+        how = "live" if self.recording is None else self.recording.stem.partition("_")[2]
+        return f"{self.rule}/{self.script.stem} {how}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """How one case went."""
+
+    case: Case
+    device: str | None = None
+    expected: int = 0
+    exact: int = 0
+    allowed: int = 0
+    inexact: tuple[str, ...] = ()  # the right rule at another line
+    missed: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return (
+            *(f"missed {what}" for what in self.missed),
+            *(f"inexact {what}" for what in self.inexact),
+            *(f"wrong {what}" for what in self.wrong),
+            *([f"error {self.error}"] if self.error else []),
+        )
+
+
+def kebab(rule: str) -> str:
+    return rule.replace("_", "-")
+
+
+def cases(*, only: str | None = None, live: bool = True) -> list[Case]:
+    """Every script of every rule's folder, live and as often as it was recorded."""
+    found = []
+    for folder in sorted(path.parent for path in PLANTED.glob("*/planted.py")):
+        if only is not None and kebab(only) != kebab(folder.name):
+            continue
+        for stem in SCRIPTS:
+            script = folder / f"{stem}.py"
+            if live:
+                found.append(Case(rule=folder.name, script=script))
+            for recording in sorted((folder / "evidence").glob(f"{stem}_*.json")):
+                found.append(Case(rule=folder.name, script=script, recording=recording))
+    return found
+
+
+def marks(source: str, *, rule: str) -> list[Mark]:
+    """The marks of a script, by line."""
+    found = []
+    for number, text in enumerate(source.splitlines(), start=1):
+        for mark in _MARK.finditer(text):
+            required = mark["guilty"] is not None
+            rules = (kebab(rule),) if required else tuple(re.split(r"[,\s]+", mark["also"].strip()))
+            found.append(Mark(line=number, rules=rules, required=required, device=mark["device"]))
+    return found
+
+
+def judge(case: Case, findings: Sequence[Finding], *, device: str) -> Score:
+    """Compare findings with the marks of the script."""
+    held = [mark for mark in marks(case.script.read_text(), rule=case.rule) if mark.holds_on(device)]
+    required = {(mark.rules[0], mark.line) for mark in held if mark.required}
+    allowed = {(rule, mark.line) for mark in held if not mark.required for rule in mark.rules}
+    said = [(finding.name, _line_in(case.script, finding)) for finding in findings]
+    exact = {spoken for spoken in said if spoken in required}
+    missing = required - exact
+    inexact, wrong, fine = [], [], 0
+    for name, line in said:
+        if (name, line) in exact:
+            if said.count((name, line)) > 1:
+                wrong.append(f"{name} said twice of line {line}")
+        elif (name, line) in allowed:
+            fine += 1
+        elif any(rule == name for rule, _line in missing):
+            expected = next(spoken for spoken in sorted(missing) if spoken[0] == name)
+            missing = missing - {expected}
+            inexact.append(f"{name} at line {line}, planted at {expected[1]}")
+        else:
+            wrong.append(f"{name} at line {line}")
+    return Score(
+        case=case,
+        device=device,
+        expected=len(required),
+        exact=len(exact),
+        allowed=fine,
+        inexact=tuple(inexact),
+        missed=tuple(f"{rule} at line {line}" for rule, line in sorted(missing)),
+        wrong=tuple(wrong),
+    )
+
+
+def _line_in(script: Path, finding: Finding) -> int | None:
+    """The line a finding names, None when it names none of this script's."""
+    place = finding.place
+    return place.line if place is not None and Path(place.file).name == script.name else None
+
+
+def run(case: Case, *, record: Path | None = None) -> Score:
+    """Diagnose one case and judge it."""
+    try:
+        if case.recording is not None:
+            evidence = load_evidence(case.recording)
+            _refuse_stale(case, evidence)
+            findings: Sequence[Finding] = examine(evidence)
+        else:
+            evidence, findings = diagnose_live(case.script)
+    except (CannotScore, subprocess.TimeoutExpired) as error:
+        # What was not said is missed, whatever the reason.
+        return dataclasses.replace(judge(case, [], device="unknown"), device=None, error=str(error))
+    if record is not None and case.recording is None:
+        device = evidence.gpu.name if evidence.gpu is not None else evidence.job.device
+        slug = re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
+        save_evidence(evidence, record / case.rule / "evidence" / f"{case.script.stem}_{slug}.json")
+    return judge(case, findings, device=evidence.job.device)
+
+
+class CannotScore(Exception):
+    """A case that gave no findings to judge."""
+
+
+def diagnose_live(script: Path) -> tuple[Evidence, list[Finding]]:
+    """What `flatout diagnose` says of a script on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "flatout", "diagnose", "--json", script.name]
+        # One thread per process: with more, a shared machine decides which part of a job is slow.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        work = Path(folder)
+        (work / script.name).write_text(script.read_text())
+        done = subprocess.run(
+            command, cwd=work, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    if done.returncode not in (0, 1):
+        raise CannotScore(f"exit code {done.returncode}: {done.stderr.strip()[-400:]}")
+    try:
+        document: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        raise CannotScore(f"no JSON on stdout: {done.stdout[-200:]!r}") from None
+    findings = [decode(Finding, finding) for finding in document["findings"]]
+    return decode_evidence(document["evidence"], name=script.name), findings
+
+
+def _refuse_stale(case: Case, evidence: Evidence) -> None:
+    lines = case.script.read_text().splitlines()
+    for file, numbered in evidence.sources.items():
+        if Path(file).name != case.script.name:
+            continue
+        for number, text in numbered.items():
+            present = lines[int(number) - 1] if int(number) <= len(lines) else None
+            if present is None or _code(present) != _code(text):
+                raise CannotScore(
+                    f"recorded from another text of the script (line {number}); record it again"
+                )
+
+
+def _code(line: str) -> str:
+    """A line without its marks: they may be corrected after a recording."""
+    return _MARK.sub("", line).rstrip()
+
+
+def unproven(scores: Sequence[Score]) -> list[str]:
+    """Guilty lines that no scored case was expected to find."""
+    proven = {score.case.rule for score in scores if score.expected}
+    return sorted({score.case.rule for score in scores} - proven)
+
+
+def table(scores: Sequence[Score]) -> Iterator[str]:
+    """The cases, then precision, recall and exact lines over all of them."""
+    width = max(len(score.case.name) for score in scores)
+    for score in scores:
+        verdict = "; ".join(score.faults) or ("found" if score.expected else "silent")
+        yield f"{score.case.name:<{width}}  {score.device or 'n/a':<5} {verdict}"
+    expected = sum(score.expected for score in scores)
+    exact = sum(score.exact for score in scores)
+    allowed = sum(score.allowed for score in scores)
+    found = exact + sum(len(score.inexact) for score in scores)
+    said = found + allowed + sum(len(score.wrong) for score in scores)
+    yield ""
+    yield f"precision   {_ratio(found + allowed, said)}"
+    yield f"recall      {_ratio(found, expected)}"
+    yield f"exact line  {_ratio(exact, found)}"
+
+
+def _ratio(part: int, whole: int) -> str:
+    return f"{part / whole:6.1%}  ({part} of {whole})" if whole else "n/a (0 of 0)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Score the doctor on jobs whose faults are known.")
+    parser.add_argument("--only", metavar="RULE", help="one rule, by its name or its folder")
+    parser.add_argument("--replay", action="store_true", help="recorded evidence alone, no live runs")
+    parser.add_argument("--record", metavar="FOLDER", type=Path, help="save the evidence of live runs there")
+    options = parser.parse_args(arguments)
+    chosen = cases(only=options.only, live=not options.replay)
+    if not chosen:
+        print(f"nothing to score in {PLANTED}", file=sys.stderr)
+        return 2
+    scores = []
+    for case in chosen:
+        print(f"scoring {case.name}", file=sys.stderr, flush=True)
+        scores.append(run(case, record=options.record))
+    print("\n".join(table(scores)))
+    for rule in unproven(scores):
+        print(f"unproven    {kebab(rule)}: no case on a device where its line counts as guilty")
+    return 1 if unproven(scores) or any(score.faults for score in scores) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

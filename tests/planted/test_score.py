@@ -1,0 +1,199 @@
+"""The doctor's score, and the scorer's own honesty: it must see a miss, a wrong line and a wrong rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import all_rules
+from flatout.measure.evidence import Evidence, Host, Job, Place, save_evidence
+
+PLANTED = Path(__file__).resolve().parent
+
+
+def load_scorer() -> ModuleType:
+    """The scoring command is a script beside this file, not a package."""
+    specification = importlib.util.spec_from_file_location("planted_score", PLANTED / "score.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+score = load_scorer()
+CASES = score.cases()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_is_judged_right(case):
+    assert score.run(case).faults == ()
+
+
+def test_every_rule_is_planted_once_and_has_a_clean_twin():
+    rules = {rule.name.replace("-", "_") for rule in all_rules()}
+    assert {case.rule for case in CASES} == rules
+    for rule in rules:
+        planted = score.marks((PLANTED / rule / "planted.py").read_text(), rule=rule)
+        clean = score.marks((PLANTED / rule / "clean.py").read_text(), rule=rule)
+        assert sum(mark.required for mark in planted) >= 1
+        assert sum(mark.required for mark in clean) == 0
+
+
+def test_every_guilty_line_is_judged_on_a_device_where_it_counts():
+    """A rule that needs a GPU is proven here by what was recorded on one."""
+    for rule in {case.rule for case in CASES}:
+        wanted = {
+            mark.device
+            for mark in score.marks((PLANTED / rule / "planted.py").read_text(), rule=rule)
+            if mark.required
+        }
+        if None not in wanted:
+            recordings = [case for case in CASES if case.rule == rule and case.recording is not None]
+            assert {case.script.stem for case in recordings} == {"planted", "clean"}, rule
+
+
+SOURCE = """import torch
+for i in range(9):
+    x = torch.tensor(i)  # guilty
+    y = x.cuda()  # also: unpinned-host-memory, sync-in-step
+    z = y.item()  # guilty on cuda
+"""
+
+
+@pytest.fixture
+def case(tmp_path):
+    script = tmp_path / "planted.py"
+    script.write_text(SOURCE)
+    return score.Case(rule="tensor_created_in_loop", script=script)
+
+
+def finding(name: str, line: int | None) -> Finding:
+    return Finding(
+        code="FO000",
+        name=name,
+        place=None if line is None else Place(file="planted.py", line=line),
+        message="",
+        evidence=(),
+        share=None,
+        ceiling=None,
+        fix="",
+        safety="exact",
+    )
+
+
+def test_marks_are_read():
+    guilty, also, on_cuda = score.marks(SOURCE, rule="tensor_created_in_loop")
+    assert (guilty.line, guilty.rules, guilty.required) == (3, ("tensor-created-in-loop",), True)
+    assert (also.line, also.rules, also.required) == (4, ("unpinned-host-memory", "sync-in-step"), False)
+    assert (on_cuda.line, on_cuda.device) == (5, "cuda")
+    both = score.marks("x = 1  # guilty  # also: sync-in-step on cuda", rule="a_b")
+    assert [(mark.required, mark.device) for mark in both] == [(True, None), (False, "cuda")]
+
+
+def test_the_guilty_line_and_nothing_else_is_right(case):
+    judged = score.judge(case, [finding("tensor-created-in-loop", 3)], device="cpu")
+    assert (judged.expected, judged.exact, judged.faults) == (1, 1, ())
+
+
+def test_a_line_that_counts_on_another_device_is_not_expected_here(case):
+    found = [finding("tensor-created-in-loop", 3)]
+    assert score.judge(case, found, device="cuda").missed == ("tensor-created-in-loop at line 5",)
+    assert score.judge(case, found, device="cpu").missed == ()
+
+
+def test_silence_is_a_miss(case):
+    assert score.judge(case, [], device="cpu").missed == ("tensor-created-in-loop at line 3",)
+
+
+def test_another_line_is_inexact_and_a_third_is_wrong(case):
+    judged = score.judge(
+        case, [finding("tensor-created-in-loop", 2), finding("tensor-created-in-loop", 1)], device="cpu"
+    )
+    assert judged.inexact == ("tensor-created-in-loop at line 2, planted at 3",)
+    assert judged.wrong == ("tensor-created-in-loop at line 1",)
+    assert judged.missed == ()
+
+
+@pytest.mark.parametrize("line", [3, 5, None])
+def test_another_rule_is_wrong(case, line):
+    judged = score.judge(
+        case, [finding("tensor-created-in-loop", 3), finding("sync-in-step", line)], device="cpu"
+    )
+    assert judged.wrong == (f"sync-in-step at line {line}",)
+
+
+def test_a_rule_that_may_speak_of_a_line_is_neither_right_nor_wrong(case):
+    judged = score.judge(
+        case, [finding("tensor-created-in-loop", 3), finding("sync-in-step", 4)], device="cpu"
+    )
+    assert (judged.allowed, judged.faults) == (1, ())
+
+
+def test_saying_it_twice_is_wrong(case):
+    assert score.judge(case, [finding("tensor-created-in-loop", 3)] * 2, device="cpu").wrong
+
+
+def test_the_same_line_of_another_file_is_not_the_guilty_line(case):
+    elsewhere = dataclasses.replace(
+        finding("tensor-created-in-loop", 3), place=Place(file="library.py", line=3)
+    )
+    assert score.judge(case, [elsewhere], device="cpu").exact == 0
+
+
+def recording(case, folder: Path, text: str) -> Path:
+    job = Job(
+        command=("planted.py",),
+        folder="",
+        started_at="",
+        ended="measured",
+        exit_code=None,
+        error=None,
+        device="cpu",
+        device_name=None,
+        python="",
+        torch="",
+        flatout="",
+    )
+    path = folder / "planted_cpu.json"
+    host = Host(cores=None, memory_bytes=None)
+    save_evidence(Evidence(job=job, host=host, sources={"planted.py": {"3": text}}), path)
+    return path
+
+
+def test_a_recording_of_another_text_is_an_error(case, tmp_path):
+    fresh = recording(case, tmp_path, "    x = torch.tensor(i)")
+    replayed = dataclasses.replace(case, recording=fresh)
+    assert score.run(replayed).error is None
+    assert score.run(replayed).missed
+    stale = recording(case, tmp_path, "    x = torch.zeros(i)")
+    refused = score.run(dataclasses.replace(case, recording=stale))
+    assert "line 3" in refused.error
+    assert refused.missed == ("tensor-created-in-loop at line 3",)
+
+
+def test_a_rule_never_judged_on_its_device_is_unproven(case):
+    only_on_cuda = case.script.read_text().replace("# guilty\n", "\n")
+    case.script.write_text(only_on_cuda)
+    judged = score.judge(case, [], device="cpu")
+    assert judged.faults == ()
+    assert score.unproven([judged]) == ["tensor_created_in_loop"]
+
+
+def test_the_table_sums_up(case):
+    right = score.judge(case, [finding("tensor-created-in-loop", 3)], device="cpu")
+    bad = score.judge(case, [finding("sync-in-step", 1)], device="cpu")
+    text = "\n".join(score.table([right, bad]))
+    assert "precision    50.0%  (1 of 2)" in text
+    assert "recall       50.0%  (1 of 2)" in text
+    assert "exact line  100.0%  (1 of 1)" in text
+
+
+def test_an_unknown_rule_leaves_nothing_to_score(capsys):
+    assert score.main(["--only", "no_such_rule"]) == 2
+    assert "nothing to score" in capsys.readouterr().err

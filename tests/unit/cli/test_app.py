@@ -1,0 +1,153 @@
+"""The command: its verbs, what its help costs, and every way it can end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import flatout
+from flatout.cli.app import DefectsExitWithTwo, Verbs, application, main, say_error
+from flatout.errors import BadInput
+from flatout.measure.evidence import save_evidence
+from tests import builders
+
+HELP_CPU_S = 0.5
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(application(), arguments)
+
+
+def ending_with(error: BaseException) -> Result:
+    """The verdict of the real group over a verb that ends with `error`."""
+    app = typer.Typer(cls=Verbs, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @app.command()
+    def verb() -> None:
+        raise error
+
+    @app.command()
+    def other() -> None: ...
+
+    return CliRunner().invoke(app, ["verb"])
+
+
+def test_help_lists_every_verb_with_an_example() -> None:
+    answer = invoke("--help")
+    assert answer.exit_code == 0
+    for verb in ("diagnose", "rules", "devices"):
+        assert f"\n  {verb} " in answer.stdout
+        assert f"\n    flatout {verb}" in answer.stdout
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "rules", "devices"])
+def test_every_verb_has_help(verb: str) -> None:
+    answer = invoke(verb, "--help")
+    assert answer.exit_code == 0
+    assert answer.stdout.startswith(f"Usage: root {verb}") or f" {verb} " in answer.stdout.splitlines()[0]
+
+
+def test_help_costs_less_than_half_a_second_of_cpu_time_and_no_torch() -> None:
+    code = (
+        "import resource, sys; sys.argv = ['flatout', '--help']\n"
+        "from flatout.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime + used.ru_stime, 'torch' in sys.modules, 'rich' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    cpu_s, torch, rich = done.stderr.split()
+    assert (torch, rich) == ("False", "False")
+    assert float(cpu_s) < HELP_CPU_S
+
+
+def test_version() -> None:
+    answer = invoke("--version")
+    assert (answer.exit_code, answer.stdout) == (0, f"flatout {flatout.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--no-such-flag",), ("no-such-verb",), ("diagnose", "--no-such-flag", "x.py")]
+)
+def test_a_bad_flag_or_verb_ends_with_two(arguments: tuple[str, ...]) -> None:
+    answer = invoke(*arguments)
+    assert answer.exit_code == 2
+    assert "Error" in answer.stderr
+
+
+def test_an_error_is_one_line_with_its_hint() -> None:
+    answer = ending_with(BadInput("there is no\nscript at x.py", hint="check the path"))
+    assert answer.exit_code == 2
+    assert answer.stderr == "flatout: there is no script at x.py; check the path\n"
+    assert answer.stdout == ""
+
+
+def test_an_error_decides_its_exit_code() -> None:
+    class Peculiar(BadInput):
+        exit_code = 77
+
+    assert ending_with(Peculiar("odd")).exit_code == 77
+
+
+def test_an_error_without_a_hint_ends_with_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    say_error(BadInput("odd"))
+    assert capsys.readouterr().err == "flatout: odd\n"
+
+
+def test_an_interrupt_ends_with_130_and_says_so() -> None:
+    answer = ending_with(KeyboardInterrupt())
+    assert (answer.exit_code, answer.stderr) == (130, "flatout: interrupted\n")
+
+
+def test_a_defect_is_a_traceback_and_ends_with_two_not_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end, DefectsExitWithTwo():
+        raise ZeroDivisionError("ours")
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: ours" in said
+    assert said.endswith("flatout: this is a defect of flatout, not of your job\n")
+
+
+def test_a_wanted_exit_is_no_defect() -> None:
+    with pytest.raises(SystemExit) as end, DefectsExitWithTwo():
+        raise SystemExit(1)
+    assert end.value.code == 1
+
+
+def test_main_reads_the_arguments_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flatout", "--version"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("flatout ")
+
+
+def test_a_reader_that_went_away_is_met_with_silence(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    save_evidence(builders.evidence(), path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        command = [sys.executable, "-m", "flatout", "diagnose", "--json", "--evidence", str(path)]
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_ascii_terminal_gets_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    save_evidence(builders.evidence(), path)
+    command = [sys.executable, "-m", "flatout", "diagnose", "--evidence", str(path)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert done.stdout.isascii()
+    assert done.stderr == b""

@@ -1,0 +1,199 @@
+"""`flatout diagnose`: what is checked before anything runs, what goes where, what it ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from flatout.cli.app import application
+from flatout.cli.diagnose import check_module, exit_code
+from flatout.errors import BadInput
+from flatout.measure.evidence import save_evidence
+from tests import builders
+
+FLAGS = {"-m", "--evidence", "--save", "--html", "--json", "--keep-running", "--seconds", "--help"}
+
+
+def diagnose(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(application(), ["diagnose", *map(str, arguments)])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "evidence.json"
+    save_evidence(builders.evidence(), path)
+    return path
+
+
+def test_the_flags_are_these() -> None:
+    options = diagnose("--help").stdout.partition("\nOptions:\n")[2]
+    assert {line.split()[0] for line in options.splitlines() if line.startswith("  -")} == FLAGS
+
+
+def test_saved_evidence_is_rendered_and_findings_end_with_one(saved: Path) -> None:
+    answer = diagnose("--evidence", saved)
+    assert answer.exit_code == 1
+    assert "FO302 row-indexing-in-loop" in answer.stdout
+    assert "darkroom/model.py:61" in answer.stdout
+    assert answer.stderr == ""
+
+
+def test_json_is_one_versioned_document(saved: Path) -> None:
+    answer = diagnose("--evidence", saved, "--json")
+    document = json.loads(answer.stdout)
+    assert (document["format"], document["version"]) == ("flatout-diagnosis", 1)
+    assert "FO302" in {finding["code"] for finding in document["findings"]}
+    assert document["evidence"] == json.loads(saved.read_text())
+    assert answer.exit_code == 1
+
+
+def test_a_clean_job_ends_with_zero(tmp_path: Path) -> None:
+    clean = builders.evidence(
+        sites=(), loaders=(), kernels=None, memory=None, counterfactuals=(), module_calls=(), precision=None
+    )
+    path = tmp_path / "clean.json"
+    save_evidence(clean, path)
+    answer = diagnose("--evidence", path)
+    assert answer.exit_code == 0
+    assert "No findings" in answer.stdout
+
+
+def test_the_page_is_written_whole_and_named(saved: Path, tmp_path: Path) -> None:
+    page = tmp_path / "made" / "on" / "the" / "way" / "report.html"
+    answer = diagnose("--evidence", saved, "--html", page)
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [path.name for path in page.parent.iterdir()] == ["report.html"]
+    assert f"flatout: the report is in {page}\n" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to diagnose"),
+        (("--evidence", "run.json", "train.py"), "train.py has no meaning beside it"),
+        (("--evidence", "run.json", "--save", "x.json"), "--save has no meaning beside it"),
+        (("--evidence", "run.json", "--keep-running"), "--keep-running has no meaning beside it"),
+        (("--seconds", "0", "train.py"), "--seconds 0 is not a time"),
+        (("--seconds", "nan", "train.py"), "--seconds nan is not a time"),
+        (("--evidence", "no-such.json"), "no Evidence file at no-such.json"),
+        (("no-such-script.py",), "no script at no-such-script.py"),
+        (("-m", "no_such_module"), "there is no module 'no_such_module'"),
+        (("--html", os.sep, "train.py"), f"--html {os.sep} is a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_ends_with_two(arguments: tuple[str, ...], message: str) -> None:
+    answer = diagnose(*arguments)
+    assert answer.exit_code == 2
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("flatout: ")
+    assert message in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+def test_a_folder_is_not_a_script(tmp_path: Path) -> None:
+    answer = diagnose(tmp_path)
+    assert answer.exit_code == 2
+    assert "is a folder" in answer.stderr
+
+
+def test_damaged_evidence_is_one_line(saved: Path) -> None:
+    text = saved.read_text()
+    saved.write_text(text[: len(text) // 2])
+    answer = diagnose("--evidence", saved)
+    assert answer.exit_code == 2
+    assert "not complete JSON" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+def test_evidence_of_a_later_version_is_one_line(saved: Path) -> None:
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "version": 99}))
+    answer = diagnose("--evidence", saved)
+    assert answer.exit_code == 2
+    assert "version 99" in answer.stderr
+
+
+def test_the_page_is_checked_before_the_job_runs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise AssertionError('must not run')\n")
+    (tmp_path / "file").write_text("")
+    answer = diagnose("--html", tmp_path / "file" / "report.html", script)
+    assert answer.exit_code == 2
+    assert "cannot be written" in answer.stderr
+
+
+def test_what_stands_after_the_script_is_the_scripts(tmp_path: Path) -> None:
+    """And its own output and exit code are the command's."""
+    script = tmp_path / "ends.py"
+    script.write_text("import sys\nprint('given', sys.argv[1:])\nsys.exit(7)\n")
+    command = [sys.executable, "-m", "flatout", "diagnose", "--save", str(tmp_path / "evidence.json")]
+    theirs = ["--json", "-m", "--seconds", "x", "--", "--html"]
+    done = subprocess.run(
+        [*command, str(script), *theirs], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert f"given {theirs}" in done.stdout
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("own_code", "keep_running", "with_findings", "expected"),
+    [
+        (None, False, True, 1),
+        (None, False, False, 0),
+        (0, False, True, 1),
+        (3, False, True, 3),
+        (3, True, True, 3),
+        (0, True, True, 0),
+        (None, True, True, 1),
+    ],
+)
+def test_exit_code(own_code: int | None, keep_running: bool, with_findings: bool, expected: int) -> None:
+    made = builders.diagnosis(script_exit_code=own_code)
+    made = made if with_findings else dataclasses.replace(made, findings=())
+    assert exit_code(made, keep_running=keep_running) == expected
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose import would fail loudly, a namespace package, and a plain module."""
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "loud_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('imported')\n")
+    (package / "train.py").write_text("")
+    inner = tmp_path / "bare_namespace" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "train.py").write_text("")
+    (tmp_path / "plain_module.py").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["loud_package.train", "plain_module", "bare_namespace.inner.train", "json.tool", "flatout"]
+)
+def test_a_module_that_python_would_find_is_found_without_importing_it(packages: Path, name: str) -> None:
+    check_module(name)
+    assert "loud_package" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loud_package.serve", "there is no module 'loud_package.serve'"),
+        ("loud_package", "'loud_package' is a package without __main__"),
+        ("plain_module.part", "'plain_module' is not a package"),
+        ("no_such_module.part", "there is no module 'no_such_module'"),
+        ("plain_module.py", "'plain_module' is not a package"),
+        ("dir/train.py", "'dir/train.py' is not a module name"),
+        ("", "'' is not a module name"),
+    ],
+)
+def test_a_module_that_cannot_run_is_bad_input(packages: Path, name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_module(name)

@@ -1,0 +1,130 @@
+"""The diagnosis in the terminal: every part is there, nothing overflows, nothing injects."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from rich.console import Console
+
+from flatout.api import Diagnosis
+from flatout.cli.render import LOOKS, render
+from flatout.doctor.rule import all_rules
+from flatout.measure.evidence import PHASES
+from tests import builders
+
+
+def show(diagnosis: Diagnosis, *, width: int = 80, color: bool = False) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=color, highlight=False)
+    return render(diagnosis, console=console)
+
+
+def flowing(text: str) -> str:
+    """Without the line breaks that the width put in."""
+    return " ".join(text.split())
+
+
+def test_the_headline_names_the_job_the_device_and_the_step() -> None:
+    lines = show(builders.diagnosis()).splitlines()
+    assert lines[0] == "darkroom/train.py --batch-size 512"
+    assert lines[1] == "NVIDIA H200 · step 8.62 s (mean of 9 steps, 54 observed)"
+
+
+def test_the_phase_bar_is_as_long_as_the_screen_and_split_by_shares() -> None:
+    lines = show(builders.diagnosis()).splitlines()
+    bar = next(line for line in lines if LOOKS["backward"][0] * 10 in line)
+    assert len(bar) == 80
+    assert abs(bar.count(LOOKS["backward"][0]) - 80 * 4.9 / 8.6) < 1
+    text = show(builders.diagnosis())
+    for phase in PHASES:
+        assert re.search(rf"\S {phase} [\d.]+ %", text), phase
+
+
+def test_the_counterfactuals_are_said_in_words() -> None:
+    text = flowing(show(builders.diagnosis()))
+    assert "on cached batches: 1.04× [1.02, 1.07] measured — the loader costs 4 % of the step" in text
+    assert "on half the batch: a step takes 0.52 [0.51, 0.53] of the full one — bound by work per" in text
+
+
+def test_the_table_has_place_share_ceiling_and_fix() -> None:
+    text = show(builders.diagnosis(), width=130)
+    assert re.search(r"FO302 row-indexing-in-loop +64 % +3\.40× computed +Gather all rows", text)
+    assert re.search(r"darkroom/data\.py:93 +\[1\.02, 1\.07\]", text)
+    assert re.search(r"FO701 graph-retained-across-steps +n/a +n/a +Append", text)
+
+
+def test_each_finding_is_explained_in_rank_order() -> None:
+    text = show(builders.diagnosis())
+    places = [text.index(f"{i}. {finding.code} ") for i, finding in enumerate(builders.findings(), start=1)]
+    assert places == sorted(places)
+    for finding in builders.findings():
+        assert finding.message in flowing(text)
+        for line in finding.evidence:
+            assert f"- {line}" in flowing(text)
+
+
+def test_what_is_missing_and_where_evidence_lies_are_said() -> None:
+    text = show(builders.diagnosis())
+    assert "not measured:\n- worker memory: psutil could not read /proc of worker 1" in text
+    assert text.endswith("Evidence: evidence.json\n")
+
+
+def test_ranks_are_shown_only_where_there_are_several() -> None:
+    many = flowing(show(builders.diagnosis(evidence=builders.evidence(ranks=builders.ranks()))))
+    assert "rank step wait transfer forward backward optim. rest" in many
+    assert "Rank 1 is the straggler: outside backward and the optimizer it takes 1.25× the median" in many
+    alone = show(builders.diagnosis(evidence=builders.evidence(ranks=builders.ranks()[:1])))
+    assert "straggler" not in alone
+    assert "rank" not in alone
+
+
+def test_no_findings_says_what_was_checked_and_what_bounds_the_step() -> None:
+    text = flowing(show(builders.diagnosis(findings=(), evidence=builders.cpu_evidence())))
+    assert f"No findings: {len(all_rules())} rules" in text
+    assert "checked: 9 timed steps, the loader" in text
+    assert "Most of the step is backward: 57 %." in text
+
+
+def test_a_job_without_a_step_claims_nothing() -> None:
+    text = show(Diagnosis(evidence=builders.bare_evidence(), findings=()))
+    assert "No step was measured." in text
+    assert "crashed before the diagnosis was complete: ValueError: no data" in text
+    assert "No findings" not in text
+    assert "step n/a" in text
+
+
+def test_a_pipe_gets_no_colour_codes_and_a_terminal_does() -> None:
+    assert "\x1b" not in show(builders.diagnosis())
+    assert "\x1b[" in show(builders.diagnosis(), color=True)
+
+
+def test_text_of_the_job_is_neither_markup_nor_terminal_code() -> None:
+    evidence = builders.evidence(
+        job=builders.job(command=("[bold]x[/bold]", "\x1b[31mred\x07")), missing=("[red]y",)
+    )
+    text = show(Diagnosis(evidence=evidence, findings=builders.hostile_findings()))
+    assert "[bold]x[/bold]" in text
+    assert "[red]y" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "\u202e" not in text
+
+
+@given(width=st.integers(min_value=60, max_value=200))
+def test_no_line_is_wider_than_the_screen_or_ends_in_spaces(width: int) -> None:
+    evidence = builders.evidence(ranks=builders.ranks() if width >= 70 else ())
+    for findings in (builders.findings(), builders.hostile_findings()):
+        for line in show(builders.diagnosis(evidence=evidence, findings=findings), width=width).splitlines():
+            assert len(line) <= width
+            assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_word_of_a_fix_is_lost(width: int) -> None:
+    text = show(builders.diagnosis(), width=width)
+    for finding in builders.findings():
+        for word in re.findall(r"[a-z]{4,14}", finding.fix):
+            assert word in text

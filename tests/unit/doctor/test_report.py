@@ -1,0 +1,220 @@
+"""What the reports say: differences only beyond the noise, and the cause that the figures name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from flatout.doctor.finding import Ceiling
+from flatout.doctor.report import (
+    bound,
+    ended_early,
+    instruments,
+    phase_means,
+    phase_shares,
+    printable,
+    readings,
+    show_ceiling,
+    straggler,
+    straggler_words,
+)
+from flatout.measure.evidence import PHASES, Counterfactual, Evidence
+from tests import builders
+
+
+def cached(speedup: float, low: float, high: float) -> Counterfactual:
+    return dataclasses.replace(
+        builders.counterfactuals()[0],
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        step_s=8.6 / speedup,
+    )
+
+
+def half(fraction: float, low: float, high: float) -> Counterfactual:
+    return dataclasses.replace(
+        builders.counterfactuals()[1], speedup=1 / fraction, speedup_low=1 / high, speedup_high=1 / low
+    )
+
+
+def words(found: Counterfactual, *, busy_share: float | None = None, device: str = "cuda") -> str:
+    kernels = dataclasses.replace(builders.kernels(), busy_share=busy_share)
+    evidence = builders.evidence(counterfactuals=(found,), kernels=kernels, job=builders.job(device=device))
+    (reading,) = readings(evidence)
+    return reading.words
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (cached(1.8, 1.6, 2.0), "the loader costs 44 % of the step"),
+        (cached(1.02, 1.0, 1.04), "the loader is not the limit"),
+        (cached(0.97, 0.95, 0.99), "the loader is not the limit"),
+        (cached(1.2, 0.8, 1.6), "inside the noise: this run cannot tell whether the loader is a limit"),
+    ],
+)
+def test_cached_batches(found: Counterfactual, expected: str) -> None:
+    assert words(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "busy_share", "device", "expected"),
+    [
+        (half(0.97, 0.95, 0.99), 0.1, "cuda", "bound by launches and the host, not by the GPU's arithmetic"),
+        (half(0.99, 0.95, 1.03), 0.1, "cuda", "bound by launches and the host, not by the GPU's arithmetic"),
+        (
+            half(0.97, 0.95, 0.99),
+            None,
+            "cpu",
+            "bound by what is done once per step, not by arithmetic on the samples",
+        ),
+        (half(0.9, 0.7, 1.1), 0.1, "cuda", "inside the noise: this run cannot tell what bounds the step"),
+        (half(0.52, 0.5, 0.55), 0.9, "cuda", "bound by the GPU's own work"),
+        (half(0.52, 0.5, 0.55), None, "cpu", "bound by work that grows with the batch"),
+        (
+            half(0.52, 0.5, 0.55),
+            0.1,
+            "cuda",
+            "bound by work per sample on the host: the GPU is busy for only 10 % of the step",
+        ),
+        (
+            half(0.75, 0.7, 0.8),
+            0.5,
+            "cuda",
+            "50 % of the step grows with the batch, the rest is paid once per step",
+        ),
+    ],
+)
+def test_half_a_batch(found: Counterfactual, busy_share: float | None, device: str, expected: str) -> None:
+    assert words(found, busy_share=busy_share, device=device) == expected
+
+
+def test_a_reading_is_a_fraction_with_its_interval_in_order() -> None:
+    for reading in readings(builders.evidence()):
+        assert reading.fraction_low < reading.fraction < reading.fraction_high
+    assert [reading.label for reading in readings(builders.evidence())] == [
+        "on cached batches",
+        "on half the batch",
+    ]
+    assert readings(builders.evidence(counterfactuals=())) == ()
+    assert readings(builders.evidence(counterfactuals=(cached(1.0, 0.0, 2.0),))) == ()
+
+
+def busy(share: float | None) -> Evidence:
+    return builders.evidence(kernels=dataclasses.replace(builders.kernels(), busy_share=share))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (builders.bare_evidence(), "No step was measured."),
+        (
+            builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),)),
+            "The loader bounds the step: 8.60 s as it is, 4.30 s on cached batches.",
+        ),
+        (busy(0.95), "The GPU bounds the step: it is busy for 95 % of it."),
+        (busy(0.118), "The host bounds the step: the GPU is busy for 12 % of it and waits for the rest."),
+        (busy(None), "Most of the step is backward: 57 %."),
+        (builders.evidence(kernels=None), "Most of the step is backward: 57 %."),
+    ],
+)
+def test_one_sentence_says_what_bounds_the_step(evidence: Evidence, expected: str) -> None:
+    assert bound(evidence) == expected
+
+
+def test_a_loader_inside_the_noise_is_not_what_bounds_the_step() -> None:
+    assert not bound(builders.evidence(counterfactuals=(cached(2.0, 0.9, 3.0),))).startswith("The loader")
+
+
+def test_phases_are_means_of_the_kept_real_steps() -> None:
+    evidence = builders.evidence()
+    for phase in PHASES:
+        assert phase_means(evidence)[phase] == pytest.approx(evidence.phase_s(phase))
+    assert phase_means(evidence, device=True)["forward"] == pytest.approx(
+        0.97 * phase_means(evidence)["forward"]
+    )
+    assert phase_means(builders.cpu_evidence(), device=True) == {}
+    assert phase_shares(builders.bare_evidence()) == {}
+
+
+@given(
+    host=st.lists(st.floats(min_value=0, max_value=100), min_size=6, max_size=6),
+    step_s=st.floats(min_value=1e-6, max_value=100),
+)
+def test_shares_never_exceed_the_step(host: list[float], step_s: float) -> None:
+    step = dataclasses.replace(
+        builders.steps()[7],
+        arm="real",
+        kept=True,
+        step_s=step_s,
+        phases_s=dict(zip(PHASES, host, strict=True)),
+    )
+    shares = phase_shares(builders.evidence(steps=(step,)))
+    assert all(share >= 0 for share in shares.values())
+    assert sum(shares.values()) <= 1 + 1e-9
+
+
+def test_the_straggler_is_the_rank_with_more_work_of_its_own() -> None:
+    ranks = builders.ranks()
+    found = straggler(ranks)
+    assert found is not None
+    assert found[0].rank == 1
+    assert found[1] == pytest.approx(4.56 / 3.66)
+    assert "Rank 1 is the straggler" in straggler_words(ranks)
+
+
+def test_equal_ranks_have_no_straggler() -> None:
+    first = builders.ranks()[0]
+    assert straggler((first, dataclasses.replace(first, rank=1))) is None
+    assert straggler((first,)) is None
+    assert straggler(()) is None
+    idle = dataclasses.replace(first, phases_s={})
+    assert straggler((idle, dataclasses.replace(idle, rank=1))) is None
+    assert straggler_words((first,)) == "No rank makes the others wait."
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "expected"),
+    [
+        (None, "n/a"),
+        (Ceiling(step_s=1.0, speedup=3.4, source="computed"), "3.40× computed"),
+        (
+            Ceiling(step_s=1.0, speedup=1.8, source="measured", speedup_low=1.6, speedup_high=2.0),
+            "1.80× [1.60, 2.00] measured",
+        ),
+    ],
+)
+def test_a_ceiling_says_where_it_comes_from(ceiling: Ceiling | None, expected: str) -> None:
+    assert show_ceiling(ceiling) == expected
+
+
+def test_how_a_job_ended_is_said_only_where_it_ended_early() -> None:
+    assert ended_early(builders.job()) is None
+    assert ended_early(builders.job(ended="interrupted")) == (
+        "The job was interrupted before the diagnosis was complete."
+    )
+    crashed = builders.job(ended="crashed", error="ValueError: x")
+    assert ended_early(crashed) == "The job crashed before the diagnosis was complete: ValueError: x"
+
+
+def test_instruments_name_only_what_was_taken() -> None:
+    assert instruments(builders.bare_evidence()) == ()
+    assert "kernels" in instruments(builders.evidence())
+    assert "operators" in instruments(builders.cpu_evidence())
+
+
+@given(st.text())
+def test_printable_text_holds_no_control_code_and_keeps_its_length(text: str) -> None:
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in shown)
+    shown.encode("utf-8")
+
+
+def test_printable_text_keeps_what_is_harmless() -> None:
+    assert printable("größe × 日本 …") == "größe × 日本 …"
+    assert printable("a\tb\x1b[0m\u202e\udcff") == "a b\ufffd[0m\ufffd\ufffd"

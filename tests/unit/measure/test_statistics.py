@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.measure.evidence import Arm, Step
+from flatout.measure.statistics import compare, outliers, spread
+
+NUM_ROUNDS, NUM_STEPS = 6, 8
+
+
+def step(index: int, arm: Arm, block: int, step_s: float, *, wait_s: float = 0.0, kept: bool = True) -> Step:
+    phases_s = {"wait": wait_s, "rest": step_s - wait_s}
+    return Step(index=index, arm=arm, block=block, step_s=step_s, phases_s=phases_s, kept=kept)
+
+
+def rounds(
+    *, speedup: float, noise: float, seed: int, drift: float = 0.0, first_block: int = 5, num_rounds: int = NUM_ROUNDS
+) -> list[Step]:
+    """Interleaved real and cached blocks; `drift` makes every round slower than the one before."""
+    random = np.random.default_rng(seed)
+    steps: list[Step] = []
+    for number in range(num_rounds):
+        pace_s = 0.1 * (1 + drift) ** number
+        arms: tuple[tuple[Arm, float], ...] = (("real", pace_s), ("cached", pace_s / speedup))
+        for offset, (arm, mean_s) in enumerate(arms):
+            for _ in range(NUM_STEPS):
+                factor = float(np.exp(noise * random.standard_normal()))
+                steps.append(step(len(steps), arm, first_block + 2 * number + offset, mean_s * factor))
+    return steps
+
+
+@settings(max_examples=25)
+@given(speedup=st.floats(0.5, 10.0), noise=st.floats(0.0, 0.1), seed=st.integers(0, 10_000))
+def test_the_interval_surrounds_the_measured_speedup(speedup: float, noise: float, seed: int) -> None:
+    found = compare(rounds(speedup=speedup, noise=noise, seed=seed), name="cached", baseline="real")
+    assert found is not None
+    assert found.speedup_low <= found.speedup <= found.speedup_high
+    assert found.speedup == pytest.approx(found.baseline_step_s / found.step_s)
+    assert found.speedup == pytest.approx(speedup, rel=0.01 + noise)
+    assert (found.num_blocks, found.num_steps) == (NUM_ROUNDS, NUM_ROUNDS * NUM_STEPS)
+
+
+@pytest.mark.parametrize("speedup", [1.0, 1.3, 4.0])
+def test_a_planted_speedup_lies_inside_the_interval_as_often_as_it_claims(speedup: float) -> None:
+    """Equal arms included: their interval holds 1."""
+    inside = 0
+    for seed in range(60):
+        found = compare(rounds(speedup=speedup, noise=0.05, seed=seed), name="cached", baseline="real")
+        assert found is not None
+        inside += found.speedup_low <= speedup <= found.speedup_high
+    assert inside >= 51  # of 60; 95 % on average, bootstraps of few rounds are a little narrow
+
+
+def test_slow_drift_cancels_between_the_arms_of_a_round() -> None:
+    """The machine gets 6 times slower while it is measured; the arms are told apart to a few percent."""
+    found = compare(rounds(speedup=1.2, noise=0.01, seed=1, drift=0.43), name="cached", baseline="real")
+    assert found is not None
+    assert found.speedup_low > 1.15
+    assert found.speedup_high < 1.25
+
+
+def test_each_block_is_compared_with_the_baseline_block_before_it() -> None:
+    """A round that lost one arm (an epoch start, a job that ended) drops out and shifts no other round."""
+    steps = rounds(speedup=2.0, noise=0.0, seed=0, drift=1.0)
+    early = [step(900 + i, "real", 0, 50.0) for i in range(4)]  # the real block of the instruments
+    lost_cached = [each for each in steps if each.block != 8]
+    lost_real = [each for each in steps if each.block != 9]
+    unfinished = [each for each in steps if each.block != 5 + 2 * NUM_ROUNDS - 1]
+    for left in (lost_cached, lost_real, unfinished):
+        found = compare([*early, *left], name="cached", baseline="real")
+        assert found is not None
+        assert found.num_blocks == NUM_ROUNDS - 1
+        assert found.speedup == pytest.approx(2.0)
+        assert found.speedup_high - found.speedup_low == pytest.approx(0.0, abs=1e-9)
+
+
+def test_steps_that_are_not_kept_count_nowhere() -> None:
+    steps = rounds(speedup=1.5, noise=0.0, seed=0)
+    hiccups = [step(500 + each.block, each.arm, each.block, 99.0, kept=False) for each in steps]
+    assert compare([*steps, *hiccups], name="cached", baseline="real") == compare(
+        steps, name="cached", baseline="real"
+    )
+
+
+@pytest.mark.parametrize("num_rounds", [0, 1])
+def test_one_round_proves_nothing(num_rounds: int) -> None:
+    steps = rounds(speedup=2.0, noise=0.0, seed=0, num_rounds=num_rounds)
+    assert compare(steps, name="cached", baseline="real") is None
+
+
+def test_an_arm_that_never_ran_gives_no_counterfactual() -> None:
+    assert compare(rounds(speedup=2.0, noise=0.0, seed=0), name="half", baseline="cached") is None
+
+
+def test_the_same_steps_give_the_same_interval() -> None:
+    steps = rounds(speedup=1.4, noise=0.1, seed=3)
+    assert compare(steps, name="cached", baseline="real") == compare(steps, name="cached", baseline="real")
+
+
+@given(values=st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50))
+def test_a_spread_orders_its_figures(values: list[float]) -> None:
+    found = spread(values)
+    assert found is not None
+    assert found.num == len(values)
+    assert found.median_s <= found.p95_s <= found.max_s == max(values)
+    assert min(values) <= found.mean_s * (1 + 1e-9)
+    assert found.mean_s <= max(values) * (1 + 1e-9)
+
+
+def test_no_values_have_no_spread() -> None:
+    assert spread([]) is None
+
+
+def test_an_evaluation_inside_a_step_is_an_outlier() -> None:
+    steps = [step(i, "real", 0, 0.1) for i in range(8)]
+    steps[5] = step(5, "real", 0, 0.5)
+    assert outliers(steps) == {5}
+
+
+def test_a_long_wait_is_no_outlier() -> None:
+    """Workers deliver in bursts; what the loader costs must stay in the mean."""
+    steps = [step(i, "real", 0, 0.1) for i in range(8)]
+    steps[5] = step(5, "real", 0, 0.9, wait_s=0.8)
+    assert outliers(steps) == set()
+
+
+def test_each_arm_is_judged_by_its_own_steps() -> None:
+    real = [step(i, "real", 0, 1.0) for i in range(4)]
+    half = [step(4 + i, "half", 1, 0.1) for i in range(4)]
+    assert outliers([*real, *half]) == set()
+
+
+def test_a_handful_of_steps_has_no_outliers() -> None:
+    assert outliers([step(0, "real", 0, 0.1), step(1, "real", 0, 0.1), step(2, "real", 0, 9.0)]) == set()

@@ -1,0 +1,77 @@
+"""How quantities are shown: three digits, a readable unit, and n/a for unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@pytest.mark.parametrize("show", [show_bytes, show_ratio, show_seconds, show_share])
+def test_unknown_is_never_a_number(show: Callable[[float | None], str]) -> None:
+    assert show(None) == UNKNOWN == "n/a"
+    assert show(0) != UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12.9, "12.9 s"),
+        (0.0216, "21.6 ms"),
+        (4.1e-6, "4.10 µs"),
+        (250e-9, "250 ns"),
+        (0, "0 s"),
+        (1, "1.00 s"),
+        (123.4, "123 s"),
+        (-0.5, "-500 ms"),
+    ],
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert show_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (2**10, "1.00 KiB"),
+        (21 * 2**20, "21.0 MiB"),
+        (139 * 2**30, "139 GiB"),
+        (3 * 2**40, "3.00 TiB"),
+        (-(2**20), "-1.00 MiB"),
+    ],
+)
+def test_bytes(num_bytes: int, text: str) -> None:
+    assert show_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.123, "12 %"), (0.004, "0.4 %"), (0, "0 %"), (1, "100 %"), (0.01, "1 %")]
+)
+def test_shares(share: float, text: str) -> None:
+    assert show_share(share) == text
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(1.04, "1.04×"), (597, "597×"), (12.94, "12.9×")])
+def test_ratios(ratio: float, text: str) -> None:
+    assert show_ratio(ratio) == text
+
+
+@given(st.floats(min_value=1e-9, max_value=1e6))
+def test_shown_seconds_are_the_seconds_to_three_digits(seconds: float) -> None:
+    number, unit = show_seconds(seconds).split()
+    assert float(number) * SECONDS[unit] == pytest.approx(seconds, rel=5.1e-3)
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_shown_bytes_are_the_bytes_to_three_digits(num_bytes: int) -> None:
+    number, unit = show_bytes(num_bytes).split()
+    assert float(number) * BYTES[unit] == pytest.approx(num_bytes, rel=5.1e-3)
