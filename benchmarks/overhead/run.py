@@ -182,7 +182,7 @@ def whole(workload: str, *, device: str) -> dict[str, Any]:
         wall_s = time.perf_counter() - start
         if done.returncode not in (0, 1):
             raise SystemExit(f"flatout failed: {done.stderr}")
-        from flatout.measure.evidence import load_evidence
+        from flatout.measure.evidence_file import load_evidence
 
         found = load_evidence(evidence)
     step_s = found.step_s or 0.0

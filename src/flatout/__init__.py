@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flatout.doctor.finding import Finding as Finding
     from flatout.errors import FlatoutError as FlatoutError
     from flatout.measure.evidence import Evidence as Evidence
-    from flatout.measure.evidence import load_evidence as load_evidence
+    from flatout.measure.evidence_file import load_evidence as load_evidence
     from flatout.measure.marks import step as step
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _HOMES = {
     "Finding": "flatout.doctor.finding",
     "FlatoutError": "flatout.errors",
     "diagnose": "flatout.api",
-    "load_evidence": "flatout.measure.evidence",
+    "load_evidence": "flatout.measure.evidence_file",
     "step": "flatout.measure.marks",
 }
 

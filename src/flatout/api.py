@@ -10,7 +10,8 @@ from typing import Any
 from flatout.codec import encode
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
-from flatout.measure.evidence import Evidence, load_evidence
+from flatout.measure.evidence import Evidence
+from flatout.measure.evidence_file import load_evidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,8 @@ from typing import Any
 from flatout.codec import decode
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
-from flatout.measure.evidence import Evidence, decode_evidence, load_evidence, save_evidence
+from flatout.measure.evidence import Evidence
+from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 
 PLANTED = Path(__file__).resolve().parent
 SCRIPTS = ("planted", "clean")

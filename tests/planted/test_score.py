@@ -12,7 +12,8 @@ import pytest
 
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import all_rules
-from flatout.measure.evidence import Evidence, Host, Job, Place, save_evidence
+from flatout.measure.evidence import Evidence, Host, Job, Place
+from flatout.measure.evidence_file import save_evidence
 
 PLANTED = Path(__file__).resolve().parent
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flatout import __version__
 from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import (
     Counterfactual,
@@ -20,6 +20,7 @@ from flatout.measure.evidence import (
     Job,
     Place,
     Precision,
+    Site,
     Step,
 )
 from flatout.measure.observer import Observer, StepRow
@@ -54,7 +55,7 @@ class Assembly:
             torch.cuda.synchronize()
         tools = observer.tools
         steps = build_steps(observer.rows)
-        sites = ()
+        sites: tuple[Site, ...] = ()
         if tools.sites is not None:
             costs = tools.backward_costs
             sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
@@ -91,7 +92,7 @@ class Assembly:
             device_name=torch.cuda.get_device_name() if observer.device == "cuda" else None,
             python=platform.python_version(),
             torch=str(torch.__version__),
-            flatout=importlib.metadata.version("flatout"),
+            flatout=__version__,
             rank=rank(),
             world_size=world_size(),
             anchor=observer.anchor.name,
@@ -150,7 +151,7 @@ def _gpu(observer: Observer) -> Gpu | None:
     from flatout.hardware.matching import find_datasheet
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    sheet = find_datasheet(properties.name)
+    sheet = find_datasheet(properties.name, memory_bytes=int(properties.total_memory))
     return Gpu(
         name=properties.name,
         memory_bytes=int(properties.total_memory),

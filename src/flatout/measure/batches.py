@@ -1,8 +1,8 @@
 """A batch as a structure: walked, served again, and cut in half.
 
 Scripts change the batches they are given (pop a key, move tensors), so a kept batch is handed out as a
-fresh structure over the same tensors; no byte is copied and pinned memory stays pinned.  A tensor that
-the script changed in place shows by its version counter, and then the batch cannot be served again.
+fresh structure over the same bytes; nothing is copied and pinned memory stays pinned.  A tensor that
+the script changed in place shows by its version counter; batches of such scripts are kept as copies.
 """
 
 from __future__ import annotations
@@ -49,19 +49,24 @@ def map_arrays(
             return replaced
         items = [again(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return _map_attributes(value, again)
+
+
+def _map_attributes(value: Any, again: Callable[[Any], Any]) -> Any:
+    """A copy of a batch object (a dataclass, or tensors in its __dict__), mapped field by field."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         record = copy.copy(value)
         for field in dataclasses.fields(value):
             object.__setattr__(record, field.name, again(getattr(value, field.name)))
         return record
     attributes = getattr(value, "__dict__", None)
-    if attributes and any(is_array(item) for item in attributes.values()):
-        thing = copy.copy(value)
-        for name, item in attributes.items():
-            if not isinstance(item, SCALARS):
-                thing.__dict__[name] = again(item)
-        return thing
-    return value
+    if not attributes or not any(is_array(item) for item in attributes.values()):
+        return value
+    thing = copy.copy(value)
+    for name, item in attributes.items():
+        if not isinstance(item, SCALARS):
+            thing.__dict__[name] = again(item)
+    return thing
 
 
 def arrays_of(value: Any) -> list[Any]:
@@ -122,17 +127,46 @@ def halve(batch: Any, hint: int | None = None) -> Any | None:
 class KeptBatch:
     """A batch the script was given, to be given again."""
 
-    __slots__ = ("batch", "versions")
+    __slots__ = ("_copies", "batch", "versions")
 
-    def __init__(self, batch: Any) -> None:
-        self.batch = map_arrays(batch, lambda array: array)
+    def __init__(self, batch: Any, *, copies: bool = False) -> None:
+        self._copies = copies  # for scripts that change their batches in place
+        self.batch = map_arrays(batch, copied if copies else aside)
         self.versions = self._versions()
 
     def _versions(self) -> list[int]:
-        return [getattr(array, "_version", 0) for array in arrays_of(self.batch)]
+        return [_version(array) for array in arrays_of(self.batch)]
+
+    @property
+    def changed(self) -> bool:
+        """Whether the script changed one of its tensors in place."""
+        return not self._copies and self._versions() != self.versions
 
     def serve(self) -> Any | None:
         """A fresh structure over the kept arrays; None when the script changed one of them in place."""
-        if self._versions() != self.versions:
+        if self.changed:
             return None
-        return map_arrays(self.batch, lambda array: array)
+        return map_arrays(self.batch, copied if self._copies else aside)
+
+
+def aside(array: Any) -> Any:
+    """The same values behind a handle of its own: `requires_grad_()` and `unsqueeze_()` stay with the script.
+
+    A tensor shares its bytes and its version counter with the handle; what has no counter is copied.
+    """
+    if not hasattr(array, "detach") or array.is_inference():
+        return copied(array)
+    return array.detach().requires_grad_(array.requires_grad)
+
+
+def copied(array: Any) -> Any:
+    """The same values in memory of their own, page-locked where the original was."""
+    if not hasattr(array, "detach"):
+        return copy.copy(array)
+    values = array.detach()
+    twin = values.clone()
+    return twin.pin_memory() if values.is_pinned() else twin
+
+
+def _version(array: Any) -> int:
+    return array._version if hasattr(array, "detach") and not array.is_inference() else 0

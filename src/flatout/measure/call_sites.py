@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -205,6 +206,10 @@ def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None
     parts = index if isinstance(index, tuple) else (index,)
     if any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts):
         return "sync"
-    if any(type(part) is int or (isinstance(part, torch.Tensor) and part.dim() == 0) for part in parts):
-        return "row"
-    return None
+    return "row" if any(_is_one_number(part) for part in parts) else None
+
+
+def _is_one_number(part: Any) -> bool:
+    if isinstance(part, torch.Tensor):
+        return part.dim() == 0
+    return type(part) is int or isinstance(part, np.integer)  # True adds a dimension

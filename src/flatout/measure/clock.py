@@ -8,6 +8,7 @@ costs about two microseconds and never waits for the GPU.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -97,6 +98,6 @@ def read_marks(marks: list[tuple[int, Any]]) -> tuple[float, dict[str, float]] |
     if not marks or not marks[-1][1].query():
         return None
     totals = [0.0] * NUM_REGIONS
-    for (region, start), (_next, end) in zip(marks, marks[1:], strict=False):
+    for (region, start), (_next, end) in itertools.pairwise(marks):
         totals[region] += start.elapsed_time(end) / 1e3
     return sum(totals), phases_s(totals)

@@ -107,6 +107,8 @@ class KernelRecorder:
         parameters from no optimizer at all.
         """
         events = self._recording.stop()
+        if num_steps < 1:
+            raise RuntimeError("no step ended while kernels were recorded")
         if not self._cuda:
             return summarise_operators(operator_rows(events), num_steps=num_steps, step_s=step_s)
         device, host = device_timelines(events)

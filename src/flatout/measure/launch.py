@@ -28,7 +28,8 @@ import psutil
 from flatout.codec import encode
 from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.measure import ranks
-from flatout.measure.evidence import Evidence, load_evidence, save_evidence
+from flatout.measure.evidence import Evidence
+from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 GRACE_S = 25.0

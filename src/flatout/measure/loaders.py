@@ -9,6 +9,7 @@ thrown away unseen, or the following real steps would look faster than they are.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -47,7 +48,8 @@ class LoaderRecord:
     lengths: list[list[int]] = field(default_factory=list)
     calls: tuple[Call, ...] = ()
     kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
-    kept_bytes: int | None = None  # of the largest kept batch
+    kept_bytes: int | None = None  # of the first kept batch
+    copies: bool = False  # the script changes its batches in place
     iter_s: float = 0.0
     first: bool = False  # the next batch is the first of its epoch
     given: int = 0  # batches handed out in this epoch
@@ -139,6 +141,16 @@ class LoaderWatch:
         patches.replace(base, "__init__", init_iterator)
         patches.replace(base, "__next__", next_timed)
         patches.replace(multi, "_process_data", process_data)
+        patches.on_undo(lambda: self._let_go(process_data))
+
+    def _let_go(self, process_data: Callable[[Any, Any, Any], Any]) -> None:
+        """Hold no batch any longer; workers that outlive the watch go on sending figures to be taken off."""
+        for record in self.records:
+            record.kept.clear()
+        for iterator in self.iterators:
+            if getattr(iterator, "_workers", None):
+                # by proxy: the iterator's end is what ends its workers
+                iterator._process_data = functools.partial(process_data, weakref.proxy(iterator))
 
     def _is_training_thread(self) -> bool:
         return ident() == self.clock.owner and os.getpid() == self.pid
@@ -220,7 +232,10 @@ class LoaderWatch:
                 record.kept_bytes = max(1, num_bytes(batch))
                 most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))
                 record.kept = deque(maxlen=most)
-            record.kept.append(KeptBatch(batch))
+            if record.kept and record.kept[-1].changed:
+                record.copies = True
+                record.kept.clear()
+            record.kept.append(KeptBatch(batch, copies=record.copies))
         finally:
             self.clock.leave()
 
@@ -229,13 +244,15 @@ class LoaderWatch:
     def _serve(self, iterator: Any, record: LoaderRecord) -> Any | None:
         if record.queued_before is None:
             record.queued_before = _num_queued(iterator)
-        kept = record.kept[record.served % len(record.kept)]
-        record.served += 1
-        record.stood_in += 1
-        batch = kept.serve()
-        if batch is None:
+        while record.kept and record.kept[record.served % len(record.kept)].changed:
+            record.copies = True
+            del record.kept[record.served % len(record.kept)]
+        if not record.kept:
             self.mutated = True
             return None
+        batch = record.kept[record.served % len(record.kept)].serve()
+        record.served += 1
+        record.stood_in += 1
         if self.serving == "half":
             batch = halve(batch, record.config["batch_size"])
             if batch is None:
@@ -298,9 +315,29 @@ class LoaderWatch:
             self._by_loader[loader] = record
         if not record.config:
             record.config = _configuration(loader)
+            before = self._made_again(record)
+            if before is not None:
+                before.loader = record.loader
+                self._by_loader[loader] = before
+                return before
             record.collate_place = _place_of_function(self.user_code, getattr(loader, "collate_fn", None))
             self.records.append(record)
         return record
+
+    def _made_again(self, record: LoaderRecord) -> LoaderRecord | None:
+        """The record of a loader that one line makes anew, every epoch for instance."""
+        return next(
+            (
+                known
+                for known in self.records
+                if known.place is not None
+                and known.place == record.place
+                and known.config == record.config
+                and known.loader is not None
+                and known.loader() is None
+            ),
+            None,
+        )
 
     def evidence(self) -> tuple[Loader, ...]:
         return tuple(_loader_evidence(record) for record in self.records if record.epochs)

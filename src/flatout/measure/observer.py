@@ -1,32 +1,26 @@
 """The observer: counts a job's steps and gives each instrument the steps that are its own.
 
-It lives in the job's process and acts only at step ends, on the training thread.  An instrument that
-fails is noted in `missing` and left out; the job goes on.
+It lives in the job's process and acts only at step ends, on the training thread.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.measure import marks as explicit_marks
 from flatout.measure.clock import EXCLUDED, Clock, DeviceMarks, ident, now
-from flatout.measure.evidence import Arm, Kernels, Memory
-from flatout.measure.function_modes import insert_mode, remove_mode
+from flatout.measure.evidence import Arm
 from flatout.measure.loaders import LoaderWatch
-from flatout.measure.module_calls import ModuleCalls
+from flatout.measure.passes import Passes
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, keep_mode_in_backward
 from flatout.measure.ranks import Agreement
 from flatout.measure.schedule import FEWEST_ROUNDS, Block, WarmUp, plan_blocks
 from flatout.measure.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.user_code import UserCode
-from flatout.measure.workers import LOG
-
 
 ENOUGH_S = 15.0
 
@@ -62,22 +56,6 @@ class StepRow:
         return sum(self.totals) - self.totals[EXCLUDED]
 
 
-@dataclass(slots=True)
-class Instruments:
-    """The instruments of the passes and what they brought."""
-
-    sites: Any = None  # CallSites
-    modules: ModuleCalls | None = None
-    backward_costs: Any = None
-    kernel_recorder: Any = None
-    memory_recorder: Any = None
-    attributed_step_s: float | None = None
-    kernels: Kernels | None = None
-    memory: Memory | None = None
-    stance: Any = None
-    missing: list[str] = field(default_factory=list)
-
-
 class Observer:
     """Installed once per process; `on_finished` is called at the end of the last planned step."""
 
@@ -100,13 +78,11 @@ class Observer:
         self.loaders = LoaderWatch(self.clock, self.user_code)
         self.anchor = Anchor()
         self.agreement = Agreement()
-        self.tools = Instruments()
-        self.module_calls: ModuleCalls | None = None
+        self.tools = Passes(self.user_code)
         self.optimizer: Any = None
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
         self.finished = False
-        self._counting = False
         self._restart()
 
     def _restart(self) -> None:
@@ -127,8 +103,8 @@ class Observer:
 
     def install(self) -> None:
         install_phases(self, self.patches)
-        self.loaders.install(self.patches, on_worker_start=self._leave_in_worker)
-        keep_mode_in_backward(self._active_mode, self.patches)
+        self.loaders.install(self.patches, on_worker_start=self.tools.leave_in_worker)
+        keep_mode_in_backward(self.tools.active_mode, self.patches)
         explicit_marks.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: explicit_marks.listen(None))
 
@@ -138,16 +114,6 @@ class Observer:
             self._end_block(self.arm)
         self.finished = True
         self.patches.undo()
-
-    def _leave_in_worker(self) -> None:
-        """A forked worker inherits the modes of the step it was started in."""
-        if self.tools.sites is not None:
-            remove_mode(self.tools.sites)
-        if self.tools.memory_recorder is not None:
-            self.tools.memory_recorder.leave_in_worker()
-
-    def _active_mode(self) -> Any:
-        return self.tools.sites if self._counting else None
 
     # -- marks
 
@@ -261,9 +227,7 @@ class Observer:
                 self._planned_at = now()
                 self._begin_block(self.arm)
             return
-        if self.tools.memory_recorder is not None and self.arm == "memory":
-            with self._guard("memory"):
-                self.tools.memory_recorder.step_end()
+        self.tools.step_end()
         self.position += 1
         if self.position < self.blocks[self.block_number].num_steps:
             return
@@ -305,97 +269,9 @@ class Observer:
         self.on_progress(f"{arm}: block {done} of {total}, {self.blocks[self.block_number].num_steps} steps")
         self.loaders.begin_serving(arm if arm in ("cached", "half") else None)
         self.loaders.keeping = self.loaders.recording = arm == "real"
-        if arm in ("count", "attribution"):
-            with self._guard(arm):
-                self._begin_counting(arm)
-        elif arm == "kernels":
-            with self._guard(arm):
-                from flatout.measure.kernels import KernelRecorder
-
-                self.tools.kernel_recorder = KernelRecorder(self.device)
-                self.tools.kernel_recorder.start()
-        elif arm == "memory":
-            with self._guard(arm):
-                from flatout.measure.live_memory import MemoryRecorder
-
-                self._run_eagerly()
-                self.tools.memory_recorder = MemoryRecorder(self.user_code, self.device)
-                self.tools.memory_recorder.start()
-
-    def _begin_counting(self, arm: Arm) -> None:
-        from flatout.measure.call_profile import CallProfile
-        from flatout.measure.call_sites import CallSites
-
-        self._run_eagerly()
-        if self.tools.sites is None:
-            self.tools.sites = CallSites(self.user_code)
-            self.tools.modules = ModuleCalls(self.user_code)
-        if arm == "count":
-            self.module_calls = self.tools.modules
-            LOG.profile = CallProfile(self.user_code)
-        else:
-            from flatout.measure.kernels import BackwardCosts
-
-            costs = BackwardCosts(self.device)
-            costs.start()
-            self.tools.backward_costs = costs
-            self.tools.sites.attributing = True
-        insert_mode(self.tools.sites)
-        self._counting = True
+        self.tools.begin(arm, self.device)
 
     def _end_block(self, arm: Arm) -> None:
-        steps = [row for row in self.rows if row.block == self.block_number and row.arm == arm]
-        if arm in ("count", "attribution") and self._counting:
-            with self._guard(arm):
-                self._end_counting(arm, steps)
-        elif arm == "kernels" and self.tools.kernel_recorder is not None:
-            recorder, self.tools.kernel_recorder = self.tools.kernel_recorder, None
-            with self._guard(arm):
-                step_s = sum(row.host_s for row in steps) / max(1, len(steps))
-                self.tools.kernels = recorder.stop(num_steps=len(steps), step_s=step_s)
-        elif arm == "memory" and self.tools.memory_recorder is not None:
-            recorder, self.tools.memory_recorder = self.tools.memory_recorder, None
-            with self._guard(arm):
-                self.tools.memory = recorder.stop()
-            self._run_as_before()
-
-    def _end_counting(self, arm: Arm, steps: list[StepRow]) -> None:
-        self._counting = False
-        sites = self.tools.sites
-        if not remove_mode(sites):
-            self.tools.missing.append(f"{arm}: the script took the counting mode off; counts may be low")
-        self.module_calls, LOG.profile = None, None
-        self._run_as_before()
-        if arm == "count":
-            sites.num_steps = len(steps)
-            if self.tools.modules is not None:
-                self.tools.modules.num_steps = len(steps)
-        else:
-            sites.attributing = False
-            sites.forget_tensors()
-            self.tools.backward_costs.stop()
-            self.tools.attributed_step_s = steps[-1].host_s if steps else None
-
-    def _run_eagerly(self) -> None:
-        """A mode on the stack fails compiled code's guards: it would recompile, or be traced."""
-        if "torch._dynamo" in sys.modules:
-            import torch
-            from torch._dynamo import eval_frame
-
-            self.tools.stance = eval_frame._stance.stance
-            torch.compiler.set_stance("force_eager")
-
-    def _run_as_before(self) -> None:
-        if self.tools.stance is not None:
-            import torch
-
-            torch.compiler.set_stance(self.tools.stance)
-            self.tools.stance = None
-
-    @contextmanager
-    def _guard(self, arm: str) -> Iterator[None]:
-        """The job must never be harmed by being watched: a failing instrument is left out."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is ours and not the job's
-            self.tools.missing.append(f"{arm}: the instrument failed: {type(error).__name__}: {error}")
+        self.tools.end(
+            arm, [row.host_s for row in self.rows if row.block == self.block_number and row.arm == arm]
+        )

@@ -19,6 +19,8 @@ from flatout.measure.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
 if TYPE_CHECKING:
     from flatout.measure.observer import Observer
 
+DYNAMO_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
+
 
 def install_phases(observer: Observer, patches: Patches) -> None:
     _patch_modules(observer, patches)
@@ -46,18 +48,27 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         finally:
             spent_s = clock.leave()
         observer.num_forwards += 1
-        if observer.module_calls is not None:
-            observer.module_calls.note(module, args, kwargs, sys._getframe(1), spent_s)
+        if observer.tools.module_calls is not None:
+            observer.tools.module_calls.note(module, args, kwargs, sys._getframe(1), spent_s)
         observer.after_model_call((MODEL_CALL, 0), f"{type(module).__name__} call")
         return result
 
     patches.replace(module_type, "__call__", outermost)
     # dynamo remembers the __call__ it found at its own import as the unpatched one and then inlines
     # forward(); where it was imported earlier, tell it about this one
-    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+    for name in DYNAMO_MODULES:
         loaded = sys.modules.get(name)
         if loaded is not None and hasattr(loaded, "unpatched_nn_module_call"):
             patches.replace(loaded, "unpatched_nn_module_call", outermost)
+    patches.on_undo(lambda: _tell_dynamo(outermost, call))
+
+
+def _tell_dynamo(patched: Any, original: Any) -> None:
+    """Where dynamo was imported under the patch, it took that for torch's own."""
+    for name in DYNAMO_MODULES:
+        loaded = sys.modules.get(name)
+        if getattr(loaded, "unpatched_nn_module_call", None) is patched:
+            loaded.unpatched_nn_module_call = original  # type: ignore[union-attr]
 
 
 def _patch_backward(observer: Observer, patches: Patches) -> None:
@@ -125,6 +136,7 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
 
     clock = observer.clock
     depth = 0
+    in_hook = False
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
         nonlocal depth
@@ -139,18 +151,28 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
         return _outside_optimizer(observer, args, kwargs)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth
+        nonlocal depth, in_hook
         if ident() != clock.owner or depth == 0:
             return
         depth -= 1
-        if depth == 0:
-            if clock.stack[-1] == OPTIMIZER:
-                clock.leave()
+        if depth > 0:
+            return
+        if clock.stack[-1] == OPTIMIZER:
+            clock.leave()
+        in_hook = True
+        try:
             observer.note_optimizer(optimizer)
             observer.mark((OPTIMIZER_STEP, id(optimizer)), f"{type(optimizer).__name__}.step")
+        finally:
+            in_hook = False
+
+    def remove_after() -> None:
+        if not in_hook:  # torch is walking its hooks otherwise; without `before` this one does nothing
+            after_handle.remove()
 
     patches.on_undo(optimizers.register_optimizer_step_pre_hook(before).remove)
-    patches.on_undo(optimizers.register_optimizer_step_post_hook(after).remove)
+    after_handle = optimizers.register_optimizer_step_post_hook(after)
+    patches.on_undo(remove_after)
 
 
 def _outside_optimizer(observer: Observer, args: Any, kwargs: Any) -> Any:

@@ -19,7 +19,8 @@ from typing import Any
 
 from flatout.codec import decode, encode
 from flatout.errors import EvidenceUnreadable
-from flatout.measure.evidence import PHASES, Evidence, Rank, load_evidence
+from flatout.measure.evidence import PHASES, Evidence, Rank
+from flatout.measure.evidence_file import load_evidence
 from flatout.measure.schedule import Block
 
 KEY = "flatout/plan"

@@ -22,7 +22,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from flatout.measure.assemble import Assembly, Ending
-from flatout.measure.evidence import save_evidence
+from flatout.measure.evidence_file import save_evidence
 from flatout.measure.observer import Observer, ObserverOptions
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import flatout
 from flatout.cli.app import DefectsExitWithTwo, Verbs, application, main, say_error
 from flatout.errors import BadInput
-from flatout.measure.evidence import save_evidence
+from flatout.measure.evidence_file import save_evidence
 from tests import builders
 
 HELP_CPU_S = 0.5

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.app import application
 from flatout.cli.diagnose import check_module, exit_code
 from flatout.errors import BadInput
-from flatout.measure.evidence import save_evidence
+from flatout.measure.evidence_file import save_evidence
 from tests import builders
 
 FLAGS = {"-m", "--evidence", "--save", "--html", "--json", "--keep-running", "--seconds", "--help"}

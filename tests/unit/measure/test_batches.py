@@ -103,12 +103,22 @@ def test_half_of_a_batch_has_its_structure_and_the_first_half_of_its_rows(made: 
 
 
 @settings(max_examples=30)
-@given(sized)
-def test_the_served_batch_equals_the_kept_one_and_shares_its_arrays(made: tuple[int, Any]) -> None:
+@given(made=sized, copies=st.booleans())
+def test_the_served_batch_equals_the_kept_one(made: tuple[int, Any], copies: bool) -> None:
     _rows, batch = made
-    served = KeptBatch(batch).serve()
-    assert equal(served, batch)
-    assert all(one is other for one, other in zip(arrays_of(served), arrays_of(batch), strict=True))
+    kept = KeptBatch(batch, copies=copies)
+    assert equal(kept.serve(), batch)
+    assert equal(kept.serve(), batch)
+    assert not kept.changed
+
+
+def test_keeping_copies_no_bytes_of_tensors() -> None:
+    x = torch.ones(4, requires_grad=True)
+    served = KeptBatch({"x": x}).serve()
+    assert served is not None
+    assert served["x"].data_ptr() == x.data_ptr()
+    assert served["x"] is not x
+    assert served["x"].requires_grad
 
 
 @settings(max_examples=30)
@@ -119,21 +129,62 @@ def test_rows_and_bytes_of_any_structure(made: tuple[int, Any]) -> None:
     assert num_bytes(batch) == sum(array.nbytes for array in arrays_of(batch))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda batch: batch["x"].add_(1),
-        lambda batch: batch["x"].__setitem__(0, 5.0),
-        lambda batch: batch["x"][1:].zero_(),
-        lambda batch: batch["x"].detach().mul_(2),
-    ],
-    ids=["add_", "setitem", "view", "detached"],
-)
+CHANGES = {
+    "add_": lambda batch: batch["x"].add_(1),
+    "setitem": lambda batch: batch["x"].__setitem__(0, 5.0),
+    "view": lambda batch: batch["x"][1:].zero_(),
+    "detached": lambda batch: batch["x"].detach().mul_(2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_tensor_changed_in_place_is_not_served_again(change: Any) -> None:
     given_out = {"x": torch.ones(4, 2), "y": torch.ones(4)}
     kept = KeptBatch(given_out)
     change(given_out)
+    assert kept.changed
     assert kept.serve() is None
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_batch_kept_as_a_copy_is_served_as_it_was(change: Any) -> None:
+    given_out = {"x": torch.ones(4, 2), "y": torch.ones(4)}
+    kept = KeptBatch(given_out, copies=True)
+    change(given_out)
+    change(kept.serve())
+    served = kept.serve()
+    assert served is not None
+    assert torch.equal(served["x"], torch.ones(4, 2))
+
+
+def test_arrays_without_a_version_are_kept_apart_from_the_script() -> None:
+    given_out = {"x": np.ones(4)}
+    kept = KeptBatch(given_out)
+    given_out["x"][0] = 5.0
+    first = kept.serve()
+    assert first is not None
+    first["x"][1] = 5.0
+    second = kept.serve()
+    assert second is not None
+    assert second["x"].tolist() == [1.0] * 4
+
+
+def test_what_the_script_does_to_a_handle_stays_with_it() -> None:
+    x = torch.ones(4)
+    kept = KeptBatch([x])
+    x.requires_grad_().unsqueeze(0)
+    served = kept.serve()
+    assert served is not None
+    assert not served[0].requires_grad
+    assert served[0].shape == (4,)
+
+
+def test_inference_tensors_can_be_kept() -> None:
+    with torch.inference_mode():
+        x = torch.ones(4)
+    served = KeptBatch([x]).serve()
+    assert served is not None
+    assert torch.equal(served[0], x)
 
 
 def test_a_script_may_do_anything_to_the_structure() -> None:

@@ -165,6 +165,17 @@ def test_recording_between_the_boundaries_of_a_training_loop() -> None:
     assert linear.calls_per_step == 1
 
 
+def test_a_recording_without_a_step_is_an_error_and_still_ends() -> None:
+    recorder = KernelRecorder("cpu")
+    recorder.start()
+    with pytest.raises(RuntimeError, match="no step"):
+        recorder.stop(0, step_s=0.0)
+    again = KernelRecorder("cpu")
+    again.start()
+    torch.ones(3).sin()
+    assert again.stop(1, step_s=1.0).num_kernels == 2
+
+
 def test_backward_seconds_are_found_by_the_numbers_a_line_consumed() -> None:
     rows = torch.randn(1000, 64, requires_grad=True)
     costs = BackwardCosts("cpu")

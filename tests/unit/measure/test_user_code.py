@@ -51,7 +51,7 @@ def compiled(path: Path, source: str) -> dict[str, Any]:
 def executed(source: str, *, file: str) -> dict[str, Any]:
     """The names `source` defines when it claims to be `file`."""
     names: dict[str, Any] = {}
-    exec(compile(textwrap.dedent(source), file, "exec"), names)  # noqa: S102
+    exec(compile(textwrap.dedent(source), file, "exec"), names)
     return names
 
 
@@ -224,6 +224,21 @@ def test_the_root_as_the_jobs_folder_does_not_make_the_library_the_users() -> No
     assert not user_code.is_user(torch.nn.Linear.forward.__code__)
     assert not user_code.is_user(collections.Counter.most_common.__code__)
     assert user_code.is_user(frame_here.__code__)
+
+
+def test_a_file_and_line_as_a_place(tmp_path: Path) -> None:
+    user_code = UserCode(str(tmp_path))
+    place = user_code.place_at(str(tmp_path / "package" / "model.py"), line=3, function="Model.forward")
+    assert place == Place(file=os.path.join("package", "model.py"), line=3, function="Model.forward")
+    assert user_code.is_user_file(str(tmp_path / "package" / "model.py"))
+    assert not user_code.is_user_file(torch.__file__)
+    assert not user_code.is_user_file("<string>")
+
+
+def test_asking_for_a_place_in_library_code_does_not_make_it_the_users(user_code: UserCode) -> None:
+    code = torch.nn.Linear.forward.__code__
+    assert user_code.place_in(code).line == code.co_firstlineno
+    assert not user_code.is_user(code)
 
 
 def test_sources_give_the_lines_around_each_place(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Evidence on disk: one JSON document, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import WrongShape, decode
+from flatout.errors import EvidenceUnreadable
+from flatout.measure.evidence import EVIDENCE_VERSION, Evidence
+
+
+def save_evidence(evidence: Evidence, path: Path) -> None:
+    """Write to a temporary name beside `path`, then rename: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(evidence.to_json(), file, allow_nan=False)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_evidence(path: Path) -> Evidence:
+    """Read an Evidence file, or raise EvidenceUnreadable with one sentence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EvidenceUnreadable(f"no Evidence file at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvidenceUnreadable(f"{path} cannot be read: {error}") from None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise EvidenceUnreadable(
+            f"{path} is not complete JSON (line {error.lineno}, column {error.colno})",
+            hint="it was cut or edited; run flatout diagnose again",
+        ) from None
+    return decode_evidence(data, name=str(path))
+
+
+def decode_evidence(data: Any, *, name: str) -> Evidence:
+    if not isinstance(data, dict) or data.get("format") != "flatout-evidence":
+        raise EvidenceUnreadable(f"{name} is not an Evidence file")
+    version = data.get("version")
+    if not isinstance(version, int) or version > EVIDENCE_VERSION:
+        raise EvidenceUnreadable(
+            f"{name} has Evidence version {version}; this flatout reads up to {EVIDENCE_VERSION}",
+            hint="pip install --upgrade flatout",
+        )
+    try:
+        return decode(Evidence, data, name)
+    except WrongShape as error:
+        raise EvidenceUnreadable(f"Evidence file is damaged: {error}") from None
