@@ -39,14 +39,14 @@ class Line:
     calls_per_step: float
     host_s: float | None  # per step under attribution; None when no site knows it
     backward_s: float | None
+    derived_s: float | None  # what is computed from these tensors and parameters alone
     bytes_per_step: float
     requires_grad: bool
 
     @property
     def total_s(self) -> float | None:
-        """Forward and backward together."""
-        known = [seconds for seconds in (self.host_s, self.backward_s) if seconds is not None]
-        return sum(known) if known else None
+        """The calls themselves, forward and backward together."""
+        return _sum_of_known([self.host_s, self.backward_s])
 
 
 def lines_of(sites: list[Site]) -> list[Line]:
@@ -61,6 +61,7 @@ def lines_of(sites: list[Site]) -> list[Line]:
             calls_per_step=sum(site.calls_per_step for site in here),
             host_s=_sum_of_known([site.host_s for site in here]),
             backward_s=_sum_of_known([site.backward_s for site in here]),
+            derived_s=_sum_of_known([site.derived_s for site in here]),
             bytes_per_step=sum(site.bytes_per_step or 0.0 for site in here),
             requires_grad=any(site.requires_grad for site in here),
         )

@@ -127,9 +127,10 @@ def halve(batch: Any, hint: int | None = None) -> Any | None:
 class KeptBatch:
     """A batch the script was given, to be given again."""
 
-    __slots__ = ("_copies", "batch", "versions")
+    __slots__ = ("_copies", "batch", "rows", "versions")
 
-    def __init__(self, batch: Any, *, copies: bool = False) -> None:
+    def __init__(self, batch: Any, *, rows: int | None = None, copies: bool = False) -> None:
+        self.rows = rows
         self._copies = copies  # for scripts that change their batches in place
         self.batch = map_arrays(batch, copied if copies else aside)
         self.versions = self._versions()

@@ -5,8 +5,8 @@ the frames finds the user's line.  That costs about 3 µs per call, so it is on 
 are never timed.  While *attributing* it also notes how long each call took and which autograd sequence
 numbers it consumed: the backward nodes carry the same numbers, so the profiler's backward times can be
 charged to the line whose forward call caused them.  A tensor created in a loop makes more work than its
-creation: calls that see nothing but such tensors and parameters (an embedding of a constant) go away
-with it, and are charged to the creation as *derived*.
+creation: calls on the same line that see nothing but such tensors and parameters (an embedding of a
+constant) go away with it, and are charged to the creation as *derived*.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ KINDS: dict[str, SiteKind] = {
     **dict.fromkeys(COPY, "copy"),
 }
 MOST_SITES = 200
+MOST_DERIVED = 2  # calls in a row on one line; a whole model fed from here is not the creation's fault
 
 BackwardSeconds = Callable[[list[tuple[int, int]]], float]
 Key = tuple[SiteKind, str, Place, str | None, str]  # kind, op, place, via, device
@@ -73,67 +74,72 @@ class CallSites(TorchFunctionMode):
         super().__init__()
         self.user_code = user_code
         self.sites: dict[Key, SiteCounts] = {}
-        self.num_calls = 0
         self.num_steps = 0
         self.attributing = False
         # tensors made from constants in this step, by identity, each with the creation it goes back to
-        self._derived: dict[int, tuple[torch.Tensor, SiteCounts]] = {}
+        self._derived: dict[int, tuple[torch.Tensor, SiteCounts, Place, int]] = {}
+        self.failure: Exception | None = None  # of ours; from then on nothing is noted
         self._sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        before, start = self._sequence(), now()
+        result = function(*args, **(kwargs or {}))
+        spent_s = now() - start
+        if self.failure is None:
+            try:
+                self._note(function, args, kwargs or {}, result, before, spent_s)
+            except Exception as error:  # noqa: BLE001 - ours; the job's call has been made
+                self.failure = error
+        return result
+
+    def _note(
+        self, function: Any, args: Any, kwargs: dict[str, Any], result: Any, before: int, spent_s: float
+    ) -> None:
         name = getattr(function, "__name__", "")
         kind = KINDS.get(name)
-        self.num_calls += 1
         if kind is not None:
             kind = _refine(kind, name, args)
-        if self.attributing:
-            return self._attribute(function, name, kind, args, kwargs or {})
-        result = function(*args, **(kwargs or {}))
-        if kind is not None:
-            counts = self._counts(kind, name, args, result)
-            if counts is not None:
-                counts.calls += 1
-        return result
+        site = self._site(kind, name, args, result) if kind is not None else None
+        if site is not None and not self.attributing:
+            site[1].calls += 1
+        elif self.attributing:
+            after = self._sequence()
+            sequences = [(before, after)] if after > before else []
+            if site is not None:
+                place, counts = site
+                counts.attributed += 1
+                counts.host_s += spent_s
+                counts.sequences += sequences
+                if kind == "create":
+                    self._follow(result, counts, place, 0)
+            elif self._derived:
+                self._note_derived((*args, *kwargs.values()), result, spent_s, sequences)
 
-    def _attribute(
-        self, function: Any, name: str, kind: SiteKind | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        before = self._sequence()
-        start = now()
-        result = function(*args, **kwargs)
-        spent_s = now() - start
-        after = self._sequence()
-        counts = self._counts(kind, name, args, result) if kind is not None else None
-        if counts is not None:
-            counts.attributed += 1
-            counts.host_s += spent_s
-            if after > before:
-                counts.sequences.append((before, after))
-            if kind == "create":
-                self._follow(result, counts)
-        else:
-            origin = self._origin((*args, *kwargs.values()))
-            if origin is not None:
-                origin.derived_s += spent_s
-                if after > before:
-                    origin.derived_sequences.append((before, after))
-                self._follow(result, origin)
-        return result
+    def _note_derived(
+        self, values: tuple[Any, ...], result: Any, spent_s: float, sequences: list[tuple[int, int]]
+    ) -> None:
+        origin = self._origin(values)
+        if origin is None or self.user_code.place(sys._getframe(3))[0] != origin[1]:
+            return
+        counts, place, depth = origin
+        counts.derived_s += spent_s
+        counts.derived_sequences += sequences
+        self._follow(result, counts, place, depth + 1)
 
-    def _follow(self, result: Any, origin: SiteCounts) -> None:
-        if isinstance(result, torch.Tensor):
-            self._derived[id(result)] = (result, origin)
+    def _follow(self, result: Any, counts: SiteCounts, place: Place, depth: int) -> None:
+        if isinstance(result, torch.Tensor) and depth < MOST_DERIVED:
+            self._derived[id(result)] = (result, counts, place, depth)
 
-    def _origin(self, values: tuple[Any, ...]) -> SiteCounts | None:
+    def _origin(self, values: tuple[Any, ...]) -> tuple[SiteCounts, Place, int] | None:
         """The creation all tensors of a call go back to; None when it also sees anything else."""
         origin = None
         for value in values:
             if isinstance(value, torch.Tensor):
                 known = self._derived.get(id(value))
                 if known is not None and known[0] is value:
-                    origin = known[1]
+                    origin = known[1:]
                 elif not isinstance(value, torch.nn.Parameter):
                     return None
             elif isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
@@ -143,7 +149,9 @@ class CallSites(TorchFunctionMode):
     def forget_tensors(self) -> None:
         self._derived.clear()
 
-    def _counts(self, kind: SiteKind, name: str, args: tuple[Any, ...], result: Any) -> SiteCounts | None:
+    def _site(
+        self, kind: SiteKind, name: str, args: tuple[Any, ...], result: Any
+    ) -> tuple[Place, SiteCounts] | None:
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if kind == "copy":
             if source is None or not isinstance(result, torch.Tensor) or result is source:
@@ -154,7 +162,7 @@ class CallSites(TorchFunctionMode):
                 else:
                     return None
         tensor = result if kind in ("create", "copy") and isinstance(result, torch.Tensor) else source
-        place, via = self.user_code.place(sys._getframe(2))  # our own frames are passed over
+        place, via = self.user_code.place(sys._getframe(3))
         if place is None:
             return None
         device = tensor.device.type if tensor is not None else "cpu"
@@ -165,7 +173,7 @@ class CallSites(TorchFunctionMode):
             counts.num_bytes += source.nbytes
             if counts.pinned is not True:
                 counts.pinned = source.is_pinned()
-        return counts
+        return place, counts
 
     def evidence(self, backward_seconds: BackwardSeconds | None) -> tuple[Site, ...]:
         """Per step; `backward_seconds` gives the backward time of sequence-number intervals."""

@@ -204,7 +204,7 @@ class Kernel:
     """One kind of kernel (GPU) or operator (CPU), by total time."""
 
     name: str
-    category: str  # matmul, attention, convolution, normalisation, elementwise, copy, optimizer, other
+    category: str  # matmul, attention, convolution, normalisation, elementwise, reduction, indexing, ...
     calls_per_step: float
     total_s: float  # per step
     dtype: str | None = None

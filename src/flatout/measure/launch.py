@@ -20,6 +20,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def run_job(
 ) -> Evidence:
     """Run the job under observation; its evidence is at `evidence_path` when this returns or raises."""
     check_command(command, module=module)
+    evidence_path = evidence_path.absolute()  # the script may change its folder
     _check_writable(evidence_path)
     options = {
         "command": list(command),
@@ -96,24 +98,22 @@ def run_job(
     folder = ranks.shared_folder()
     distributed = ranks.world_size() > 1
     if distributed:
-        folder.mkdir(parents=True, exist_ok=True)
-        own_path = folder / f"rank-{ranks.rank()}.json"
-        own_path.unlink(missing_ok=True)
-    code = _run_child({**options, "evidence_path": str(own_path)}, script_stdout_to_stderr, on_progress)
-    if code == HALF_FAILED:
+        own_path = ranks.partial_path(folder)
+    options["evidence_path"] = str(own_path)
+    end = _run_child(options, script_stdout_to_stderr, on_progress)
+    if end.code == HALF_FAILED:
         on_progress("the script raised on half a batch; measuring again without that")
-        code = _run_child(
-            {**options, "evidence_path": str(own_path), "half": False}, script_stdout_to_stderr, on_progress
-        )
-    evidence = _read(own_path, code, command[0])
+        ranks.begin_another_attempt()
+        end = _run_child({**options, "half": False}, script_stdout_to_stderr, on_progress)
+    evidence = _read(own_path, end, command[0])
+    if distributed:
+        own_path = ranks.publish(own_path)
     if distributed and ranks.rank() == 0:
+        own_path = evidence_path
         evidence = ranks.gather(evidence, folder)
         save_evidence(evidence, evidence_path)
-        for path in folder.glob("rank-*.json"):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-    _check_ending(evidence, evidence_path if not distributed or ranks.rank() == 0 else own_path, command[0])
+        ranks.clear(folder)
+    _check_ending(evidence, end, own_path, command[0])
     return evidence
 
 
@@ -128,7 +128,15 @@ def _check_writable(path: Path) -> None:
         ) from None
 
 
-def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """How the observed process ended."""
+
+    code: int
+    interrupted: bool
+
+
+def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
     mark = uuid.uuid4().hex
     reader, writer = os.pipe()
     _adopt_orphans()
@@ -148,13 +156,13 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
     thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
     thread.start()
     try:
-        code = _wait(process)
+        end = _wait(process)
     finally:
         _end_leftovers(mark)
     thread.join(timeout=1.0)
-    if code == NOT_WRITTEN:
+    if end.code == NOT_WRITTEN:
         raise FlatoutError(f"the evidence could not be written: {'; '.join(errors)}", hint="--save FILE")
-    return code
+    return end
 
 
 def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) -> None:
@@ -167,28 +175,33 @@ def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) 
                 on_progress(text)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: subprocess.Popen[bytes]) -> _End:
     """Wait for the job; Ctrl-C and SIGTERM reach it once, and it gets time to save what it knows."""
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _raise_interrupt) if in_main else None
+    before = signal.signal(signal.SIGTERM, _raise_terminated) if in_main else None
     try:
         try:
-            return process.wait()
-        except KeyboardInterrupt:
-            if not _terminal_signals_group():
+            return _End(code=process.wait(), interrupted=False)
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, _Terminated) or not _terminal_signals_group():
                 process.send_signal(signal.SIGINT)
         try:
-            return process.wait(timeout=GRACE_S)
+            code = process.wait(timeout=GRACE_S)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
-            return process.wait()
+            code = process.wait()
+        return _End(code=code, interrupted=True)
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _raise_interrupt(_number: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which goes to this process alone."""
+
+
+def _raise_terminated(_number: int, _frame: Any) -> None:
+    raise _Terminated
 
 
 def _terminal_signals_group() -> bool:
@@ -225,21 +238,28 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _read(path: Path, code: int, name: str) -> Evidence:
+def _read(path: Path, end: _End, name: str) -> Evidence:
     if path.exists():
         return load_evidence(path)
-    if code < 0:
-        raise ScriptFailed(f"{name} was ended by {signal.Signals(-code).name} before any step was measured")
-    raise ScriptFailed(f"{name} ended with exit code {code} before any step was measured")
+    if end.interrupted:
+        raise Interrupted("interrupted before any step was measured")
+    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured")
 
 
-def _check_ending(evidence: Evidence, path: Path, name: str) -> None:
+def _how_it_ended(end: _End) -> str:
+    if end.code < 0:
+        return f"was ended by {signal.Signals(-end.code).name}"
+    return f"ended with exit code {end.code}"
+
+
+def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     job, num = evidence.job, len(evidence.steps)
     kept = f"evidence so far: {path}"
-    if job.ended == "interrupted":
+    if job.ended == "interrupted" or (job.ended == "crashed" and end.interrupted):
         raise Interrupted(f"interrupted after {num} measured steps", hint=kept)
     if job.ended == "crashed":
-        raise ScriptFailed(f"{name} raised {job.error} after {num} measured steps", hint=kept)
+        what = _how_it_ended(end) if end.code else f"raised {job.error}"
+        raise ScriptFailed(f"{name} {what} after {num} measured steps", hint=kept)
     if not evidence.steps and not job.exit_code:
         raise NothingMeasured(
             f"{name} ended without a training step",

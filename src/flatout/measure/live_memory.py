@@ -8,8 +8,8 @@ single boundary is a leak, unless what holds it is bounded.  Growing autograd gr
 well: `total += loss` keeps every step's graph though its buffers are freed.
 
 The mode also adds up the arithmetic of matrix products by dtype, since it sees the types that autocast
-chose.  It belongs to the training thread: on a GPU the backward pass runs on another one and is not seen,
-which leaves out gradients (no leaks) and the backward's arithmetic (not in `flops_by_dtype` there).
+chose.  On a GPU the backward pass runs on a thread of its own, with no line of the user's on its stack:
+what is made there (gradients, no leaks) has no place.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class MemoryRecorder:
 
     def __init__(self, user_code: UserCode, device_type: str) -> None:
         self._user_code, self._device_type = user_code, device_type
+        self.failure: Exception | None = None  # of ours; from then on nothing is noted
         self._births: dict[int, _Birth] = {}
         self._step = 0
         self._marks: list[int] = []  # the autograd order number at every boundary
@@ -102,6 +103,8 @@ class MemoryRecorder:
         """What stayed; everything is as it was before `start`."""
         frame = sys._getframe(1)
         _remove(self._mode)
+        if self.failure is not None:
+            raise self.failure
         try:
             graphs = self._graph_growth(frame)
             growth = self._growth(frame, with_victims=bool(graphs))
@@ -117,9 +120,13 @@ class MemoryRecorder:
             flops_by_dtype={dtype: flops / num for dtype, flops in self._flops.items()},
         )
 
+    def leave_in_worker(self) -> None:
+        """Take the inherited mode off in a forked worker; nothing is concluded there."""
+        _remove(self._mode)
+
     # What the mode reports.
 
-    def born(self, tensor: Any, frame: FrameType) -> None:
+    def born(self, tensor: Any, frame: FrameType | None) -> None:
         """`tensor` came out of an operator that makes storages."""
         import torch
 
@@ -142,12 +149,15 @@ class MemoryRecorder:
 
     def computed(self, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator with a known number of operations ran."""
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        types = [each.dtype for each in results if each is not None]  # a gradient nobody wants is None
         try:
             flops = float(formula(*args, **kwargs, out_val=result))
         except _FORMULA_ERRORS:
             return
-        tensor = result[0] if isinstance(result, (tuple, list)) else result
-        name = str(tensor.dtype).removeprefix("torch.")
+        if not types:
+            return
+        name = str(types[0]).removeprefix("torch.")
         dtype = _DTYPES.get(name, "fp8" if name.startswith("float8") else name)
         self._flops[dtype] = self._flops.get(dtype, 0.0) + flops
 
@@ -297,6 +307,15 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
         makes_storage[func] = fresh
         return fresh
 
+    def note(func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType | None) -> None:
+        formula = flop_registry.get(getattr(func, "_overloadpacket", func))
+        if formula is not None:
+            recorder.computed(formula, args, kwargs, result)
+        fresh = makes_storage.get(func)
+        if fresh if fresh is not None else judge(func):
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                recorder.born(tensor, frame)
+
     class Tracking(TorchDispatchMode):
         supports_higher_order_operators = True
 
@@ -307,14 +326,12 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             result = func(*args, **kwargs)
-            formula = flop_registry.get(getattr(func, "_overloadpacket", func))
-            if formula is not None:
-                recorder.computed(formula, args, kwargs, result)
-            fresh = makes_storage.get(func)
-            if fresh if fresh is not None else judge(func):
-                frame = sys._getframe(1)
-                for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                    recorder.born(tensor, frame)
+            if recorder.failure is None:
+                try:
+                    # on a GPU backward runs on a thread of its own, with no Python frame below this one
+                    note(func, args, kwargs, result, sys._getframe().f_back)
+                except Exception as error:  # noqa: BLE001 - ours; the job's operator has done its work
+                    recorder.failure = error
             return result
 
     mode: Any = Tracking

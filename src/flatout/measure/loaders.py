@@ -9,6 +9,7 @@ thrown away unseen, or the following real steps would look faster than they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -68,8 +69,10 @@ class LoaderWatch:
         self.pid = os.getpid()
         self.records: list[LoaderRecord] = []
         self._by_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
-        self._places: dict[int, tuple[Any, Place]] = {}  # by dataset: re-made loaders keep the user's line
+        # by dataset: a loader that a framework makes anew keeps the user's line
+        self._places: dict[int, tuple[weakref.ref[Any], Place]] = {}
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest: LoaderRecord | None = None  # whose batch was asked for last
         self._plain: LoaderRecord | None = None  # the iterable of a library diagnosis
         self.serving: str | None = None  # None, "cached" or "half"
         self.keeping = False
@@ -78,6 +81,7 @@ class LoaderWatch:
         self.num_batches = 0
         self.rows: int | None = None
         self.epoch_began = False
+        self.fell_back = False  # a real batch had to be given where a kept one was wanted
         self.cannot_halve = False
         self.mutated = False
 
@@ -109,7 +113,9 @@ class LoaderWatch:
             watch.clock.enter(region)
             start = now()
             try:
-                return loader_iter(loader)
+                iterator: Any = loader_iter(loader)
+                iterator._flatout_record = record  # one with persistent workers may be older than the watch
+                return iterator
             finally:
                 record.iter_s = now() - start
                 record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
@@ -118,11 +124,11 @@ class LoaderWatch:
 
         def init_iterator(iterator: Any, loader: Any) -> None:
             iterator_init(iterator, loader)
-            iterator._flatout_loader = loader
+            iterator._flatout_record = watch._record(loader)
             watch.iterators.add(iterator)
 
         def next_timed(iterator: Any) -> Any:
-            if not watch._is_training_thread():
+            if not watch._is_training_thread() or not hasattr(iterator, "_flatout_record"):
                 return next_batch(iterator)
             watch.clock.enter(WAIT)
             try:
@@ -159,8 +165,8 @@ class LoaderWatch:
         """Iterate something that is not a DataLoader under the same watch."""
         self.clock.enter(WAIT)
         start = now()
-        iterator = _PlainIterator(iter(iterable))
         record = self._plain_record(iterable)
+        iterator = _PlainIterator(iter(iterable), record)
         record.iter_s = now() - start
         record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
         self.epoch_began = True
@@ -178,28 +184,37 @@ class LoaderWatch:
     # -- one batch
 
     def _next(self, iterator: Any, next_batch: Callable[[Any], Any]) -> Any:
-        record = self._record(iterator._flatout_loader)
-        if record.step_at_last_batch is not None and self.num_steps > record.step_at_last_batch:
-            record.trains = True
-        record.step_at_last_batch = self.num_steps
+        record: LoaderRecord = iterator._flatout_record
+        self._note_steps(None if record.first else record)
+        record.step_at_last_batch, self._latest = self.num_steps, record
         length = record.config["num_batches"]
         if length is not None and record.given >= length and record.stood_in:
             # kept batches stood in for real ones in this epoch: end it where it would have ended
             if getattr(iterator, "_workers", None) and not iterator._persistent_workers:
                 iterator._shutdown_workers()
             raise StopIteration
-        if self.serving is not None and record.trains and record.kept:
+        if self.serving is not None and record.trains:
             batch = self._serve(iterator, record)
             if batch is not None:
                 record.given += 1
                 self.num_batches += 1
                 return batch
+            self.fell_back = True
         if record.queued_before is not None:
             self._discard_ahead(iterator, record, next_batch)
         start = now()
         batch = next_batch(iterator)
         self._note_batch(iterator, record, batch, start)
         return batch
+
+    def _note_steps(self, *records: LoaderRecord | None) -> None:
+        """Training is where steps follow a loader's batches: inside its epoch, or before any other batch.
+
+        The steps between two epochs say nothing: those of an evaluation have the training between them.
+        """
+        for record in (self._latest, *records):
+            if record is not None and self.num_steps > (record.step_at_last_batch or 0):
+                record.trains = True
 
     def _note_batch(self, iterator: Any, record: LoaderRecord, batch: Any, start: float) -> None:
         end = now()
@@ -227,7 +242,7 @@ class LoaderWatch:
     def _keep(self, record: LoaderRecord, batch: Any) -> None:
         self.clock.enter(EXCLUDED)
         try:
-            self.rows = num_rows(batch, record.config["batch_size"])
+            rows = self.rows = num_rows(batch, record.config["batch_size"])
             if record.kept_bytes is None:
                 record.kept_bytes = max(1, num_bytes(batch))
                 most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))
@@ -235,7 +250,7 @@ class LoaderWatch:
             if record.kept and record.kept[-1].changed:
                 record.copies = True
                 record.kept.clear()
-            record.kept.append(KeptBatch(batch, copies=record.copies))
+            record.kept.append(KeptBatch(batch, rows=rows, copies=record.copies))
         finally:
             self.clock.leave()
 
@@ -250,13 +265,16 @@ class LoaderWatch:
         if not record.kept:
             self.mutated = True
             return None
-        batch = record.kept[record.served % len(record.kept)].serve()
+        kept = record.kept[record.served % len(record.kept)]
+        batch, self.rows = kept.serve(), kept.rows
         record.served += 1
         record.stood_in += 1
         if self.serving == "half":
             batch = halve(batch, record.config["batch_size"])
             if batch is None:
                 self.cannot_halve = True
+            else:
+                self.rows = num_rows(batch)
         return batch
 
     def _discard_ahead(self, iterator: Any, record: LoaderRecord, next_batch: Callable[[Any], Any]) -> None:
@@ -281,6 +299,7 @@ class LoaderWatch:
             record.served = 0
 
     def trained_on(self) -> LoaderRecord | None:
+        self._note_steps()
         return next((record for record in self.records if record.trains), None)
 
     # -- records
@@ -288,10 +307,11 @@ class LoaderWatch:
     def _note_loader(self, loader: Any, place: Place | None, via: str | None) -> None:
         dataset = getattr(loader, "dataset", None)
         known = self._places.get(id(dataset))
-        if known is not None and known[0] is dataset and via is not None:
+        if known is not None and known[0]() is dataset and via is not None:
             place = known[1]
         elif place is not None:
-            self._places[id(dataset)] = (dataset, place)
+            with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
+                self._places[id(dataset)] = (weakref.ref(dataset), place)
         record = LoaderRecord(loader=weakref.ref(loader), place=place, config={})
         self._by_loader[loader] = record
 
@@ -307,8 +327,6 @@ class LoaderWatch:
         return self._plain
 
     def _record(self, loader: Any) -> LoaderRecord:
-        if self._plain is not None and loader is None:
-            return self._plain
         record = self._by_loader.get(loader)
         if record is None:
             record = LoaderRecord(loader=weakref.ref(loader), place=None, config={})
@@ -326,6 +344,7 @@ class LoaderWatch:
 
     def _made_again(self, record: LoaderRecord) -> LoaderRecord | None:
         """The record of a loader that one line makes anew, every epoch for instance."""
+        in_use = [getattr(iterator, "_flatout_record", None) for iterator in self.iterators]
         return next(
             (
                 known
@@ -335,23 +354,24 @@ class LoaderWatch:
                 and known.config == record.config
                 and known.loader is not None
                 and known.loader() is None
+                and all(each is not known for each in in_use)
             ),
             None,
         )
 
     def evidence(self) -> tuple[Loader, ...]:
+        self._note_steps()
         return tuple(_loader_evidence(record) for record in self.records if record.epochs)
 
 
 class _PlainIterator:
     """An ordinary iterator in the shape `LoaderWatch._next` knows."""
 
-    _flatout_loader = None
     _flatout_times = None
     _num_workers = None
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
+    def __init__(self, iterator: Iterator[Any], record: LoaderRecord) -> None:
+        self._iterator, self._flatout_record = iterator, record
 
     def __next__(self) -> Any:
         return next(self._iterator)

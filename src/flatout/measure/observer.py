@@ -176,7 +176,7 @@ class Observer:
             self._advance()
         self.begun = True
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
-        self.loaders.epoch_began = False
+        self.loaders.epoch_began = self.loaders.fell_back = False
         self._find_device()
         self.clock.take()  # what this took belongs to no step
         if self.marks is not None:
@@ -189,7 +189,7 @@ class Observer:
                 index=self.anchor.counts[self._anchor_key or (0, 0)],
                 arm=self.arm,
                 block=self.block_number,
-                transition=self.position == 0,
+                transition=self.position == 0 or self.loaders.fell_back,
                 totals=totals,
                 marks=marks,
                 rows=self.loaders.rows,

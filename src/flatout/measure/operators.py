@@ -7,8 +7,7 @@ called, and the outermost ones are counted: they are what a line of Python asks 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ NUM_TOP = 20
 _OPTIMIZER_STEP = "Optimizer.step#"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorRow:
+class OperatorRow(NamedTuple):
     """One call of an operator on the host."""
 
     name: str
@@ -36,32 +34,33 @@ def operator_rows(events: Sequence[Any]) -> list[OperatorRow]:
         name = event.name()
         is_operator = "::" in name and not name.startswith(("autograd::engine", "torch::autograd"))
         if is_operator or name.startswith(_OPTIMIZER_STEP):
-            start_ns, thread = event.start_ns(), event.start_thread_id()
-            spans.append((thread, start_ns, -(start_ns + event.duration_ns()), name, is_operator))
+            start_ns = event.start_ns()
+            end_ns = start_ns + event.duration_ns()
+            spans.append((event.start_thread_id(), start_ns, -end_ns, name, is_operator))
     spans.sort()
-    rows: list[OperatorRow] = []
+    # Columns of the operators, which may be a million.
+    names: list[str] = []
     own_ns: list[int] = []
-    depth: list[tuple[int, int, int, bool]] = []  # thread, end, position in rows, inside an optimizer step
+    outermost: list[bool] = []
+    in_optimizer: list[bool] = []
+    open_spans: list[tuple[int, int, int, bool]] = []  # thread, end, innermost operator or -1, in optimizer
     for thread, start_ns, negative_end_ns, name, is_operator in spans:
         end_ns = -negative_end_ns
-        while depth and (depth[-1][0] != thread or depth[-1][1] <= start_ns):
-            depth.pop()
-        parent = next((entry[2] for entry in reversed(depth) if entry[2] >= 0), -1)
-        in_optimizer = (bool(depth) and depth[-1][3]) or not is_operator
-        if is_operator:
-            if parent >= 0:
-                own_ns[parent] -= end_ns - start_ns
-            depth.append((thread, end_ns, len(rows), in_optimizer))
-            own_ns.append(end_ns - start_ns)
-            rows.append(OperatorRow(name=name, self_ns=0, outermost=parent < 0, in_optimizer=in_optimizer))
-        else:
-            depth.append((thread, end_ns, -1, True))
-    return [
-        OperatorRow(
-            name=row.name, self_ns=max(0, own), outermost=row.outermost, in_optimizer=row.in_optimizer
-        )
-        for row, own in zip(rows, own_ns, strict=True)
-    ]
+        while open_spans and (open_spans[-1][0] != thread or open_spans[-1][1] <= start_ns):
+            open_spans.pop()
+        parent, stepping = open_spans[-1][2:] if open_spans else (-1, False)
+        if not is_operator:
+            open_spans.append((thread, end_ns, parent, True))
+            continue
+        if parent >= 0:
+            own_ns[parent] -= end_ns - start_ns
+        open_spans.append((thread, end_ns, len(names), stepping))
+        names.append(name)
+        own_ns.append(end_ns - start_ns)
+        outermost.append(parent < 0)
+        in_optimizer.append(stepping)
+    own_ns = [max(0, own) for own in own_ns]
+    return list(map(OperatorRow, names, own_ns, outermost, in_optimizer))
 
 
 def summarise_operators(rows: Sequence[OperatorRow], *, num_steps: int, step_s: float) -> Kernels:

@@ -88,7 +88,7 @@ class Passes:
         if self._counting:
             remove_mode(self.sites)
         if self._memory_recorder is not None:
-            self._memory_recorder.stop()
+            self._memory_recorder.leave_in_worker()
 
     # -- counting and attribution
 
@@ -120,6 +120,9 @@ class Passes:
         self.module_calls, LOG.profile = None, None
         if not remove_mode(self.sites):
             self.missing.append(f"{arm}: the script took the counting mode off; counts may be low")
+        if self.sites is not None and self.sites.failure is not None:
+            failure, self.sites.failure = self.sites.failure, None
+            self.missing.append(f"{arm}: the instrument failed: {type(failure).__name__}: {failure}")
         if arm == "count" and self.sites is not None and self.modules is not None:
             self.sites.num_steps = self.modules.num_steps = len(steps_s)
         elif arm == "attribution" and self.sites is not None and self.backward_costs is not None:

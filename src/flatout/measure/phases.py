@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident
+from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident, now
 from flatout.measure.patches import Patches
 from flatout.measure.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from flatout.measure.observer import Observer
 
+EVALUATION_S = 60.0
 DYNAMO_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 
 
@@ -32,6 +33,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
     import torch
 
     clock = observer.clock
+    training_follows = _expect_training(patches)
     module_type = torch.nn.Module
     call = module_type.__dict__["__call__"]
 
@@ -50,7 +52,8 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         observer.num_forwards += 1
         if observer.tools.module_calls is not None:
             observer.tools.module_calls.note(module, args, kwargs, sys._getframe(1), spent_s)
-        observer.after_model_call((MODEL_CALL, 0), f"{type(module).__name__} call")
+        if not training_follows():
+            observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__} call")
         return result
 
     patches.replace(module_type, "__call__", outermost)
@@ -61,6 +64,24 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         if loaded is not None and hasattr(loaded, "unpatched_nn_module_call"):
             patches.replace(loaded, "unpatched_nn_module_call", outermost)
     patches.on_undo(lambda: _tell_dynamo(outermost, call))
+
+
+def _expect_training(patches: Patches) -> Callable[[], bool]:
+    """Tells evaluation before training from inference: who makes an optimizer means to use it.
+
+    For a while only, because training scripts also have options that only evaluate.
+    """
+    from torch.optim.optimizer import Optimizer
+
+    make = Optimizer.__init__
+    made_at: list[float] = []
+
+    def make_noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        made_at.append(now())
+
+    patches.replace(Optimizer, "__init__", make_noted)
+    return lambda: bool(made_at) and now() - made_at[0] < EVALUATION_S
 
 
 def _tell_dynamo(patched: Any, original: Any) -> None:
@@ -75,6 +96,7 @@ def _patch_backward(observer: Observer, patches: Patches) -> None:
     import torch
 
     clock = observer.clock
+    in_tensor_backward = False
 
     def timed(function: Callable[..., Any], marks_step: bool) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -92,11 +114,32 @@ def _patch_backward(observer: Observer, patches: Patches) -> None:
                     observer.marks.mark(REST)
             if marks_step:
                 observer.num_backwards += 1
-                observer.after_model_call((BACKWARD_CALL, 0), "backward")
+                if not in_tensor_backward:
+                    observer.after_model_call((BACKWARD_CALL, 0), "backward")
             return result
 
         return wrapped
 
+    tensor_backward: Callable[..., Any] = torch.Tensor.backward
+
+    @functools.wraps(tensor_backward)
+    def outermost(*args: Any, **kwargs: Any) -> Any:
+        # Tensor.backward is a torch function: inside it a counting mode is off and cannot be removed, so
+        # a step must not end there
+        nonlocal in_tensor_backward
+        if in_tensor_backward or ident() != clock.owner:
+            return tensor_backward(*args, **kwargs)
+        in_tensor_backward = True
+        before = observer.num_backwards
+        try:
+            result = tensor_backward(*args, **kwargs)
+        finally:
+            in_tensor_backward = False
+        if observer.num_backwards > before:
+            observer.after_model_call((BACKWARD_CALL, 0), "backward")
+        return result
+
+    patches.replace(torch.Tensor, "backward", outermost)
     # Tensor.backward looks torch.autograd.backward up at every call
     patches.replace(torch.autograd, "backward", timed(torch.autograd.backward, True))
     patches.replace(torch.autograd, "grad", timed(torch.autograd.grad, False))

@@ -7,6 +7,7 @@ has.  Nothing of ours opens a connection.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -81,6 +82,38 @@ def shared_folder() -> Path:
     parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     name = "-".join(part.replace("/", "_") for part in parts if part) or str(os.getppid())
     return Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}-{name}"
+
+
+def partial_path(folder: Path) -> Path:
+    """Where this rank's evidence grows while its process runs; nobody else reads it there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("rank", "partial"):
+        (folder / f"{name}-{rank()}.json").unlink(missing_ok=True)
+    return folder / f"partial-{rank()}.json"
+
+
+def publish(partial: Path) -> Path:
+    """Hand this rank's evidence to rank 0: the process is over and the file complete."""
+    return partial.replace(partial.with_name(f"rank-{rank()}.json"))
+
+
+def clear(folder: Path) -> None:
+    """Remove what the ranks left for each other."""
+    for path in folder.glob("rank-*.json"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def begin_another_attempt() -> None:
+    """Before the job runs once more under the same launcher.
+
+    The launcher's store outlives the job and still holds addresses and the plan of the run before; torch
+    keeps attempts apart by this number.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is not None:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(attempt) + 1)
 
 
 def gather(own: Evidence, folder: Path, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:

@@ -68,29 +68,39 @@ class Session:
             on_block_end=self._save_so_far,
         )
         self.num_stops = 0
+        self.interrupted = False
         self.saved = False
+        self._saving = threading.Lock()
         self._timer: threading.Timer | None = None
 
     def run(self) -> int:
         """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
         self.observer.install()
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
         ending = self._run_script()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
+        in_half = self._is_in_half()
+        self._end_workers()
         if self._timer is not None:
             self._timer.cancel()
-        in_half = self.observer.arm == "half" and not self.observer.finished
-        self._end_workers()
+        if self.options.keep_running and self.observer.finished:  # measured; how it went on is added
+            self.saved = False
+            ending = Ending("measured", ending.exit_code, ending.error)
         code = self._save(ending)
-        if code == 0 and ending.ended == "crashed" and in_half and self.options.half:
+        if code == 0 and in_half and ending.exit_code and ending.ended != "interrupted":
             return HALF_FAILED
         if code == 0 and self.options.keep_running:
             return ending.exit_code or 0
         return code
 
     def _run_script(self) -> Ending:
+        """What the script raises after the measurement ended it, or after an interrupt, follows from that."""
         target, *arguments = self.options.command
         sys.argv = [target, *arguments]
         sys.modules["__mp_main__"] = _ScriptAlias("__mp_main__")
+        ending = Ending("finished", 0)
         try:
             if self.options.module:
                 sys.path[0] = os.getcwd()
@@ -98,25 +108,29 @@ class Session:
             else:
                 sys.path[0] = str(Path(target).resolve().parent)
                 runpy.run_path(target, run_name="__main__")
-        except EndOfMeasurement:
-            return Ending("measured", 0)
-        except KeyboardInterrupt:
-            return Ending("interrupted", 130)
+            _join_threads()
         except SystemExit as exit_:
-            if self.num_stops and _has_stop(exit_):
-                return Ending("measured", 0)
-            return Ending("finished", _exit_code(exit_))
+            ending = Ending("finished", _exit_code(exit_))
         except BaseException as error:  # noqa: BLE001 - the script's own, shown as such below
-            if self.num_stops and _has_stop(error):
-                return Ending("measured", 0)
-            self._show_traceback(error, target)
-            return Ending("crashed", 1, f"{type(error).__name__}: {error}".splitlines()[0][:300])
-        return Ending("measured" if self.observer.finished else "finished", 0)
+            if not self.num_stops and not self.interrupted:
+                self._show_traceback(error)
+            ending = Ending("crashed", 1, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        if self.num_stops:
+            return Ending("measured", 0)
+        return Ending("interrupted", 130) if self.interrupted else ending
 
-    def _show_traceback(self, error: BaseException, target: str) -> None:
+    def _is_in_half(self) -> bool:
+        """A failure is the counterfactual's; the script runs again without it."""
+        return self.options.half and self.observer.arm == "half" and not self.observer.finished
+
+    def _interrupt(self, _number: int, _frame: Any) -> None:
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+    def _show_traceback(self, error: BaseException) -> None:
         """The script's traceback as it would have shown it: our frames and runpy's left out."""
-        if self.observer.arm == "half" and self.options.half and not self.observer.finished:
-            return  # caused by the counterfactual; the script runs again without it
+        if self._is_in_half():
+            return
         shown: TracebackType | None = error.__traceback__
         own = {__file__, runpy.__file__, "<frozen runpy>"}
         while shown is not None and shown.tb_frame.f_code.co_filename in own:
@@ -165,16 +179,17 @@ class Session:
     # -- evidence and progress
 
     def _save(self, ending: Ending) -> int:
-        if self.saved:
+        with self._saving:  # the timer that ends a script by force waits for the file
+            if self.saved:
+                return 0
+            self.saved = True
+            try:
+                evidence = self.assembly.evidence(self.observer, ending)
+                save_evidence(evidence, Path(self.options.evidence_path))
+            except OSError as error:
+                self._progress(f"error: {self.options.evidence_path}: {error.strerror}")
+                return NOT_WRITTEN
             return 0
-        self.saved = True
-        try:
-            evidence = self.assembly.evidence(self.observer, ending)
-            save_evidence(evidence, Path(self.options.evidence_path))
-        except OSError as error:
-            self._progress(f"error: {self.options.evidence_path}: {error.strerror}")
-            return NOT_WRITTEN
-        return 0
 
     def _save_so_far(self) -> None:
         """After each block, so that a killed or crashed process leaves what was known."""
@@ -203,8 +218,11 @@ class _ScriptAlias(ModuleType):
         return getattr(sys.modules["__main__"], name)
 
 
-def _interrupt(_number: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
+def _join_threads() -> None:
+    """A script ends when its last thread does; Python waits for them at its own end, too late for us."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
 
 
 def _exit_code(exit_: SystemExit) -> int:
@@ -214,14 +232,3 @@ def _exit_code(exit_: SystemExit) -> int:
         return exit_.code
     print(exit_.code, file=sys.stderr)
     return 1
-
-
-def _has_stop(error: BaseException | None) -> bool:
-    """Whether the script turned our exception into another one (raise X from e, or in a handler)."""
-    for _ in range(20):
-        if error is None:
-            return False
-        if isinstance(error, EndOfMeasurement):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

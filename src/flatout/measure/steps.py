@@ -3,7 +3,7 @@
 Any optimizer's step marks it, through the global hooks every torch optimizer calls.  With several
 optimizers the anchor is the least frequent one (of equals the last to appear), so that D, D, G is one
 step.  Loops without an optimizer are marked by backward, loops without either by the outermost model
-call; an explicit `flatout.step()` outranks all of them.
+call, of several models again the least frequent; an explicit `flatout.step()` outranks all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EXPLICIT, OPTIMIZER_STEP, BACKWARD_CALL, MODEL_CALL = range(4)
 PATIENCE = 3
 STALE_FACTOR = 64
 
-Key = tuple[int, int]  # (kind, identity of the optimizer)
+Key = tuple[int, int]  # (kind, identity of the optimizer or model)
 
 
 class Anchor:
@@ -44,16 +44,17 @@ class Anchor:
             if kind in kinds:
                 return self._least_frequent(kind)
         for kind in (BACKWARD_CALL, MODEL_CALL):
-            if self.counts[(kind, 0)] > PATIENCE:
-                return (kind, 0)
+            if any(self.counts[key] > PATIENCE for key in self.counts if key[0] == kind):
+                return self._least_frequent(kind, fewest=PATIENCE + 1)
         return None
 
     def outranks(self, key: Key) -> bool:
         """A stronger kind of mark than the frozen anchor appeared: what was measured was not a step."""
         return self.frozen is not None and key[0] < self.frozen[0]
 
-    def _least_frequent(self, kind: int) -> Key:
-        keys = [key for key in self.counts if key[0] == kind]  # in order of appearance
+    def _least_frequent(self, kind: int, *, fewest: int = 1) -> Key:
+        # in order of appearance
+        keys = [key for key in self.counts if key[0] == kind and self.counts[key] >= fewest]
         most = max(self.counts[key] for key in keys)
         live = [key for key in keys if self.counts[key] * STALE_FACTOR >= most]
         return min(reversed(live), key=lambda key: self.counts[key])

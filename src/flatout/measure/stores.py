@@ -37,7 +37,7 @@ class Store:
 
     @property
     def likelihood(self) -> tuple[bool, bool, bool]:
-        return (not self.detached, self.grows, self.in_loop or self.function is not None)
+        return (self.grows, not self.detached, self.in_loop or self.function is not None)
 
 
 def find_store(

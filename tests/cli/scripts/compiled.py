@@ -20,7 +20,7 @@ class Rows(nn.Module):
 
     def forward(self, inputs):
         hidden = self.linear(inputs)
-        return torch.stack([hidden[row] for row in range(16)]).mean(1)  # row by row
+        return torch.stack([hidden[row] for row in range(len(hidden))]).mean(1)  # row by row
 
 
 torch.manual_seed(0)

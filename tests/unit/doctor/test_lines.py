@@ -9,12 +9,13 @@ def test_operations_of_one_line_are_summed(made):
     (line,) = lines_of(
         [
             made.site("create", op="zeros", calls_per_step=3.0, host_s=0.01),
-            made.site("create", op="ones", calls_per_step=5.0, host_s=None, backward_s=0.02),
+            made.site("create", op="ones", calls_per_step=5.0, host_s=None, backward_s=0.02, derived_s=0.03),
         ]
     )
     assert line.ops == ("ones", "zeros")
     assert (line.calls_per_step, line.host_s, line.backward_s) == (8.0, 0.01, 0.02)
     assert line.total_s == pytest.approx(0.03)
+    assert line.derived_s == pytest.approx(0.03)
 
 
 def test_the_busiest_line_comes_first(made):

@@ -277,6 +277,18 @@ def test_flops_by_the_dtype_that_autocast_chose(tmp_path: Path) -> None:
     assert flops == {"bf16": counter.get_total_flops()}
 
 
+def test_flops_of_a_convolution_whose_input_wants_no_gradient(tmp_path: Path) -> None:
+    image = "model[0](x.view(8, 1, 4, 4))"
+    source = loop("pass").replace("nn.Linear(16, 32), nn.ReLU()", "nn.Conv2d(1, 2, 3), nn.Flatten()")
+    source = source.replace("nn.Linear(32, 4)", "nn.Linear(8, 4)").replace(
+        "model(x)", f"model[2](model[1]({image}))"
+    )
+    with FlopCounterMode(display=False) as counter:
+        convolution, linear = torch.nn.Conv2d(1, 2, 3), torch.nn.Linear(8, 4)
+        linear(convolution(torch.randn(8, 1, 4, 4)).flatten(1)).sum().backward()
+    assert watched(tmp_path, source).flops_by_dtype == {"fp32": counter.get_total_flops()}
+
+
 def test_the_peak_covers_what_was_there_and_what_came(tmp_path: Path) -> None:
     source = loop("pass", before="large = torch.zeros(1 << 20)").replace(
         "optimizer.zero_grad()", "optimizer.zero_grad(); torch.zeros(1 << 18).add_(1)"

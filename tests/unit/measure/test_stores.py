@@ -60,6 +60,20 @@ def test_numbers_are_passed_over_for_tensors(tmp_path: Path) -> None:
     assert found is not None and found.line == line
 
 
+def test_a_detached_store_wins_over_the_empty_beginning(tmp_path: Path) -> None:
+    path, line = marked(
+        tmp_path,
+        """
+        def main():
+            kept, others = [], []
+            for step in range(10):
+                kept.append(loss.detach())  # HERE
+        """,
+    )
+    found = find_store(path, "kept")
+    assert found is not None and found.line == line
+
+
 def test_attributes_and_names_are_told_apart(tmp_path: Path) -> None:
     path, line = marked(
         tmp_path,

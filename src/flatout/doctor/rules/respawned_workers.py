@@ -6,10 +6,10 @@ each `for batch in loader` forks or spawns all workers, copies the dataset to th
 at the end.
 
 Why it costs
-Nothing trains until the first worker is up and has its first batch. With `fork` a start takes tens of
-milliseconds per worker; with `spawn` or `forkserver` each worker imports the script and its libraries
-again, seconds per epoch. Short epochs pay this every few steps, and the median step hides it: one
-measured job had a median wait of 7.9 ms and a mean of 228 ms.
+Nothing trains until the first worker is up and has its first batch. With `fork`, starting two workers
+took 36 to 52 ms in one small job; with `spawn` or `forkserver` each worker imports the script and its
+libraries again, seconds per epoch. Short epochs pay this every few steps, and the median step hides it:
+one measured job had a median wait of 7.9 ms and a mean of 228 ms.
 
 Evidence
 At least two epochs were seen, and starting one (the loader's `iter()`, plus the wait for the first batch

@@ -12,9 +12,9 @@ bytes across the bus and waits for them, however small the tensor is. In one in-
 Evidence
 One line of the job creates at least 10 tensors per step by its own calls, and these hold at least 2 % of
 the step. What libraries create inside is not counted, nor what a dataset or a collate function makes for
-each sample. Time on the host counts on a GPU only as far as the GPU is idle. The ceiling is computed:
-the step without the time spent in those calls. What consumes each tiny tensor usually goes as well, so
-more can be gained.
+each sample. The share shown adds what is computed from such tensors and parameters alone, forward and
+backward (the embedding of a constant, say), since that goes away with the creation. Time on the host
+counts on a GPU only as far as the GPU is idle. The ceiling is computed: the step without that share.
 
 Fix
 Create once, outside the loop, or build the whole thing from one array:
@@ -32,25 +32,28 @@ Exact: the same values, created once.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, on_gpu, share_of
+from flatout.doctor.arithmetic import MOST, computed_ceiling, on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
-from flatout.units import show_share
+from flatout.units import show_seconds, show_share
 
 CODE, NAME = title_of(__doc__)
 LEAST_CALLS = 10
 LEAST_SHARE = 0.02
+LEAST_OWN_SHARE = 0.005  # below it the creation is an occasion, not a cause
 
 
 def detect(evidence: Evidence) -> list[Finding]:
     findings = []
+    idle = _idle_share(evidence)
     for line in direct_lines(evidence, "create"):
-        share = share_of(line.total_s, evidence.attributed_step_s)
-        if share is None or line.calls_per_step < LEAST_CALLS:
+        own = share_of(line.total_s, evidence.attributed_step_s)
+        if own is None or own < LEAST_OWN_SHARE or line.calls_per_step < LEAST_CALLS:
             continue
-        share = min(share, _idle_share(evidence))
+        derived = share_of(line.derived_s, evidence.attributed_step_s) or 0.0
+        share = min(own + derived, idle, MOST)
         if share >= LEAST_SHARE:
             findings.append(_finding(evidence, line, share=share))
     return findings
@@ -65,15 +68,15 @@ def _idle_share(evidence: Evidence) -> float:
 
 def _finding(evidence: Evidence, line: Line, *, share: float) -> Finding:
     calls = show_calls(line.calls_per_step)
+    figures = [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
+    if line.derived_s:
+        figures.append(f"{show_seconds(line.derived_s)} more in what is computed from these tensors alone")
     return Finding(
         code=CODE,
         name=NAME,
         place=line.place,
         message=f"{calls} tensors are created here per step, {show_share(share)} of the step",
-        evidence=(
-            f"{show_ops(line)}: {calls} calls per step from this line",
-            timing(evidence, line),
-        ),
+        evidence=tuple(figures),
         share=share,
         ceiling=computed_ceiling(evidence, freed_share=share),
         fix="create one tensor before the loop, or one from the whole list, and use its rows",

@@ -12,9 +12,9 @@ to positions, attention to their square, and none of it reaches the loss.
 Evidence
 Measured on the job's own samples: the share of padded positions as batched, and the share if batches
 were cut from the same samples sorted by length. At least 10 points must lie between them. The positions
-saved are weighed by how much of the step grows with them (on a GPU the share in which kernels run, on a
-CPU the share of dense operators), and at least 5 % of the step must remain; a job that takes as long on
-half its batch is left alone. The ceiling is computed from that share, attention counted as linear.
+saved are weighed by the share of the step spent in the layers' own work (matrix products, attention,
+convolutions, normalisation), and at least 5 % of the step must remain; a job that takes as long on half
+its batch is left alone. The ceiling is computed from that share, attention counted as linear.
 
 Fix
 Draw batches from samples of similar length: shuffle, sort within chunks of some 50 batches, cut batches,
@@ -28,7 +28,7 @@ and a loss averaged over positions weighs samples differently. Compare loss curv
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, on_gpu, rows_cost_nothing, share_of
+from flatout.doctor.arithmetic import computed_ceiling, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
@@ -37,7 +37,9 @@ from flatout.units import show_share
 CODE, NAME = title_of(__doc__)
 LEAST_POINTS = 0.10
 LEAST_SHARE = 0.05
-DENSE = ("matmul", "attention", "convolution", "normalisation", "elementwise")
+# What layers do to every position.  Elementwise work is left out: much of it belongs to loops, gradients
+# and the optimizer, and a share that is too small is only modest.
+DENSE = ("matmul", "attention", "convolution", "normalisation")
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -61,8 +63,6 @@ def _share_that_grows_with_positions(evidence: Evidence) -> float | None:
     kernels: Kernels | None = evidence.kernels
     if kernels is None:
         return None
-    if on_gpu(evidence):
-        return kernels.busy_share
     return share_of(sum(kernels.by_category_s.get(name, 0.0) for name in DENSE), kernels.step_s)
 
 

@@ -35,6 +35,17 @@ def test_operations_of_one_line_are_one_finding(made):
     assert "12 tensors" in finding.message
 
 
+def test_what_is_computed_from_the_tensors_alone_goes_with_them(made):
+    (finding,) = detect(creating(made, made.site("create", derived_s=0.06)))
+    assert finding.share == pytest.approx(0.4)
+    assert finding.ceiling.step_s == pytest.approx(0.06)
+    assert any("60.0 ms more" in figure for figure in finding.evidence)
+
+
+def test_cheap_creations_are_not_blamed_for_what_follows(made):
+    assert detect(creating(made, made.site("create", host_s=0.0009, derived_s=0.1))) == []
+
+
 def test_two_lines_are_two_findings(made):
     job = creating(made, made.site("create", line=30), made.site("create", line=31))
     assert sorted(finding.place.line for finding in detect(job)) == [30, 31]

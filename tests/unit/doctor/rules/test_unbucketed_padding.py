@@ -12,7 +12,7 @@ def padded(made, *, padded_share=0.5, bucketed_share=0.0, dense_s=0.16, device="
     )
     kernels = made.kernels(
         busy_share=0.8 if device == "cuda" else None,
-        by_category_s={"matmul": dense_s / 2, "elementwise": dense_s / 2, "copy": 0.04},
+        by_category_s={"matmul": dense_s / 2, "attention": dense_s / 2, "elementwise": 0.1, "copy": 0.04},
     )
     fields = {
         "loaders": (made.loader(lengths=lengths),),
