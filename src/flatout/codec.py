@@ -32,6 +32,17 @@ def encode(value: Any) -> Any:
     return value
 
 
+def rounded(value: Any, *, digits: int = 6) -> Any:
+    """Plain JSON values with floats cut to significant digits: what was measured has no more of them."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: rounded(item, digits=digits) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item, digits=digits) for item in value]
+    return value
+
+
 def decode(shape: type[Shape], data: Any, path: str = "") -> Shape:
     """Build `shape` from plain JSON values."""
     return typing.cast(Shape, _decode(shape, data, path or shape.__name__))

@@ -50,7 +50,7 @@ def test_large_products_fill_the_gpu_and_show_their_dtype(
     a, b = (torch.randn(4096, 4096, device="cuda").to(dtype) for _ in range(2))
 
     def step() -> None:
-        for _ in range(20):
+        for _ in range(200):
             a @ b
 
     kernels = recorded(step)

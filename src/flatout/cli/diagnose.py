@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.errors import BadInput
+from flatout.measure.ranks import rank, world_size
 
 if TYPE_CHECKING:
     from flatout.api import Diagnosis
@@ -84,19 +85,24 @@ def diagnose(
             keep_running=keep_running,
             evidence_path=save,
             seconds=seconds,
-            on_progress=_say,
+            on_progress=_say if rank() == 0 else lambda message: None,
             script_stdout_to_stderr=json_output,
         )
-    _answer(diagnosis, html=html, json_output=json_output, ran=evidence is None)
-    raise typer.Exit(exit_code(diagnosis, keep_running=keep_running))
+    if evidence is not None or rank() == 0:  # of several processes of one job the first speaks for all
+        _answer(diagnosis, html=html, json_output=json_output, ran=evidence is None)
+    launched = evidence is None and world_size() > 1
+    raise typer.Exit(exit_code(diagnosis, keep_running=keep_running, launched=launched))
 
 
-def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False) -> int:
-    """The script's own code where it has one to tell, else whether there are findings."""
+def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False, launched: bool = False) -> int:
+    """The script's own code where it has one to tell, else whether there are findings.
+
+    A launcher of several processes takes any code but 0 for a crash and ends the others.
+    """
     own_code = diagnosis.script_exit_code
     if own_code or (keep_running and own_code is not None):
         return own_code
-    return FINDINGS if diagnosis.findings else 0
+    return FINDINGS if diagnosis.findings and not launched else 0
 
 
 def check_module(name: str) -> None:

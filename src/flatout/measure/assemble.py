@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import __version__
+from flatout.codec import decode, encode, rounded
 from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import (
     Counterfactual,
@@ -76,7 +77,8 @@ class Assembly:
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
         )
-        return replace(evidence, sources=observer.user_code.sources(_places(evidence)))
+        evidence = replace(evidence, sources=observer.user_code.sources(_places(evidence)))
+        return decode(Evidence, rounded(encode(evidence)))
 
     def _job(self, observer: Observer, ending: Ending) -> Job:
         import torch

@@ -6,10 +6,13 @@ The script will replace `__main__`; everything with a life of its own is in modu
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 
 def main() -> None:
+    # Until there is something to save, an interrupt ends this process without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from flatout.codec import decode
     from flatout.measure.session import JobOptions, Session
 

@@ -18,7 +18,7 @@ def save_evidence(evidence: Evidence, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(evidence.to_json(), file, allow_nan=False)
+            json.dump(evidence.to_json(), file, allow_nan=False, separators=(",", ":"))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -100,12 +100,13 @@ def run_job(
     if distributed:
         own_path = ranks.partial_path(folder)
     options["evidence_path"] = str(own_path)
+    before = _stamp(own_path)
     end = _run_child(options, script_stdout_to_stderr, on_progress)
     if end.code == HALF_FAILED:
         on_progress("the script raised on half a batch; measuring again without that")
         ranks.begin_another_attempt()
         end = _run_child({**options, "half": False}, script_stdout_to_stderr, on_progress)
-    evidence = _read(own_path, end, command[0])
+    evidence = _read(own_path, before, end, command[0])
     if distributed:
         own_path = ranks.publish(own_path)
     if distributed and ranks.rank() == 0:
@@ -118,6 +119,8 @@ def run_job(
 
 
 def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder", hint=f"name a file in it: {path / 'evidence.json'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent) as probe:
@@ -140,26 +143,28 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
     mark = uuid.uuid4().hex
     reader, writer = os.pipe()
     _adopt_orphans()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "flatout.measure.child",
-            json.dumps(encode({**options, "progress_fd": writer})),
-        ],
-        stdout=sys.stderr.fileno() if to_stderr else None,
-        pass_fds=(writer,),
-        env={**os.environ, MARK: mark},
-    )
-    os.close(writer)
     errors: list[str] = []
-    thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
-    thread.start()
-    try:
-        end = _wait(process)
-    finally:
-        _end_leftovers(mark)
-    thread.join(timeout=1.0)
+    with _Signals() as signals:
+        try:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "flatout.measure.child",
+                    json.dumps(encode({**options, "progress_fd": writer})),
+                ],
+                stdout=sys.stderr.fileno() if to_stderr else None,
+                pass_fds=(writer,),
+                env={**os.environ, MARK: mark},
+            )
+            os.close(writer)
+            thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
+            thread.start()
+            end = _wait(process, signals)
+        finally:
+            signals.hold()
+            _end_leftovers(mark)
+        thread.join(timeout=1.0)
     if end.code == NOT_WRITTEN:
         raise FlatoutError(f"the evidence could not be written: {'; '.join(errors)}", hint="--save FILE")
     return end
@@ -175,33 +180,59 @@ def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) 
                 on_progress(text)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> _End:
+class _Signals:
+    """Ctrl-C and SIGTERM, held back until the job is known and while what it left is ended."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._held: int | None = None
+        self._open = False
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._held is not None and error is None:
+            raise KeyboardInterrupt
+
+    def release(self) -> None:
+        self._open = True
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._take(held, None)
+
+    def hold(self) -> None:
+        self._open = False
+
+    def _take(self, number: int, _frame: Any) -> None:
+        if self._open:
+            raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        self._held = number
+
+
+def _wait(process: subprocess.Popen[bytes], signals: _Signals) -> _End:
     """Wait for the job; Ctrl-C and SIGTERM reach it once, and it gets time to save what it knows."""
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _raise_terminated) if in_main else None
     try:
-        try:
-            return _End(code=process.wait(), interrupted=False)
-        except KeyboardInterrupt as interrupt:
-            if isinstance(interrupt, _Terminated) or not _terminal_signals_group():
-                process.send_signal(signal.SIGINT)
-        try:
-            code = process.wait(timeout=GRACE_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            code = process.wait()
-        return _End(code=code, interrupted=True)
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        signals.release()
+        return _End(code=process.wait(), interrupted=False)
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, _Terminated) or not _terminal_signals_group():
+            process.send_signal(signal.SIGINT)
+    try:
+        code = process.wait(timeout=GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        code = process.wait()
+    return _End(code=code, interrupted=True)
 
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, which goes to this process alone."""
-
-
-def _raise_terminated(_number: int, _frame: Any) -> None:
-    raise _Terminated
 
 
 def _terminal_signals_group() -> bool:
@@ -238,8 +269,17 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _read(path: Path, end: _End, name: str) -> Evidence:
-    if path.exists():
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes with every write; a file of an earlier run is not this job's evidence."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
+def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> Evidence:
+    if _stamp(path) not in (None, before):
         return load_evidence(path)
     if end.interrupted:
         raise Interrupted("interrupted before any step was measured")

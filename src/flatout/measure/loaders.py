@@ -15,50 +15,21 @@ import os
 import sys
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.batches import KeptBatch, halve, num_bytes, num_rows
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, ident, now
-from flatout.measure.evidence import Call, EpochStart, Loader, Place, Worker
-from flatout.measure.lengths import summarise
+from flatout.measure.evidence import EpochStart, Loader, Place
+from flatout.measure.loader_records import MOST_KEPT, LoaderRecord, configuration, place_of_function
 from flatout.measure.patches import Patches
-from flatout.measure.statistics import spread
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG, BatchTimes, WorkerLoop, patch_fetchers, real_loop, unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MOST_KEPT = 16
 MOST_KEPT_BYTES = 2 << 30
 MOST_DISCARDED = 1000
-
-
-@dataclass(slots=True)
-class LoaderRecord:
-    """Everything noted of one DataLoader."""
-
-    loader: Any  # weak reference
-    place: Place | None
-    config: dict[str, Any]
-    collate_place: Place | None = None
-    waits_s: list[float] = field(default_factory=list)
-    made: list[tuple[BatchTimes, float]] = field(default_factory=list)  # (figures, arrival)
-    epochs: list[EpochStart] = field(default_factory=list)
-    lengths: list[list[int]] = field(default_factory=list)
-    calls: tuple[Call, ...] = ()
-    kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
-    kept_bytes: int | None = None  # of the first kept batch
-    copies: bool = False  # the script changes its batches in place
-    iter_s: float = 0.0
-    first: bool = False  # the next batch is the first of its epoch
-    given: int = 0  # batches handed out in this epoch
-    served: int = 0  # kept batches handed out in this counterfactual block
-    queued_before: int | None = None  # finished batches in the queue when serving began
-    step_at_last_batch: int | None = None
-    trains: bool = False
-    stood_in: int = 0  # kept batches handed out and real ones thrown away in this epoch
 
 
 class LoaderWatch:
@@ -87,13 +58,13 @@ class LoaderWatch:
 
     # -- installation
 
-    def install(self, patches: Patches, on_worker_start: Callable[[], None]) -> None:
+    def install(self, patches: Patches) -> None:
         from torch.utils.data import dataloader
         from torch.utils.data._utils import worker
 
         real_loop()
         patch_fetchers(patches)
-        patches.replace(worker, "_worker_loop", WorkerLoop(self.user_code.folder, on_worker_start))
+        patches.replace(worker, "_worker_loop", WorkerLoop(self.user_code.folder))
         base: Any = dataloader._BaseDataLoaderIter
         multi: Any = dataloader._MultiProcessingDataLoaderIter
         loader_type = dataloader.DataLoader
@@ -332,13 +303,13 @@ class LoaderWatch:
             record = LoaderRecord(loader=weakref.ref(loader), place=None, config={})
             self._by_loader[loader] = record
         if not record.config:
-            record.config = _configuration(loader)
+            record.config = configuration(loader)
             before = self._made_again(record)
             if before is not None:
                 before.loader = record.loader
                 self._by_loader[loader] = before
                 return before
-            record.collate_place = _place_of_function(self.user_code, getattr(loader, "collate_fn", None))
+            record.collate_place = place_of_function(self.user_code, getattr(loader, "collate_fn", None))
             self.records.append(record)
         return record
 
@@ -361,7 +332,7 @@ class LoaderWatch:
 
     def evidence(self) -> tuple[Loader, ...]:
         self._note_steps()
-        return tuple(_loader_evidence(record) for record in self.records if record.epochs)
+        return tuple(record.evidence() for record in self.records if record.epochs)
 
 
 class _PlainIterator:
@@ -377,66 +348,13 @@ class _PlainIterator:
         return next(self._iterator)
 
 
-def _configuration(loader: Any) -> dict[str, Any]:
-    try:
-        num_batches: int | None = len(loader)
-    except TypeError:
-        num_batches = None
-    batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return {
-        "dataset": type(loader.dataset).__name__,
-        "num_workers": int(loader.num_workers),
-        "batch_size": batch_size if isinstance(batch_size, int) else None,
-        "pin_memory": bool(loader.pin_memory),
-        "persistent_workers": bool(loader.persistent_workers),
-        "prefetch_factor": loader.prefetch_factor,
-        "num_batches": num_batches,
-    }
-
-
-def _place_of_function(user_code: UserCode, function: Any) -> Place | None:
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None) or getattr(
-        type(function).__dict__.get("__call__"), "__code__", None
-    )
-    return user_code.place_in(code) if code is not None and user_code.is_user(code) else None
-
-
 def _num_queued(iterator: Any) -> int:
     """Finished batches that wait in the loader's queues."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return 0
-    arrived = sum(len(info) == 2 for info in iterator._task_info.values())
-    return int(queue.qsize()) + arrived
-
-
-def _loader_evidence(record: LoaderRecord) -> Loader:
-    by_worker: dict[int, list[tuple[BatchTimes, float]]] = {}
-    for times, arrival in record.made:
-        if times.worker is not None:
-            by_worker.setdefault(times.worker, []).append((times, arrival))
-    return Loader(
-        place=record.place,
-        trains=record.trains,
-        wait_s=spread(record.waits_s),
-        fetch_s=spread([times.fetch_s for times, _ in record.made]),
-        collate_s=spread([times.collate_s for times, _ in record.made]),
-        epochs=tuple(record.epochs),
-        workers=tuple(_worker_evidence(worker, made) for worker, made in sorted(by_worker.items())),
-        collate_place=record.collate_place,
-        lengths=summarise(record.lengths),
-        calls=record.calls,
-        **record.config,
-    )
-
-
-def _worker_evidence(worker: int, made: list[tuple[BatchTimes, float]]) -> Worker:
-    num = len(made)
-    return Worker(
-        worker=worker,
-        num_batches=num,
-        fetch_s=sum(times.fetch_s for times, _ in made) / num,
-        collate_s=sum(times.collate_s for times, _ in made) / num,
-        queue_age_s=sum(max(0.0, arrival - times.done_at_s) for times, arrival in made) / num,
-    )
+    try:
+        queued = int(queue.qsize())
+    except NotImplementedError:
+        return 0  # macOS cannot count what is in a pipe
+    return queued + sum(len(info) == 2 for info in iterator._task_info.values())

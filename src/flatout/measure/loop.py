@@ -35,15 +35,15 @@ def observe_loop(
     observer.install()
     try:
         for _epoch in range(MOST_EPOCHS):
-            before = len(observer.rows)
+            num_before = observer.loaders.num_batches
             batches = loader if isinstance(loader, DataLoader) else observer.loaders.watch_iterable(loader)
             for batch in batches:
                 step(batch)
                 mark_step()
                 if observer.finished:
                     return assembly.evidence(observer, Ending("measured", 0))
-            if len(observer.rows) == before and observer.begun:
-                break
+            if observer.loaders.num_batches == num_before:
+                break  # a generator that is used up, or a loader without batches
     finally:
         observer.remove()
     if not observer.rows:

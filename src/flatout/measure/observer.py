@@ -6,6 +6,7 @@ It lives in the job's process and acts only at step ends, on the training thread
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,7 @@ class Observer:
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
         self.finished = False
+        self.removed = False
         self._restart()
 
     def _restart(self) -> None:
@@ -103,16 +105,18 @@ class Observer:
 
     def install(self) -> None:
         install_phases(self, self.patches)
-        self.loaders.install(self.patches, on_worker_start=self.tools.leave_in_worker)
+        self.loaders.install(self.patches)
         keep_mode_in_backward(self.tools.active_mode, self.patches)
         explicit_marks.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: explicit_marks.listen(None))
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _leave_in_child(reference()))
 
     def remove(self) -> None:
         """Take every instrument off; the job runs on as if it had never been observed."""
         if not self.finished and self.warm_up is None and self.blocks:
             self._end_block(self.arm)
-        self.finished = True
+        self.removed = True  # for what the script holds on to: a patched function under a name of its own
         self.patches.undo()
 
     # -- marks
@@ -147,7 +151,7 @@ class Observer:
         self.mark(key, name)
 
     def mark(self, key: Key, name: str) -> None:
-        if not self.adopt_thread():
+        if self.removed or not self.adopt_thread():
             return
         if self.finished:  # the script swallowed the end; say it again
             self.on_finished()
@@ -275,3 +279,11 @@ class Observer:
         self.tools.end(
             arm, [row.host_s for row in self.rows if row.block == self.block_number and row.arm == arm]
         )
+
+
+def _leave_in_child(observer: Observer | None) -> None:
+    """A process the job forks (a worker, an environment, another trainer) is not the job."""
+    if observer is not None and not observer.removed:
+        observer.tools.leave_in_child()
+        observer.removed = True
+        observer.patches.undo()

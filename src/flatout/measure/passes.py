@@ -83,8 +83,8 @@ class Passes:
     def active_mode(self) -> CallSites | None:
         return self.sites if self._counting else None
 
-    def leave_in_worker(self) -> None:
-        """A forked worker inherits the modes of the step it was started in."""
+    def leave_in_child(self) -> None:
+        """A forked process inherits the modes of the step it was started in."""
         if self._counting:
             remove_mode(self.sites)
         if self._memory_recorder is not None:

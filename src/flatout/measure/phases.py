@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident, now
@@ -178,28 +179,29 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
     from torch.optim import optimizer as optimizers
 
     clock = observer.clock
-    depth = 0
+    outermost: FrameType | None = None  # the step under way; both of its hooks are called from this frame
     in_hook = False
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal depth
+        nonlocal outermost
         if not observer.adopt_thread():
             return None
-        depth += 1
-        if depth > 1:  # a wrapper optimizer calls its inner one
-            return None
+        caller = sys._getframe(1)
+        if outermost is not None and _is_called_from(outermost, caller):
+            return None  # a wrapper optimizer calls its inner one
+        if outermost is not None and OPTIMIZER in clock.stack:
+            clock.stack.remove(OPTIMIZER)  # that step raised, and the script went on
+        outermost = caller
         clock.enter(OPTIMIZER)
         if observer.marks is not None:
             observer.marks.mark(OPTIMIZER)
         return _outside_optimizer(observer, args, kwargs)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth, in_hook
-        if ident() != clock.owner or depth == 0:
+        nonlocal outermost, in_hook
+        if ident() != clock.owner or outermost is not sys._getframe(1):
             return
-        depth -= 1
-        if depth > 0:
-            return
+        outermost = None
         if clock.stack[-1] == OPTIMIZER:
             clock.leave()
         in_hook = True
@@ -216,6 +218,12 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
     patches.on_undo(optimizers.register_optimizer_step_pre_hook(before).remove)
     after_handle = optimizers.register_optimizer_step_post_hook(after)
     patches.on_undo(remove_after)
+
+
+def _is_called_from(frame: FrameType, callee: FrameType | None) -> bool:
+    while callee is not None and callee is not frame:
+        callee = callee.f_back
+    return callee is not None
 
 
 def _outside_optimizer(observer: Observer, args: Any, kwargs: Any) -> Any:

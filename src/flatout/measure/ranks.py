@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import socket
@@ -22,9 +23,11 @@ from flatout.codec import decode, encode
 from flatout.errors import EvidenceUnreadable
 from flatout.measure.evidence import PHASES, Evidence, Rank
 from flatout.measure.evidence_file import load_evidence
+from flatout.measure.patches import Patches
 from flatout.measure.schedule import Block
 
 KEY = "flatout/plan"
+ATTEMPT = "FLATOUT_ATTEMPT"
 LEAD_STEPS = 3
 WAIT_FOR_RANKS_S = 60.0
 
@@ -106,14 +109,25 @@ def clear(folder: Path) -> None:
 
 
 def begin_another_attempt() -> None:
-    """Before the job runs once more under the same launcher.
+    """Before the job runs once more under the same launcher, which counts it as the same run."""
+    os.environ[ATTEMPT] = str(int(os.environ.get(ATTEMPT, "0")) + 1)
 
-    The launcher's store outlives the job and still holds addresses and the plan of the run before; torch
-    keeps attempts apart by this number.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    if attempt is not None:
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(attempt) + 1)
+
+def keep_attempts_apart(patches: Patches) -> None:
+    """The launcher's store outlives an attempt and still holds its addresses and its plan."""
+    attempt = os.environ.get(ATTEMPT)
+    if attempt is None or world_size() < 2:
+        return
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    # the package hides its module behind the function of the same name
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    make: Callable[..., Any] = rendezvous._create_c10d_store
+
+    def make_apart(*args: Any, **kwargs: Any) -> Any:
+        return PrefixStore(f"flatout/{attempt}", make(*args, **kwargs))
+
+    patches.replace(rendezvous, "_create_c10d_store", make_apart)
 
 
 def gather(own: Evidence, folder: Path, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:

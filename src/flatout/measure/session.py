@@ -7,6 +7,7 @@ that swallows it is ended by force after the evidence is on disk.
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -24,10 +25,15 @@ from typing import Any
 from flatout.measure.assemble import Assembly, Ending
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.observer import Observer, ObserverOptions
+from flatout.measure.ranks import keep_attempts_apart
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3
+PYTHONS_OWN_HANDLERS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 
 
 class EndOfMeasurement(BaseException):
@@ -76,10 +82,12 @@ class Session:
     def run(self) -> int:
         """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
         self.observer.install()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        keep_attempts_apart(self.observer.patches)
+        for number, handler in PYTHONS_OWN_HANDLERS.items():
             signal.signal(number, self._interrupt)
+            os.register_at_fork(after_in_child=functools.partial(self._give_back, number, handler))
         ending = self._run_script()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in PYTHONS_OWN_HANDLERS:
             signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
         in_half = self._is_in_half()
         self._end_workers()
@@ -124,8 +132,15 @@ class Session:
         return self.options.half and self.observer.arm == "half" and not self.observer.finished
 
     def _interrupt(self, _number: int, _frame: Any) -> None:
-        self.interrupted = True
-        raise KeyboardInterrupt
+        """The first signal; a second one ends the launching process, and this one with it."""
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+    def _give_back(self, number: int, handler: Any) -> None:
+        """Processes the script forks take a signal as they would have."""
+        if signal.getsignal(number) == self._interrupt:
+            signal.signal(number, handler)
 
     def _show_traceback(self, error: BaseException) -> None:
         """The script's traceback as it would have shown it: our frames and runpy's left out."""

@@ -177,18 +177,12 @@ def unwrap(data: Any) -> tuple[Any, BatchTimes | None]:
 
 
 class WorkerLoop:
-    """Replaces torch's worker loop; picklable by its two plain arguments for spawn and forkserver."""
+    """Replaces torch's worker loop; spawn and forkserver pickle it."""
 
-    def __init__(self, folder: str, on_start: Callable[[], None] | None = None) -> None:
+    def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.on_start = on_start  # runs in forked workers only: takes inherited instruments off
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerLoop, (self.folder,)
 
     def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
-        if self.on_start is not None:
-            self.on_start()
         LOG.reset()
         patch_fetchers(Patches())
         worker = int(rest[6]) if len(rest) > 6 and isinstance(rest[6], int) else os.getpid()

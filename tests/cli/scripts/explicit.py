@@ -1,7 +1,8 @@
 """Neither model nor optimizer: the script says itself where a step ends."""
 
-import flatout
 import torch
+
+import flatout
 
 weights = torch.randn(128, 128)
 state = torch.randn(64, 128)

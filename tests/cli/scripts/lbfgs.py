@@ -12,7 +12,7 @@ loader = DataLoader(TensorDataset(torch.randn(512, 64), torch.randn(512, 1)), ba
 for _epoch in range(10_000):
     for inputs, targets in loader:
 
-        def closure():
+        def closure(inputs=inputs, targets=targets):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs), targets)
             loss.backward()

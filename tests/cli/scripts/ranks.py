@@ -1,4 +1,4 @@
-"""Two gloo processes with DistributedDataParallel; rank 1 has twice the layers' work when asked."""
+"""Two gloo processes with DistributedDataParallel; one of them is slower, or both want full batches."""
 
 import os
 import sys
@@ -18,14 +18,19 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 samples = TensorDataset(torch.randn(1280, 64), torch.randn(1280, 1))
 loader = DataLoader(samples, batch_size=16, sampler=DistributedSampler(samples))
 work = torch.randn(256, 256)
-for _epoch in range(10_000):
-    for inputs, targets in loader:
-        if "half" in sys.argv:
-            inputs = inputs.view(16, 64)
-        if rank == 1 and "slow" in sys.argv:
-            for _ in range(8):
-                work @ work
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+num_steps = 0
+try:
+    for _epoch in range(10_000):
+        for inputs, targets in loader:
+            if sys.argv[1:] == ["half", "both"]:
+                inputs = inputs.view(16, 64)
+            if sys.argv[1:] == ["slow", str(rank)]:
+                for _ in range(8):
+                    work @ work
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            num_steps += 1
+            optimizer.step()
+finally:
+    print("rank", rank, "ended at step", num_steps)

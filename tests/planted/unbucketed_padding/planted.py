@@ -41,7 +41,7 @@ class Classifier(nn.Module):
 def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = sentences(6000)
-    loader = DataLoader(data, batch_size=32, shuffle=True, collate_fn=collate)  # guilty
+    loader = DataLoader(data, batch_size=32, shuffle=True, collate_fn=collate)  # guilty on cpu
     model = Classifier().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()

@@ -38,7 +38,9 @@ class Graph:
 
 def arrays(rows: int) -> st.SearchStrategy[Any]:
     shapes = st.lists(st.integers(1, 3), max_size=2)
-    tensor = shapes.map(lambda shape: torch.arange(rows * int(np.prod(shape, dtype=int))).reshape(rows, *shape))
+    tensor = shapes.map(
+        lambda shape: torch.arange(rows * int(np.prod(shape, dtype=int))).reshape(rows, *shape)
+    )
     return st.one_of(tensor, tensor.map(lambda each: each.numpy().copy()))
 
 

@@ -10,15 +10,14 @@ import torch
 
 from flatout.measure.call_profile import CallProfile
 from flatout.measure.user_code import UserCode
+from tests.jobs import line_of
 
 HERE = Path(__file__)
 Samples = list[np.ndarray[Any, Any]]
 
 
 def line(marker: str) -> int:
-    numbers = [n for n, text in enumerate(HERE.read_text().splitlines(), 1) if text.endswith(f"# at: {marker}")]
-    assert len(numbers) == 1, marker
-    return numbers[0]
+    return line_of(HERE, marker)
 
 
 def profiled(function: Callable[[], Any]) -> dict[tuple[str, int], float]:
@@ -83,7 +82,7 @@ def test_a_list_that_is_appended_to_is_no_array() -> None:
     def work() -> None:
         rows: list[int] = []
         for i in range(9):
-            rows.append(i)  # noqa: PERF402
+            rows.append(i)
             rows.insert(0, i)
 
     assert profiled(work) == {}

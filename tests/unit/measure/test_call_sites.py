@@ -19,16 +19,14 @@ from flatout.measure.function_modes import insert_mode, remove_mode
 from flatout.measure.patches import Patches
 from flatout.measure.phases import keep_mode_in_backward
 from flatout.measure.user_code import UserCode
+from tests.jobs import line_of
 
 HERE = Path(__file__)
 NUM = 7
 
 
 def line(marker: str) -> int:
-    """The line of this file that ends in a comment with the marker."""
-    numbers = [n for n, text in enumerate(HERE.read_text().splitlines(), 1) if text.endswith(f"# at: {marker}")]
-    assert len(numbers) == 1, marker
-    return numbers[0]
+    return line_of(HERE, marker)
 
 
 @contextmanager
@@ -76,7 +74,7 @@ def test_tensors_created_in_a_loop() -> None:
     }
 
 
-@pytest.mark.parametrize("index", [int, np.int64, lambda i: torch.tensor(i)], ids=["int", "numpy", "tensor"])
+@pytest.mark.parametrize("index", [int, np.int64, torch.tensor], ids=["int", "numpy", "tensor"])
 def test_rows_read_one_by_one(index: Callable[[int], Any]) -> None:
     x = torch.zeros(NUM, 3)
     indices = [index(i) for i in range(NUM)]

@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import builders
 
 from flatout.measure import evidence as module
 from flatout.measure.evidence import (
@@ -18,6 +17,7 @@ from flatout.measure.evidence import (
     Step,
 )
 from flatout.measure.evidence_file import decode_evidence
+from tests import builders
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
@@ -63,7 +63,9 @@ def test_the_built_document_fills_every_field_that_may_be_empty() -> None:
 
 def test_every_noun_of_the_document_is_frozen_and_keyword_only() -> None:
     nouns = [
-        value for value in vars(module).values() if isinstance(value, type) and dataclasses.is_dataclass(value)
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and dataclasses.is_dataclass(value)
     ]
     assert len(nouns) >= 20
     for noun in nouns:
@@ -78,7 +80,12 @@ def test_the_step_is_the_mean_of_the_kept_real_steps() -> None:
         return Step(index=index, arm=arm, block=0, step_s=step_s, phases_s=phases_s, kept=kept)
 
     made = builders.evidence(
-        steps=(step(0, "warmup", 9.0), step(1, "real", 1.0), step(2, "real", 3.0), step(3, "real", 50.0, False))
+        steps=(
+            step(0, "warmup", 9.0),
+            step(1, "real", 1.0),
+            step(2, "real", 3.0),
+            step(3, "real", 50.0, False),
+        )
     )
     assert made.step_s == 2.0
     assert made.phase_s("forward") == 1.0

@@ -21,6 +21,7 @@ from flatout.measure.loaders import LoaderWatch, _num_queued
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG
+from tests.jobs import line_of
 
 HERE = Path(__file__)
 NUM_BATCHES, BATCH = 10, 4
@@ -37,7 +38,7 @@ def patches() -> Iterator[Patches]:
 def watch(patches: Patches) -> LoaderWatch:
     LOG.reset()
     watch = LoaderWatch(Clock(), UserCode(str(HERE.parent)))
-    watch.install(patches, on_worker_start=lambda: None)
+    watch.install(patches)
     return watch
 
 
@@ -50,9 +51,7 @@ def make_loader(**options: Any) -> DataLoader[Any]:
 
 
 def made_at() -> Place:
-    lines = HERE.read_text().splitlines()
-    line = next(n for n, text in enumerate(lines, 1) if text.endswith("# at: loader"))
-    return Place(file=HERE.name, line=line, function="make_loader")
+    return Place(file=HERE.name, line=line_of(HERE, "loader"), function="make_loader")
 
 
 def train_on(watch: LoaderWatch, batches: Iterator[Any], num: int) -> list[list[float]]:
@@ -109,7 +108,7 @@ def test_a_loader_that_no_step_follows_does_not_train(watch: LoaderWatch) -> Non
 def test_a_loader_made_before_the_watch_is_seen_without_its_line(patches: Patches) -> None:
     loader = make_loader()
     watch = LoaderWatch(Clock(), UserCode(str(HERE.parent)))
-    watch.install(patches, on_worker_start=lambda: None)
+    watch.install(patches)
     assert len(list(loader)) == NUM_BATCHES
     assert only(watch).place is None
 
@@ -121,7 +120,7 @@ def test_workers_older_than_the_watch_go_on(patches: Patches) -> None:
     next(half_used)
     assert len(list(loader)) == NUM_BATCHES
     watch = LoaderWatch(Clock(), UserCode(str(HERE.parent)))
-    watch.install(patches, on_worker_start=lambda: None)
+    watch.install(patches)
     assert len(list(loader)) == NUM_BATCHES
     assert len(list(half_used)) == NUM_BATCHES - 1
     found = only(watch)
@@ -141,7 +140,9 @@ def test_workers_that_outlive_the_watch_give_plain_batches(watch: LoaderWatch, p
     loader._iterator._shutdown_workers()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["plain", "workers"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["plain", "workers"]
+)
 def test_a_loader_dies_when_the_script_drops_it(watch: LoaderWatch, options: dict[str, Any]) -> None:
     """Its iterator's end is what ends the workers; held in a cycle they would live until a collection."""
     gc.collect()
@@ -307,7 +308,7 @@ def test_what_the_workers_did_meanwhile_is_thrown_away_unseen(watch: LoaderWatch
 
 def test_kept_batches_are_let_go_with_the_watch(watch: LoaderWatch, patches: Patches) -> None:
     serving_after(watch, make_loader(), 3)
-    assert sum(len(arrays_of(list(record.kept)[0].batch)) for record in watch.records) > 0
+    assert sum(len(arrays_of(record.kept[0].batch)) for record in watch.records) > 0
     patches.undo()
     assert all(not record.kept for record in watch.records)
 
@@ -362,7 +363,7 @@ def test_everything_of_torch_is_as_it_was_after_the_watch() -> None:
 
     before = patched()
     patches = Patches()
-    LoaderWatch(Clock(), UserCode(str(HERE.parent))).install(patches, on_worker_start=lambda: None)
+    LoaderWatch(Clock(), UserCode(str(HERE.parent))).install(patches)
     assert all(one is not other for one, other in zip(patched(), before, strict=True))
     patches.undo()
     assert all(one is other for one, other in zip(patched(), before, strict=True))

@@ -13,7 +13,9 @@ steps_s = st.floats(min_value=1e-4, max_value=60.0)
 INSTRUMENTS = ["real", "count", "kernels", "attribution", "memory"]
 
 
-@given(step_s=steps_s, seconds=st.floats(min_value=0.1, max_value=3600), cached=st.booleans(), half=st.booleans())
+@given(
+    step_s=steps_s, seconds=st.floats(min_value=0.1, max_value=3600), cached=st.booleans(), half=st.booleans()
+)
 def test_a_plan_costs_at_most_sixty_steps_and_twenty_seconds(
     step_s: float, seconds: float, cached: bool, half: bool
 ) -> None:

@@ -17,7 +17,13 @@ def step(index: int, arm: Arm, block: int, step_s: float, *, wait_s: float = 0.0
 
 
 def rounds(
-    *, speedup: float, noise: float, seed: int, drift: float = 0.0, first_block: int = 5, num_rounds: int = NUM_ROUNDS
+    *,
+    speedup: float,
+    noise: float,
+    seed: int,
+    drift: float = 0.0,
+    first_block: int = 5,
+    num_rounds: int = NUM_ROUNDS,
 ) -> list[Step]:
     """Interleaved real and cached blocks; `drift` makes every round slower than the one before."""
     random = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from flatout.measure.loaders import LoaderWatch
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG, MARK, BatchTimes, TimedQueue, WorkerLoop, patch_fetchers, unwrap
+from tests.jobs import line_of
 
 HERE = Path(__file__)
 FETCH_S, COLLATE_S = 2e-3, 1e-3  # per sample and per batch, spent on purpose
@@ -64,16 +65,12 @@ def glue(samples: list[Any]) -> torch.Tensor:
     return torch.from_numpy(batch)
 
 
-def glue_line() -> int:
-    return next(n for n, text in enumerate(HERE.read_text().splitlines(), 1) if text.endswith("# at: glue"))
-
-
 @pytest.fixture
 def watch() -> Iterator[LoaderWatch]:
     watch = LoaderWatch(Clock(), UserCode(str(HERE.parent)))
     patches = Patches()
     LOG.reset()
-    watch.install(patches, on_worker_start=lambda: None)
+    watch.install(patches)
     yield watch
     patches.undo()
 
@@ -82,7 +79,9 @@ figures = st.floats(0, 1e6)
 calls = st.builds(
     Call,
     function=st.text(max_size=9),
-    place=st.builds(Place, file=st.text(max_size=9), line=st.integers(1, 9999), function=st.none() | st.text()),
+    place=st.builds(
+        Place, file=st.text(max_size=9), line=st.integers(1, 9999), function=st.none() | st.text()
+    ),
     in_collate=st.booleans(),
     calls_per_batch=figures,
 )
@@ -141,7 +140,9 @@ def test_two_workers_send_their_figures_beside_the_batch(watch: LoaderWatch, sta
     assert (found.lengths.num_samples, found.lengths.max) == (16, 4)
     assert found.lengths.padded_share == pytest.approx(6 / 16)
     by_function = {call.function: call for call in found.calls}
-    assert by_function["numpy.concatenate"].place == Place(file=HERE.name, line=glue_line(), function="glue")
+    assert by_function["numpy.concatenate"].place == Place(
+        file=HERE.name, line=line_of(HERE, "glue"), function="glue"
+    )
     assert by_function["numpy.concatenate"].calls_per_batch == BATCH
     assert by_function["numpy.concatenate"].in_collate
 
@@ -159,9 +160,7 @@ def test_the_batches_are_those_of_an_unwatched_loader(watch: LoaderWatch) -> Non
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_of_the_dataset_reaches_the_script(watch: LoaderWatch, num_workers: int) -> None:
-    loader = DataLoader(
-        Ragged(8, fails_at=5), batch_size=BATCH, num_workers=num_workers, collate_fn=glue
-    )
+    loader = DataLoader(Ragged(8, fails_at=5), batch_size=BATCH, num_workers=num_workers, collate_fn=glue)
     batches = iter(loader)
     next(batches)
     with pytest.raises(KeyError, match="sample 5 is broken"):
@@ -199,10 +198,8 @@ def test_fetchers_are_wrapped_once_and_given_back() -> None:
     assert fetch._MapDatasetFetcher.__init__ is before
 
 
-def test_the_worker_loop_travels_as_its_folder_alone() -> None:
-    loop = WorkerLoop("/job", on_start=lambda: None)
-    travelled = pickle.loads(pickle.dumps(loop))  # noqa: S301
-    assert (travelled.folder, travelled.on_start) == ("/job", None)
+def test_the_worker_loop_travels_to_spawned_workers() -> None:
+    assert pickle.loads(pickle.dumps(WorkerLoop("/job"))).folder == "/job"  # noqa: S301
 
 
 def test_torchs_own_loop_is_found_behind_ours(watch: LoaderWatch) -> None:

@@ -1,0 +1,54 @@
+"""Several processes of one job: the ranks agree on the plan and speak with one voice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from flatout.measure.evidence import Evidence
+from flatout.measure.evidence_file import load_evidence
+from tests.cli.running import BRIEFLY, ENVIRONMENT, SCRIPTS
+
+
+def torchrun(*arguments: str, save: Path) -> tuple[subprocess.CompletedProcess[str], Evidence]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "flatout", "diagnose", *BRIEFLY, "--save", str(save), *arguments],
+        cwd=SCRIPTS,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done, load_evidence(save)
+
+
+def test_two_ranks_become_one_evidence_and_the_slower_one_is_named(tmp_path: Path) -> None:
+    done, evidence = torchrun("ranks.py", "slow", "1", save=tmp_path / "evidence.json")
+    assert evidence.job.world_size == 2
+    assert [rank.rank for rank in evidence.ranks] == [0, 1]
+    assert [rank.ended for rank in evidence.ranks] == ["measured", "measured"]
+    assert evidence.job.rank == 1
+    assert {step.arm for step in evidence.steps} >= {"real", "count", "kernels", "cached", "half"}
+    rest_s = [rank.phases_s["rest"] for rank in evidence.ranks]
+    assert rest_s[1] > rest_s[0]
+    assert "Rank 1 is the straggler" in done.stdout
+    # the one voice: rank 0's
+    assert done.stdout.count("Evidence:") == 1
+    assert done.stderr.count("flatout: count: block") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["evidence.json"]
+    # both ranks left at the same step
+    ended = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert len(ended) == 2
+    assert ended[0].split()[2:] == ended[1].split()[2:]
+
+
+def test_ranks_that_fail_on_half_a_batch_meet_again_without_it(tmp_path: Path) -> None:
+    done, evidence = torchrun("ranks.py", "half", "both", save=tmp_path / "evidence.json")
+    assert [rank.ended for rank in evidence.ranks] == ["measured", "measured"]
+    assert {step.arm for step in evidence.steps} >= {"real", "cached"}
+    assert evidence.counterfactual("half") is None
+    assert "half batch: the script raised on half a batch" in evidence.missing
+    assert "Traceback" not in done.stderr
