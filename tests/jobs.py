@@ -36,6 +36,25 @@ def train_step(x, y):
     optimizer.step()
     return loss
 """
+# The same without torch.optim, whose first optimizer takes as long to make as torch to import.
+BY_HAND = """\
+import os, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(8, 4)
+data = TensorDataset(torch.randn(256, 8), torch.randn(256, 4))
+
+
+def train_step(x, y):
+    loss = (model(x) - y).pow(2).mean()
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+    return loss
+"""
 FOREVER = """\
 while True:
     for x, y in DataLoader(data, batch_size=16):

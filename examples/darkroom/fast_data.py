@@ -1,19 +1,18 @@
-"""The samples of `RegionDataset` as spans of one flat array, drawn by the device itself.
+"""The samples of `RegionDataset` as spans of one flat array, gathered where they are used.
 
 A sample is a moment of a history, and its rows are the steps just before it: a span of the flat array of
 all steps.  So no sample is ever cut out and copied.  The full job, 7300 histories of 1000 steps with
-7 million samples, lies on the GPU as it is; a batch is two gathers there, one for the rows and one for the
-facts about each sample.  The order of an epoch lies there too, with a cursor in it, so that drawing a
-batch asks the host for nothing and a CUDA graph can hold it.
+7 million samples, takes some 200 MB and lies on the GPU; a batch is two gathers there, one for the rows
+and one for the facts about each sample, and only the numbers of its samples travel.
 
-`ShuffledBatches` draws each sample once per epoch in random order, as the DataLoader of `train.py` does,
-except that what does not fill a batch at an epoch's end is left out.  With `num_shards`, ranks draw
-different samples of one order; without, every rank draws the same ones, which is what a loader does that
-a distributed wrapper did not find.
+Each sample is drawn once per epoch in random order, as the DataLoader of `train.py` does, except that
+what does not fill a batch at an epoch's end is left out: every batch has one shape.  With `num_shards`,
+ranks draw different samples of one order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,8 @@ import torch
 from dataset import NO_ACTION, REGION, REGION_END, TRANSITION, Batch
 from histories import GRID, NUM_ACTIONS, Histories
 from numpy.typing import NDArray
-from torch import Tensor
 
-from flatout.data import DeviceDataset, Pad, RaggedArrays
+from flatout.data import DeviceDataset, Pad, RaggedArrays, RowBatches
 from flatout.errors import BadInput
 
 MOST_ROWS = 2 * REGION - 1
@@ -32,11 +30,20 @@ FACTS = ("cell", "previous_length", "current_length", "target_type", "target_act
 
 def moments(histories: Histories) -> RaggedArrays:
     """Every sample of `RegionDataset(histories)`, under the same number."""
+    return _moments(histories, np.arange(REGION))
+
+
+def last_moments(histories: Histories) -> RaggedArrays:
+    """One sample per region, its last: the one that shows all of it."""
+    return _moments(histories, np.array([REGION - 1]))
+
+
+def _moments(histories: Histories, positions: NDArray[Any]) -> RaggedArrays:
     num_regions = histories.num_steps // REGION
-    shape = (len(histories), num_regions, REGION)
-    history, region, position = (axis.ravel() for axis in np.indices(shape, dtype=np.int32))
+    grid = np.meshgrid(np.arange(len(histories)), np.arange(num_regions), positions, indexing="ij")
+    history, region, position = (axis.ravel() for axis in grid)
     previous_length = np.where(region > 0, REGION, 0)
-    moment = history.astype(np.int64) * histories.num_steps + region * REGION + position
+    moment = history * histories.num_steps + region * REGION + position
     at_end = position == REGION - 1
     states, actions = histories.states.reshape(-1, 2), histories.actions.reshape(-1)
     facts = {
@@ -63,62 +70,37 @@ def transition_rows(histories: Histories) -> NDArray[np.int8]:
     return rows.reshape(-1, rows.shape[-1])
 
 
-def resident(histories: Histories, *, device: torch.device | str) -> DeviceDataset:
-    """The samples on `device`; every batch is as long as the longest sample there is."""
+def batches_on(
+    samples: RaggedArrays,
+    *,
+    device: torch.device | str,
+    batch_size: int,
+    seed: int,
+    shard: int = 0,
+    num_shards: int = 1,
+) -> DeviceDataset:
+    """Shuffled batches as `FastDarkroom` reads them, all as long as the longest sample there is."""
+    order = RowBatches(
+        len(samples), rows=batch_size, drop_last=True, seed=seed, rank=shard, num_ranks=num_shards
+    )
+    if len(order) < 1:
+        raise BadInput(
+            f"a batch of {batch_size} samples on each of {num_shards} ranks needs {batch_size * num_shards};"
+            f" the data has {len(samples)}",
+            hint="a smaller --batch-size, or more --goals or --histories",
+        )
     same_shape = Pad(dtype=torch.float32, multiple=MOST_ROWS, max_length=MOST_ROWS)
-    return DeviceDataset(moments(histories), device=device, pads={"transitions": same_shape})
+    return DeviceDataset(
+        samples, device=device, batches=order, pads={"transitions": same_shape}, transform=named_facts
+    )
 
 
-def batch_of(dataset: DeviceDataset, indices: Any) -> Batch:
-    """The batch of these samples, as `FastDarkroom` reads it."""
-    gathered = dataset.gather(indices)
-    facts = dict(zip(FACTS, gathered["facts"].long().unbind(1), strict=True))
-    return {"transitions": gathered["transitions"], **facts}
+def named_facts(gathered: dict[str, Any]) -> Batch:
+    facts = gathered["facts"].long().unbind(1)
+    return {"transitions": gathered["transitions"], **dict(zip(FACTS, facts, strict=True))}
 
 
-class ShuffledBatches:
-    """Endless batches of `rows` samples, each sample once per epoch, drawn without the host."""
-
-    def __init__(
-        self,
-        dataset: DeviceDataset,
-        *,
-        num_samples: int,
-        rows: int,
-        device: torch.device | str,
-        seed: int,
-        shard: int = 0,
-        num_shards: int = 1,
-    ) -> None:
-        self.steps_per_epoch = num_samples // (rows * num_shards)
-        if self.steps_per_epoch < 1:
-            raise BadInput(
-                f"a batch of {rows} samples on each of {num_shards} ranks needs {rows * num_shards};"
-                f" the data has {num_samples}",
-                hint="a smaller --batch-size, or more --goals or --histories",
-            )
-        self._dataset = dataset
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self._order = torch.empty(num_samples, dtype=torch.int64, device=device)
-        self._advance = rows * num_shards
-        self._cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self._mine = torch.arange(rows, device=device) + rows * shard
-        self._drawn = self.steps_per_epoch
-
-    def before_step(self) -> None:
-        """Shuffle anew when the epoch is used up; outside a graph, once per step."""
-        if self._drawn == self.steps_per_epoch:
-            torch.randperm(len(self._order), generator=self._generator, out=self._order)
-            self._cursor.zero_()
-            self._drawn = 0
-        self._drawn += 1
-
-    def draw(self) -> Batch:
-        """The batch at the cursor; the cursor moves on."""
-        indices = self._order[self._mine + self._cursor]
-        self._cursor += self._advance
-        return batch_of(self._dataset, indices)
-
-    def indices(self) -> Tensor:
-        """The samples that `draw` would return."""
-        return self._order[self._mine + self._cursor]
+def endless(batches: DeviceDataset) -> Iterator[Batch]:
+    """Batches for ever, epoch after epoch, each shuffled anew."""
+    while True:
+        yield from batches

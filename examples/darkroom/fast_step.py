@@ -1,9 +1,10 @@
-"""One training step, from drawing the batch to the optimizer, that the host only launches.
+"""One training step, from a batch on the device to the optimizer, that the host only launches.
 
 At width 64 a kernel of this model runs for microseconds, about as long as the host takes to launch it, so
 the host's part counts as much as the arithmetic.  Hence nothing in the step waits for the device: loss and
-accuracy are summed there and read once per log line.  With `graph` the whole step is recorded once as a
-CUDA graph and launched as one; that needs the same shapes in every step, which `fast_data` gives.
+accuracy are summed there and read once per log line.  With `graph` the step is recorded once as a CUDA
+graph and launched as one: each batch is copied into the tensors it was recorded with, which needs batches
+of one shape, as `fast_data` makes them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataset import TRANSITION, Batch
 from fast_model import FastDarkroom, imitation_loss_without_waiting
 from torch import Tensor, nn
 
+Logits = Callable[[FastDarkroom, Batch], tuple[Tensor, Tensor, Batch]]  # of action and type, and targets
 STEPS_BEFORE_CAPTURE = 3  # libraries and the optimizer allocate on first use, which a graph cannot record
 
 
@@ -33,20 +35,19 @@ class Levers:
 
 
 class FastStep:
-    """Call it to make one training step."""
+    """Call it with a batch to make one training step."""
 
     def __init__(
         self,
         model: FastDarkroom,
-        draw: Callable[[], Batch],
         *,
         levers: Levers,
         lr: float,
-        before_step: Callable[[], None] | None = None,
+        logits: Logits | None = None,
     ) -> None:
         self.model = model
+        self._logits = logits or logits_of_one_moment
         self.levers = levers
-        self._draw, self._before_step = draw, before_step
         self._device = model.positions.device
         if levers.graph and self._device.type != "cuda":
             raise ValueError(f"a CUDA graph needs a CUDA device; the model is on {self._device}")
@@ -56,19 +57,21 @@ class FastStep:
         self._forward = torch.compile(self._loss_and_hits, dynamic=False) if levers.compile else self._loss_and_hits
         self._sums = torch.zeros(3, device=self._device)  # loss, accuracy, steps
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._recorded_batch: Batch = {}
         self._num_steps = 0
 
-    def __call__(self) -> None:
-        if self._before_step is not None:
-            self._before_step()
+    def __call__(self, batch: Batch) -> None:
         self._num_steps += 1
         if not self.levers.graph:
-            self._whole_step()
+            self._whole_step(batch)
         elif self._num_steps <= STEPS_BEFORE_CAPTURE:
-            self._warm_up()
+            self._warm_up(batch)
         else:
             if self._graph is None:
+                self._recorded_batch = {name: value.clone() for name, value in batch.items()}
                 self._graph = self._captured()
+            for name, value in batch.items():
+                self._recorded_batch[name].copy_(value)
             self._graph.replay()
 
     def metrics(self) -> tuple[float, float]:
@@ -77,8 +80,7 @@ class FastStep:
         self._sums.zero_()
         return loss_sum / num_steps, accuracy_sum / num_steps
 
-    def _whole_step(self) -> None:
-        batch = self._draw()
+    def _whole_step(self, batch: Batch) -> None:
         loss, accuracy = self._forward(batch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -93,25 +95,31 @@ class FastStep:
         with torch.autocast(
             self._device.type, torch.bfloat16, enabled=self.levers.bf16, cache_enabled=False
         ):
-            action_logits, type_logits = self.model(batch)
-            loss = imitation_loss_without_waiting(action_logits, type_logits, batch)
-        acts: Tensor = batch["target_type"] == TRANSITION
-        hits: Tensor = (action_logits.detach().argmax(-1) == batch["target_action"]) & acts
+            action_logits, type_logits, targets = self._logits(self.model, batch)
+            loss = imitation_loss_without_waiting(action_logits, type_logits, targets)
+        acts: Tensor = targets["target_type"] == TRANSITION
+        hits: Tensor = (action_logits.detach().argmax(-1) == targets["target_action"]) & acts
         return loss, hits.sum() / acts.sum().clamp(min=1)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, batch: Batch) -> None:
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
-            self._whole_step()
+            self._whole_step(batch)
         torch.cuda.current_stream(self._device).wait_stream(side)
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad()  # the graph allocates gradients of its own
         with torch.cuda.graph(graph):
-            self._whole_step()
+            self._whole_step(self._recorded_batch)
         return graph
+
+
+def logits_of_one_moment(model: FastDarkroom, batch: Batch) -> tuple[Tensor, Tensor, Batch]:
+    """One answer per sample, as the slow job has it."""
+    action_logits, type_logits = model(batch)
+    return action_logits, type_logits, batch
 
 
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from tests import builders
-from tests.jobs import FOREVER, Ran, diagnose, write_script
+from tests.jobs import BY_HAND, FOREVER, Ran, diagnose, write_script
 
 
 def one_line(ran: Ran) -> str:
@@ -159,7 +159,7 @@ def test_a_script_that_forks_workers_and_is_interrupted(number: int, tmp_path: P
         if step == 1:
             print("training", flush=True)
     """
-    write_script(tmp_path / "train.py", body)
+    write_script(tmp_path / "train.py", body, preamble=BY_HAND)
 
     def interrupt(process: Any) -> None:
         assert process.stdout.readline() == "training\n"
@@ -180,7 +180,7 @@ def test_a_script_that_forks_workers_and_is_interrupted(number: int, tmp_path: P
 
 def test_an_interrupt_before_the_script_runs(tmp_path: Path) -> None:
     """Importing torch takes the longest; somebody who mistyped an argument does not wait for it."""
-    write_script(tmp_path / "train.py", FOREVER)
+    write_script(tmp_path / "train.py", FOREVER, preamble=BY_HAND)
 
     def interrupt(process: Any) -> None:
         while not (children := psutil.Process(process.pid).children()):
@@ -198,7 +198,7 @@ def test_an_interrupt_before_the_script_runs(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    write_script(tmp_path / "train.py", FOREVER)
+    write_script(tmp_path / "train.py", FOREVER, preamble=BY_HAND)
     line = only_line(diagnose("--save", "train.py/e.json", "train.py", folder=tmp_path))
     assert "cannot be written" in line
     line = only_line(diagnose("--save", ".", "train.py", folder=tmp_path))
@@ -213,7 +213,7 @@ def limit_file_size() -> None:
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """What was saved there before stays whole."""
-    write_script(tmp_path / "train.py", FOREVER)
+    write_script(tmp_path / "train.py", FOREVER, preamble=BY_HAND)
     (tmp_path / "e.json").write_text("kept")
     ran = diagnose(
         "--save", "e.json", "--seconds", "0.05", "train.py", folder=tmp_path, preexec_fn=limit_file_size

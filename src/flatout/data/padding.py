@@ -1,9 +1,10 @@
-"""How one ragged field is padded, and what a padded field may come with."""
+"""How one ragged field is padded, and the rows it is padded with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,3 +55,47 @@ class Pad:
         """Rows of a batch whose longest sample has `longest` rows."""
         rounded = -(-longest // self.multiple) * self.multiple
         return rounded if self.max_length is None else min(rounded, self.max_length)
+
+
+MAX_KEPT_VIEWS = 8192
+
+
+class PaddingRows:
+    """Rows of padding, cut to every length that was asked for; cutting costs more than copying a short one.
+
+    `form` is what the cuts are: "array", "tensor" or "bytes".
+    """
+
+    def __init__(
+        self, value: float, trailing: Sequence[int], dtype: torch.dtype, *, form: str, field: str
+    ) -> None:
+        self._form = form
+        try:
+            self._row = torch.full((1, *trailing), value, dtype=dtype)
+        except (RuntimeError, OverflowError, TypeError) as error:
+            raise BadInput(f"field {field!r}: the pad value {value} does not fit into {dtype}") from error
+        if not dtype.is_floating_point and self._row.numel() and self._row.flatten()[0].item() != value:
+            raise BadInput(f"field {field!r}: the pad value {value} does not fit into {dtype}")
+        self._bytes_per_row = self._row.nbytes
+        self._make_rows(64)
+
+    def _make_rows(self, count: int) -> None:
+        tensor = self._row.expand(count, *self._row.shape[1:]).contiguous()
+        if self._form == "tensor":
+            self._rows: Any = tensor
+        elif self._form == "array":
+            self._rows = tensor.numpy()
+        else:
+            self._rows = memoryview(tensor.numpy().tobytes())
+        self._num_rows = count
+        self._views: list[Any] = []
+
+    def beside(self, lengths: Sequence[int], length: int) -> list[Any]:
+        """What pads samples of `lengths` to `length`."""
+        if length > self._num_rows:
+            self._make_rows(max(length, 2 * self._num_rows))
+        step = self._bytes_per_row if self._form == "bytes" else 1
+        if length > MAX_KEPT_VIEWS:
+            return [self._rows[: (length - n) * step] for n in lengths]
+        self._views += [self._rows[: n * step] for n in range(len(self._views), length + 1)]
+        return list(map(self._views[length::-1].__getitem__, lengths))

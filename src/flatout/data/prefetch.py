@@ -1,11 +1,24 @@
-"""Batches copied to the GPU ahead of their use."""
+"""Batches copied to the GPU ahead of their use.
+
+A copy runs beside the GPU's kernels if it starts from page-locked memory on a stream of its own.  The step
+then waits for an event that has long happened.  Two things go wrong by hand: memory of a batch is given to
+the next copy while a kernel still reads it, because the allocator knows only the stream it was taken on
+(so the reading stream is recorded with it); and a loader error or an early `break` leaves a thread behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
+
+from flatout.errors import BadInput
+from flatout.measure.batches import arrays_of, map_arrays
 
 Batch = TypeVar("Batch")
 
@@ -16,13 +29,27 @@ class Prefetched(Generic[Batch]):
     def __init__(
         self, loader: Iterable[Batch], device: torch.device | str, *, ahead: int, background: bool
     ) -> None:
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[Batch]:
-        raise NotImplementedError
+        if ahead < 1:
+            raise BadInput(f"ahead={ahead} must be at least 1")
+        self.loader, self.device = loader, torch.device(device)
+        self._ahead, self._background = ahead, background
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.loader)  # type: ignore[arg-type]  # a loader without one says so itself
+
+    def __iter__(self) -> Iterator[Batch]:
+        copies = _Copies(self.device) if self.device.type == "cuda" else None
+        if copies is None and not self._background:
+            yield from map(_on(self.device), self.loader)
+            return
+        send: Callable[[Any], _Sent] = _as_sent(self.device) if copies is None else copies.send
+        source = _in_background if self._background else _in_turn
+        waiting = source(self.loader, send, self._ahead)
+        try:
+            for sent in waiting:
+                yield sent.batch if copies is None else copies.receive(sent)
+        finally:
+            waiting.close()
 
 
 def prefetch(
@@ -30,6 +57,129 @@ def prefetch(
 ) -> Prefetched[Batch]:
     """Copy batches to `device` on a stream of their own, `ahead` of their use.
 
-    `background` also loads them on a thread: for loops that wait for the GPU in every step.
+    Batches are tensors in any nesting; those not in page-locked memory are copied there first.  With
+    `background` a thread also loads them: for loops that wait for the GPU in every step (a `loss.item()`)
+    and for loaders without workers.  On the CPU batches are handed through.
     """
     return Prefetched(loader, device, ahead=ahead, background=background)
+
+
+class _Sent(NamedTuple):
+    batch: Any
+    done: torch.cuda.Event | None
+
+
+class _Copies:
+    """Copies on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def send(self, batch: Any) -> _Sent:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            moved = map_arrays(batch, self._copy)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return _Sent(moved, done)
+
+    def _copy(self, array: Any) -> Any:
+        if not isinstance(array, Tensor) or array.device == self._device:
+            return array
+        if array.device.type == "cpu" and not array.is_pinned():
+            # torch's host allocator keeps this copy until the device has read it
+            array = array.pin_memory()
+        return array.to(self._device, non_blocking=True)
+
+    def receive(self, sent: _Sent) -> Any:
+        """The batch, usable on the current stream."""
+        current = torch.cuda.current_stream(self._device)
+        assert sent.done is not None
+        current.wait_event(sent.done)
+        for array in arrays_of(sent.batch):
+            if isinstance(array, Tensor) and array.is_cuda:
+                array.record_stream(current)
+        return sent.batch
+
+
+def _on(device: torch.device) -> Callable[[Any], Any]:
+    def move(batch: Any) -> Any:
+        if device.type == "cpu":
+            return batch
+        return map_arrays(batch, lambda array: array.to(device) if isinstance(array, Tensor) else array)
+
+    return move
+
+
+def _as_sent(device: torch.device) -> Callable[[Any], _Sent]:
+    move = _on(device)
+    return lambda batch: _Sent(move(batch), None)
+
+
+def _in_turn(loader: Iterable[Any], send: Callable[[Any], _Sent], ahead: int) -> Generator[_Sent, None, None]:
+    """Send batches before they are due, between two steps of the loop."""
+    batches = iter(loader)
+    sent: deque[_Sent] = deque()
+    try:
+        for batch in batches:
+            sent.append(send(batch))
+            del batch
+            if len(sent) > ahead:
+                yield sent.popleft()
+        while sent:
+            yield sent.popleft()
+    finally:
+        _close(batches)
+
+
+class _Failed(NamedTuple):
+    error: BaseException
+
+
+def _in_background(
+    loader: Iterable[Any], send: Callable[[Any], _Sent], ahead: int
+) -> Generator[_Sent, None, None]:
+    """Load and send batches on a thread."""
+    ready: queue.Queue[_Sent | _Failed | None] = queue.Queue(maxsize=ahead)
+    stopped = threading.Event()
+
+    def put(item: _Sent | _Failed | None) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        batches = None
+        try:
+            batches = iter(loader)
+            for batch in batches:
+                put(send(batch))
+                if stopped.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001  handed to the loop, which raises it
+            put(_Failed(error))
+        finally:
+            _close(batches)
+
+    thread = threading.Thread(target=work, name="flatout-prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, _Failed):
+                raise item.error
+            yield item
+            del item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _close(batches: Any) -> None:
+    """End a generator at once; other iterators end with their last reference."""
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()

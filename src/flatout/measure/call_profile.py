@@ -28,14 +28,18 @@ class CallProfile:
         self.counts: Counter[tuple[str, Place, bool]] = Counter()
         self.in_collate = False
         self._libraries: dict[CodeType, str | None] = {}
-        self._before: Any = None
+        self._running = False
 
     def start(self) -> None:
-        self._before = sys.getprofile()
-        sys.setprofile(self._event)
+        """Does nothing beside a profiler of the job's own: cProfile could not be put back."""
+        self._running = sys.getprofile() is None
+        if self._running:
+            sys.setprofile(self._event)
 
     def stop(self) -> None:
-        sys.setprofile(self._before)
+        if self._running:
+            sys.setprofile(None)
+            self._running = False
 
     def calls(self) -> tuple[Call, ...]:
         return tuple(

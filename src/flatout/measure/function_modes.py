@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flatout.measure.patches import Patches
+
 
 def insert_mode(mode: Any) -> None:
     from torch.overrides import _push_mode
@@ -37,6 +39,32 @@ def has_mode(mode: Any) -> bool:
     from torch.overrides import _get_current_function_mode_stack
 
     return any(each is mode for each in _get_current_function_mode_stack())
+
+
+def keep_in_backward(mode: Any, patches: Patches) -> None:
+    """Keep a mode active inside backward until `patches` are undone.
+
+    Tensor.backward is itself a torch function: the engine runs inside the mode's handler, where the
+    mode is off, so hooks, custom Functions and recomputation would go unseen.
+    """
+    import torch
+    from torch.autograd import graph
+
+    for owner in (torch.autograd, graph):
+        engine = getattr(owner, "_engine_run_backward", None)
+        if engine is None:
+            continue
+
+        def run(*args: Any, _engine: Any = engine, **kwargs: Any) -> Any:
+            if has_mode(mode):
+                return _engine(*args, **kwargs)
+            insert_mode(mode)
+            try:
+                return _engine(*args, **kwargs)
+            finally:
+                remove_mode(mode)
+
+        patches.replace(owner, "_engine_run_backward", run)
 
 
 def _take_all() -> list[Any]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_KEPT_BYTES = 2 << 30
-MOST_DISCARDED = 1000
 
 
 class LoaderWatch:
@@ -252,7 +251,8 @@ class LoaderWatch:
         before, record.queued_before = record.queued_before or 0, None
         self.clock.enter(EXCLUDED)
         try:
-            for _ in range(MOST_DISCARDED):
+            # no more than were asked for by then: a fast worker fills the queue again meanwhile
+            for _ in range(len(getattr(iterator, "_task_info", ()))):
                 if _num_queued(iterator) <= before:
                     break
                 next_batch(iterator)

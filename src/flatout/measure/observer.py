@@ -17,7 +17,7 @@ from flatout.measure.evidence import Arm
 from flatout.measure.loaders import LoaderWatch
 from flatout.measure.passes import Passes
 from flatout.measure.patches import Patches
-from flatout.measure.phases import install_phases, install_transfers, keep_mode_in_backward
+from flatout.measure.phases import install_phases, install_transfers
 from flatout.measure.ranks import Agreement
 from flatout.measure.schedule import FEWEST_ROUNDS, Block, WarmUp, plan_blocks
 from flatout.measure.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
@@ -106,7 +106,6 @@ class Observer:
     def install(self) -> None:
         install_phases(self, self.patches)
         self.loaders.install(self.patches)
-        keep_mode_in_backward(self.tools.active_mode, self.patches)
         explicit_marks.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: explicit_marks.listen(None))
         reference = weakref.ref(self)
@@ -145,7 +144,7 @@ class Observer:
         """A model call or backward: ends a step only in loops without an optimizer."""
         frozen = self.anchor.frozen
         if frozen is not None and frozen != key:
-            return
+            return  # the usual case: kept short, it is part of every step
         if any(kind <= OPTIMIZER_STEP for kind, _ in self.anchor.counts):
             return
         self.mark(key, name)
@@ -166,7 +165,7 @@ class Observer:
         if self._anchor_key != self.anchor.current:
             self._restart()
             self._anchor_key = self.anchor.current
-        if key[0] not in (OPTIMIZER_STEP,):
+        if key[0] != OPTIMIZER_STEP:
             self.loaders.num_steps += 1
         self._step_end()
 
@@ -205,10 +204,12 @@ class Observer:
         )
 
     def _find_device(self) -> None:
-        """The GPU is found by the optimizer's parameters, once; transfers are timed from then on."""
+        """The GPU is found by the optimizer's parameters, in warm-up; transfers are timed from then on."""
+        if self.marks is not None or self.warm_up is None:
+            return
         import torch
 
-        if self.marks is not None or not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():
             return
         parameters = (
             [p for group in self.optimizer.param_groups for p in group["params"]] if self.optimizer else []

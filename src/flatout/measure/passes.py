@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.measure.call_profile import CallProfile
 from flatout.measure.evidence import Arm, Kernels, Memory
-from flatout.measure.function_modes import insert_mode, remove_mode
+from flatout.measure.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.module_calls import ModuleCalls
+from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG
 
@@ -37,6 +38,7 @@ class Passes:
         self.attributed_step_s: float | None = None
         self.missing: list[str] = []
         self._counting = False
+        self._patches = Patches()
         self._kernel_recorder: KernelRecorder | None = None
         self._memory_recorder: MemoryRecorder | None = None
         self._stance: Any = None
@@ -80,9 +82,6 @@ class Passes:
                 self.memory = memory_recorder.stop()
         self._run_as_before()
 
-    def active_mode(self) -> CallSites | None:
-        return self.sites if self._counting else None
-
     def leave_in_child(self) -> None:
         """A forked process inherits the modes of the step it was started in."""
         if self._counting:
@@ -99,8 +98,7 @@ class Passes:
         self.sites = CallSites(self.user_code)
         self.module_calls = self.modules = ModuleCalls(self.user_code)
         LOG.profile = CallProfile(self.user_code)
-        insert_mode(self.sites)
-        self._counting = True
+        self._insert(self.sites)
 
     def _begin_attribution(self, device: str) -> None:
         from flatout.measure.kernels import BackwardCosts
@@ -112,11 +110,16 @@ class Passes:
         costs.start()
         self.backward_costs = costs
         self.sites.attributing = True
-        insert_mode(self.sites)
+        self._insert(self.sites)
+
+    def _insert(self, mode: CallSites) -> None:
+        keep_in_backward(mode, self._patches)
+        insert_mode(mode)
         self._counting = True
 
     def _end_counting(self, arm: Arm, steps_s: Sequence[float]) -> None:
         self._counting = False
+        self._patches.undo()
         self.module_calls, LOG.profile = None, None
         if not remove_mode(self.sites):
             self.missing.append(f"{arm}: the script took the counting mode off; counts may be low")

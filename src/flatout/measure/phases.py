@@ -146,35 +146,6 @@ def _patch_backward(observer: Observer, patches: Patches) -> None:
     patches.replace(torch.autograd, "grad", timed(torch.autograd.grad, False))
 
 
-def keep_mode_in_backward(mode_holder: Callable[[], Any], patches: Patches) -> None:
-    """Keep a counting mode active inside backward.
-
-    Tensor.backward is itself a torch function: the engine runs inside the mode's handler, where the
-    mode is off, so hooks, custom Functions and recomputation would go unseen.
-    """
-    import torch
-    from torch.autograd import graph
-
-    from flatout.measure.function_modes import has_mode, insert_mode, remove_mode
-
-    for owner in (torch.autograd, graph):
-        engine = getattr(owner, "_engine_run_backward", None)
-        if engine is None:
-            continue
-
-        def run(*args: Any, _engine: Any = engine, **kwargs: Any) -> Any:
-            mode = mode_holder()
-            if mode is None or has_mode(mode):
-                return _engine(*args, **kwargs)
-            insert_mode(mode)
-            try:
-                return _engine(*args, **kwargs)
-            finally:
-                remove_mode(mode)
-
-        patches.replace(owner, "_engine_run_backward", run)
-
-
 def _patch_optimizers(observer: Observer, patches: Patches) -> None:
     from torch.optim import optimizer as optimizers
 

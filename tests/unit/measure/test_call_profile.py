@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import cProfile
+import pstats
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -98,16 +100,22 @@ def test_calls_in_collate_are_told_from_calls_in_the_dataset() -> None:
     assert sorted(call.in_collate for call in profile.calls()) == [False, True]
 
 
-def test_the_profile_function_that_was_there_before_comes_back() -> None:
-    def other(frame: Any, event: str, argument: Any) -> None:
-        pass
-
-    before = sys.getprofile()
-    sys.setprofile(other)
+def test_a_profiler_of_the_job_keeps_the_floor() -> None:
+    """Also cProfile, which Python cannot put back once it is taken away."""
+    own = cProfile.Profile()
+    own.enable()
     try:
         profile = CallProfile(UserCode(str(HERE.parent)))
         profile.start()
+        glue(SAMPLES)
         profile.stop()
-        assert sys.getprofile() is other
+        assert sys.getprofile() is own
     finally:
-        sys.setprofile(before)
+        own.disable()
+    assert profile.calls() == ()
+    assert any("glue" in str(function) for function in pstats.Stats(own).stats)  # type: ignore[attr-defined]
+
+
+def test_nothing_is_left_on_afterwards() -> None:
+    profiled(lambda: glue(SAMPLES))
+    assert sys.getprofile() is None

@@ -15,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from flatout.measure.call_sites import CallSites
 from flatout.measure.evidence import Site
-from flatout.measure.function_modes import insert_mode, remove_mode
+from flatout.measure.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.patches import Patches
-from flatout.measure.phases import keep_mode_in_backward
 from flatout.measure.user_code import UserCode
 from tests.jobs import line_of
 
@@ -34,7 +33,7 @@ def counting(*, attributing: bool = False) -> Iterator[CallSites]:
     """The mode as the observer puts it on: from a hook, kept on inside backward, taken off by identity."""
     sites = CallSites(UserCode(str(HERE.parent)))
     patches = Patches()
-    keep_mode_in_backward(lambda: sites, patches)
+    keep_in_backward(sites, patches)
     sites.attributing = attributing
     insert_mode(sites)
     try:
@@ -266,15 +265,15 @@ def test_calls_are_means_over_the_counted_steps() -> None:
 
 
 def test_what_no_line_of_the_user_asked_for_is_no_site() -> None:
-    """Here the only code under the folder is no caller: the thread's stack is a library's."""
+    """A pool's thread calls torch from library code alone, unless the task is the user's."""
+    sites = CallSites(UserCode(str(HERE.parent)))
     with ThreadPoolExecutor(1) as pool:
-        sites = CallSites(UserCode(str(HERE.parent)))
-
         pool.submit(insert_mode, sites).result()
         pool.submit(torch.tensor, 1).result()
+        assert sites.evidence(None) == ()
+        pool.submit(lambda: torch.tensor(1)).result()  # at: task
         assert pool.submit(remove_mode, sites).result()
-    assert sites.num_calls > 0
-    assert sites.evidence(None) == ()
+    assert [site.place.line for site in sites.evidence(None)] == [line("task")]
 
 
 def test_attribution_notes_the_time_and_the_backward_nodes_of_each_call() -> None:

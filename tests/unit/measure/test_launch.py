@@ -14,7 +14,7 @@ from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured,
 from flatout.measure import launch
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from tests import builders
-from tests.jobs import diagnose, write_script
+from tests.jobs import BY_HAND, diagnose, write_script
 
 
 def run_job(command: list[str], path: Path, **changes: Any) -> Any:
@@ -165,7 +165,7 @@ def test_a_job_that_dies_hard_leaves_its_evidence_and_no_process(tmp_path: Path)
             if num == 60:
                 os.kill(os.getpid(), signal.SIGKILL)
     """
-    write_script(tmp_path / "train.py", body)
+    write_script(tmp_path / "train.py", body, preamble=BY_HAND)
     save_evidence(builders.evidence(), tmp_path / "e.json")
     ran = diagnose("--save", "e.json", "train.py", folder=tmp_path)
     assert ran.code == 2

@@ -300,7 +300,7 @@ def test_what_the_workers_did_meanwhile_is_thrown_away_unseen(watch: LoaderWatch
     watch.clock.take()
     (seen,) = train_on(watch, batches, 1)
     num_discarded = record.stood_in - 1
-    assert num_discarded == 4 - queued_before
+    assert 4 - queued_before <= num_discarded <= 4
     assert seen == batch(3 + num_discarded)
     assert watch.clock.take()[EXCLUDED] > 0
     iterator._shutdown_workers()

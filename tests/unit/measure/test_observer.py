@@ -118,7 +118,7 @@ def test_the_first_step_of_a_block_is_never_kept(evidence: Evidence) -> None:
 def test_the_phases_of_a_step_sum_to_the_step(evidence: Evidence) -> None:
     for step in evidence.steps:
         assert set(step.phases_s) == set(PHASES)
-        assert sum(step.phases_s.values()) == pytest.approx(step.step_s, rel=1e-6)
+        assert sum(step.phases_s.values()) == pytest.approx(step.step_s, rel=1e-4)
     for phase in ("wait", "forward", "backward", "optimizer", "rest"):
         assert (evidence.phase_s(phase) or 0) > 0
     assert evidence.phase_s("transfer") == 0

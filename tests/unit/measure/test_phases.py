@@ -11,9 +11,10 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER
+from flatout.measure.function_modes import keep_in_backward
 from flatout.measure.observer import Observer, ObserverOptions
 from flatout.measure.patches import Patches
-from flatout.measure.phases import install_phases, install_transfers, keep_mode_in_backward
+from flatout.measure.phases import install_phases, install_transfers
 
 HERE = Path(__file__)
 
@@ -261,7 +262,7 @@ def test_everything_of_torch_is_as_it_was_after_the_observation() -> None:
     observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
     patches = Patches()
     install_phases(observer, patches)
-    keep_mode_in_backward(lambda: None, patches)
+    keep_in_backward(None, patches)
     assert patched()[:3] != before[:3]
     patches.undo()
     assert all(one is other for one, other in zip(patched(), before, strict=True))

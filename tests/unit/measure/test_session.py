@@ -12,7 +12,7 @@ import pytest
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.session import JobOptions
-from tests.jobs import FOREVER, Ran, diagnose, run, write_script
+from tests.jobs import BY_HAND, FOREVER, PREAMBLE, Ran, diagnose, run, write_script
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,23 +22,27 @@ class Diagnosed:
     folder: Path
 
 
-def diagnosed(folder: Path, body: str, *flags: str, arguments: tuple[str, ...] = ()) -> Diagnosed:
-    script = write_script(folder / "train.py", body)
-    ran = diagnose("--save", "e.json", "--seconds", "0.05", *flags, script.name, *arguments, folder=folder)
+def diagnosed(
+    folder: Path, body: str, *flags: str, arguments: tuple[str, ...] = ("train.py",), preamble: str = PREAMBLE
+) -> Diagnosed:
+    write_script(folder / "train.py", body, preamble=preamble)
+    ran = diagnose("--save", "e.json", "--seconds", "0.05", *flags, *arguments, folder=folder)
     return Diagnosed(ran=ran, evidence=load_evidence(folder / "e.json"), folder=folder)
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
-    """A script that would run for ever, with workers, a sibling module, arguments and a finally block."""
+    """A script that would run for ever, with a pool, workers, a sibling, arguments and a finally block."""
     folder = tmp_path_factory.mktemp("ended")
     (folder / "sibling.py").write_text("NAME = 'sibling'\n")
     body = """
-    import sibling
+    import multiprocessing, sibling
     from pathlib import Path
     assert __name__ == "__main__"
     print("arguments", sys.argv, sibling.NAME)
     print("to stderr", file=sys.stderr)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
     try:
         while True:
             for x, y in DataLoader(data, batch_size=16, num_workers=2):
@@ -49,7 +53,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
     finally:
         Path("finally.txt").write_text("ran")
     """
-    return diagnosed(folder, body, "--json", arguments=("--epochs", "3"))
+    return diagnosed(folder, body, "--json", arguments=("train.py", "--epochs", "3"))
 
 
 def test_a_script_is_ended_when_it_is_measured(ended: Diagnosed) -> None:
@@ -71,7 +75,12 @@ def test_its_own_output_passes_through_beside_the_document(ended: Diagnosed) -> 
     assert document["evidence"] == json.loads((ended.folder / "e.json").read_text())
     assert "arguments ['train.py', '--epochs', '3'] sibling\n" in ended.ran.stderr
     assert "to stderr\n" in ended.ran.stderr
+
+
+def test_processes_it_forks_end_quietly(ended: Diagnosed) -> None:
+    """A pool is ended by SIGTERM, which the observed process itself takes as an interrupt."""
     assert "Traceback" not in ended.ran.stderr
+    assert "KeyboardInterrupt" not in ended.ran.stderr
 
 
 def test_nothing_of_it_is_left_running(ended: Diagnosed) -> None:
@@ -115,68 +124,46 @@ def test_a_job_that_runs_on_computes_what_it_would_have(kept_running: Diagnosed)
     assert {step.arm for step in kept_running.evidence.steps}.isdisjoint({"cached", "half"})
 
 
-def test_a_script_that_swallows_everything_is_ended_by_force(tmp_path: Path) -> None:
+def test_a_module_that_swallows_everything_is_ended_by_force(tmp_path: Path) -> None:
+    """And it runs as `python -m` runs it: in its package, from the working folder."""
+    package = tmp_path / "pkg"
+    write_script(package / "__init__.py", "", preamble="")
+    write_script(package / "size.py", "BATCH_SIZE = 16\n", preamble="")
     body = """
-    batches = iter(DataLoader(data, batch_size=16, num_workers=1))
+    from .size import BATCH_SIZE
+    print(__package__, sys.argv[1:])
+    batches = iter(DataLoader(data, batch_size=BATCH_SIZE, num_workers=1))
     while True:
         try:
             x, y = next(batches, (None, None))
             if x is None:
-                batches = iter(DataLoader(data, batch_size=16))
+                batches = iter(DataLoader(data, batch_size=BATCH_SIZE))
                 continue
             train_step(x, y)
         except BaseException:
             pass
     """
-    found = diagnosed(tmp_path, body)
-    assert found.ran.code in (0, 1)
-    assert found.evidence.job.ended == "measured"
-    assert found.ran.left == ()
-    assert "Traceback" not in found.ran.stderr
+    write_script(package / "train.py", body, preamble=BY_HAND)
+    ran = diagnose("--save", "e.json", "--seconds", "0.05", "-m", "pkg.train", "--flag", folder=tmp_path)
+    assert ran.code in (0, 1)
+    assert ran.stdout.startswith("pkg ['--flag']\n")
+    assert ran.left == ()
+    assert "Traceback" not in ran.stderr
+    evidence = load_evidence(tmp_path / "e.json")
+    assert (evidence.job.ended, evidence.job.command) == ("measured", ("-m", "pkg.train", "--flag"))
 
 
 def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Path) -> None:
     body = FOREVER.replace(
         "        train_step", "        assert len(x) == 16, 'sixteen or nothing'\n        train_step"
     )
-    found = diagnosed(tmp_path, body)
+    found = diagnosed(tmp_path, body, preamble=BY_HAND)
     assert found.ran.code in (0, 1)
     assert "flatout: the script raised on half a batch; measuring again without that" in found.ran.said
     assert "sixteen or nothing" not in found.ran.stderr
     assert found.evidence.counterfactual("cached") is not None
     assert found.evidence.counterfactual("half") is None
     assert "half batch: the script raised on half a batch" in found.evidence.missing
-
-
-def test_processes_the_script_forks_end_quietly(tmp_path: Path) -> None:
-    """A pool is ended by SIGTERM, which the observed process itself takes as an interrupt."""
-    body = """
-    import multiprocessing
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(abs, [-1, -2]) == [1, 2]
-    for x, y in DataLoader(data, batch_size=16):
-        train_step(x, y)
-    """
-    found = diagnosed(tmp_path, body)
-    assert found.evidence.job.ended == "finished"
-    assert found.evidence.steps
-    assert "KeyboardInterrupt" not in found.ran.stderr
-    assert "Traceback" not in found.ran.stderr
-    assert any(
-        "the job ended" in message or "before it was steady" in message for message in found.evidence.missing
-    )
-
-
-def test_a_module_runs_as_python_m_runs_it(tmp_path: Path) -> None:
-    package = tmp_path / "pkg"
-    write_script(package / "__init__.py", "", preamble="")
-    write_script(package / "other.py", "CODE = 5\n", preamble="")
-    write_script(
-        package / "train.py", "from .other import CODE\nprint(__package__, sys.argv[1:])\nsys.exit(CODE)\n"
-    )
-    ran = diagnose("-m", "pkg.train", "--flag", folder=tmp_path)
-    assert "pkg ['--flag']" in ran.stdout
-    assert ran.code == 5  # its own
 
 
 def test_options_are_what_the_launching_process_sends() -> None:

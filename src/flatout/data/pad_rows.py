@@ -1,0 +1,236 @@
+"""One padded tensor from the arrays or tensors of a field, in one pass over the bytes.
+
+The limit is a copy of the batch's bytes.  Copying row by row pays a slice and a dispatch per sample, far
+more than the bytes of a short one.  But a batch is its samples with padding between them, end to end, so
+one call that concatenates them writes it.  Which call is fastest was measured: for arrays of short rows
+`bytearray.join`, whose cost per piece is a third of NumPy's; for long ones `numpy.concatenate` straight
+into the batch's memory; for tensors, and with several threads for very long rows, `torch.cat`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain, compress
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.data.buffers import Buffers
+from flatout.data.dtypes import Array, numpy_dtype, torch_dtype
+from flatout.data.padding import Pad, PaddingRows
+from flatout.errors import BadInput
+
+JOINED_ROW_BYTES = 8192  # samples shorter than this are joined
+# From this many elements on torch copies with all threads.  For torch.cat that is a gain where single samples
+# are that long, and several times the cost per piece where only the batch is.
+PARALLEL_ELEMENTS = 32768
+
+_shape_of = attrgetter("shape")
+_dtype_of = attrgetter("dtype")
+_ndim_of = attrgetter("ndim")
+
+
+class PadRows:
+    """Pads columns of arrays; keeps the padding it needs, cut to every length."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self.buffers = buffers
+        self._padding: dict[tuple[Any, ...], PaddingRows] = {}
+
+    def __call__(self, column: Sequence[Any], *, pad: Pad, field: str) -> tuple[Tensor, list[int]]:
+        """The arrays (or tensors) padded to one length, and the rows each of them has in it."""
+        lengths, trailing = _common_shape(column, field)
+        same = _same_dtype(column, field, pad)
+        column, lengths = cut(column, lengths, pad, field)
+        length = pad.length_of(max(lengths))
+        shape = (len(column), length, *trailing)
+        if not math.prod(shape):
+            dtype = column[0].dtype
+            dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype, field)
+            return self.buffers.empty(field, shape, pad.dtype or dtype), lengths
+        parallel = _copies_in_parallel(shape)
+        if isinstance(column[0], Tensor):
+            if same and (parallel or _cat_is_serial(shape)) or column[0].dtype == torch.bfloat16:
+                return self._cat(column, lengths, shape, pad, field), lengths
+            column = _as_arrays(column)
+        elif same and parallel:
+            return self._cat(list(map(torch.from_numpy, column)), lengths, shape, pad, field), lengths
+        source = torch_dtype(column[0].dtype, field)
+        if same and pad.dtype in (None, source):
+            row_bytes = source.itemsize * math.prod(shape[1:])
+            if row_bytes < JOINED_ROW_BYTES:
+                joined = self._join(column, lengths, shape, pad, field)
+                if joined is not None:
+                    return joined, lengths
+        return self._concatenate(column, lengths, shape, pad, field), lengths
+
+    def _join(
+        self, arrays: Sequence[Array], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
+    ) -> Tensor | None:
+        """The batch as one bytes-like object; None where a sample is not contiguous."""
+        pieces = self._pieces(arrays, lengths, shape, pad, field, form="bytes")
+        try:
+            joined = bytearray().join(pieces)
+        except (BufferError, ValueError):
+            return None
+        values = torch.frombuffer(joined, dtype=torch_dtype(arrays[0].dtype, field)).view(shape)
+        if self.buffers.plain:
+            return values
+        return self.buffers.empty(field, shape, values.dtype).copy_(values)
+
+    def _concatenate(
+        self, arrays: Sequence[Array], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
+    ) -> Tensor:
+        pieces = self._pieces(arrays, lengths, shape, pad, field, form="array")
+        target = pad.dtype or torch_dtype(arrays[0].dtype, field)
+        values = self.buffers.empty(field, shape, target)
+        if target == torch.bfloat16:  # NumPy cannot write it
+            return values.copy_(torch.from_numpy(np.concatenate(pieces)).view(shape))
+        np.concatenate(pieces, out=values.numpy().reshape(-1, *shape[2:]), casting="same_kind")
+        return values
+
+    def _cat(
+        self, tensors: Sequence[Tensor], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
+    ) -> Tensor:
+        pieces = list(self._pieces(tensors, lengths, shape, pad, field, form="tensor"))
+        if len(shape) == 2 and len(pieces) > len(tensors):
+            # one empty 1-D tensor makes torch.cat several times slower
+            rows = [n for length in lengths for n in (length, shape[1] - length)]
+            pieces = list(compress(pieces, rows if pad.side == "right" else _swapped(rows)))
+        target = pad.dtype or tensors[0].dtype
+        with torch.no_grad():
+            if self.buffers.plain:
+                return torch.cat(pieces).view(shape).to(target)
+            values = self.buffers.empty(field, shape, target)
+            if target == tensors[0].dtype:
+                torch.cat(pieces, out=values.view(-1, *shape[2:]))
+                return values
+            return values.copy_(torch.cat(pieces).view(shape))
+
+    def _pieces(
+        self,
+        column: Sequence[Any],
+        lengths: list[int],
+        shape: tuple[int, ...],
+        pad: Pad,
+        field: str,
+        *,
+        form: str,
+    ) -> Sequence[Any]:
+        """Samples and their padding in the order of the batch's memory."""
+        if lengths.count(shape[1]) == len(lengths):
+            return column
+        key = (form, column[0].dtype, shape[2:], pad.value)
+        padding = self._padding.get(key)
+        if padding is None:
+            dtype = column[0].dtype if form == "tensor" else torch_dtype(column[0].dtype, field)
+            padding = self._padding[key] = PaddingRows(pad.value, shape[2:], dtype, form=form, field=field)
+        pieces: list[Any] = [None] * (2 * len(column))
+        sample = 0 if pad.side == "right" else 1
+        pieces[sample::2] = column
+        pieces[1 - sample :: 2] = padding.beside(lengths, shape[1])
+        return pieces
+
+
+def pad_lists(samples: Sequence[Sequence[Any]], *, pad: Pad, field: str) -> tuple[Tensor, list[int]]:
+    """Lists of numbers (or of equal lists of numbers) padded to one length, and the rows of each."""
+    samples, lengths = cut(samples, list(map(len, samples)), pad, field)
+    try:
+        values = np.array(list(chain.from_iterable(samples)))
+    except ValueError as error:
+        raise BadInput(f"field {field!r}: its lists hold lists of different lengths") from error
+    if not values.size:
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "biufc":
+        number = next(i for i, sample in enumerate(samples) if np.array(sample).dtype.kind not in "biufc")
+        raise BadInput(f"field {field!r} of sample {number} holds what is no number")
+    target = values.dtype if pad.dtype is None else numpy_dtype(pad.dtype, field)
+    length = pad.length_of(max(lengths))
+    padded = np.full((len(samples), length, *values.shape[1:]), pad.value, target)
+    padded[mask_of(lengths, length, pad).numpy()] = values.astype(target, casting="same_kind")
+    return torch.from_numpy(padded), lengths
+
+
+def mask_of(lengths: Sequence[int], length: int, pad: Pad) -> Tensor:
+    """B L, True where a row comes from a sample."""
+    places = np.arange(length) if pad.side == "right" else np.arange(length)[::-1]
+    return torch.from_numpy(places < np.array(lengths, dtype=np.int64)[:, None])
+
+
+def cut(samples: Sequence[Any], lengths: list[int], pad: Pad, field: str) -> tuple[Sequence[Any], list[int]]:
+    """Samples within `max_length`."""
+    if pad.max_length is None or max(lengths) <= pad.max_length:
+        return samples, lengths
+    if not pad.truncate:
+        number = next(i for i, length in enumerate(lengths) if length > pad.max_length)
+        raise BadInput(
+            f"field {field!r} of sample {number} has {lengths[number]} rows, max_length is {pad.max_length}",
+            hint="cut it with Pad(truncate=True)",
+        )
+    limit = pad.max_length
+    return [sample[:limit] for sample in samples], [min(length, limit) for length in lengths]
+
+
+def _common_shape(column: Sequence[Any], field: str) -> tuple[list[int], tuple[int, ...]]:
+    """Rows of every sample and the trailing axes they share, or an error that names the odd one."""
+    if len(column[0].shape) == 1 and set(map(_ndim_of, column)) == {1}:
+        return list(map(Tensor.numel if isinstance(column[0], Tensor) else len, column)), ()
+    shapes = list(map(_shape_of, column))
+    if len(set(map(len, shapes))) == 1:
+        lengths, *axes = zip(*shapes, strict=True)
+        if all(len(set(axis)) == 1 for axis in axes):
+            return list(lengths), tuple(axis[0] for axis in axes)
+    expected = shapes[0]
+    number = next(
+        i for i, shape in enumerate(shapes) if (len(shape), shape[1:]) != (len(expected), expected[1:])
+    )
+    raise BadInput(
+        f"field {field!r} of sample {number} has shape {tuple(shapes[number])}, that of sample 0"
+        f" {tuple(expected)}: only the first axis may differ"
+    )
+
+
+def _same_dtype(column: Sequence[Any], field: str, pad: Pad) -> bool:
+    """Whether all samples have one dtype; an error where the batch cannot take them."""
+    found = set(map(_dtype_of, column))
+    if pad.dtype is None and len(found) > 1:
+        number = next(i for i, array in enumerate(column) if array.dtype != column[0].dtype)
+        raise BadInput(
+            f"field {field!r} of sample {number} has dtype {column[number].dtype}, that of sample 0"
+            f" {column[0].dtype}",
+            hint="name the dtype of the batch: Pad(dtype=...)",
+        )
+    if pad.dtype is not None:
+        for dtype in found:
+            from_dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype, field)
+            if not torch.can_cast(from_dtype, pad.dtype):
+                number = next(i for i, array in enumerate(column) if array.dtype == dtype)
+                raise BadInput(
+                    f"field {field!r} of sample {number} has dtype {dtype}, which {pad.dtype} cannot hold"
+                )
+    return len(found) == 1
+
+
+def _cat_is_serial(shape: tuple[int, ...]) -> bool:
+    return torch.get_num_threads() == 1 or math.prod(shape) < PARALLEL_ELEMENTS
+
+
+def _copies_in_parallel(shape: tuple[int, ...]) -> bool:
+    return math.prod(shape[1:]) >= PARALLEL_ELEMENTS and torch.get_num_threads() > 1
+
+
+def _as_arrays(tensors: Sequence[Tensor]) -> list[Array]:
+    try:
+        return list(map(Tensor.numpy, tensors))
+    except RuntimeError:  # some want a gradient or are lazy conjugates
+        return [tensor.detach().resolve_conj().resolve_neg().numpy() for tensor in tensors]
+
+
+def _swapped(rows: list[int]) -> list[int]:
+    swapped = [0] * len(rows)
+    swapped[::2], swapped[1::2] = rows[1::2], rows[::2]
+    return swapped

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.data.buffers import ALIGNMENT_BYTES, Buffers
+
+
+def test_fresh_memory_by_default() -> None:
+    buffers = Buffers(pinned=False, reuse=0)
+    assert buffers.plain
+    assert buffers.empty("x", (2, 3), torch.bfloat16).shape == (2, 3)
+
+
+def test_a_buffer_in_use_is_never_handed_out() -> None:
+    buffers = Buffers(pinned=False, reuse=2)
+    assert not buffers.plain
+    held = [buffers.empty("x", (8,), torch.int64).fill_(number) for number in range(5)]
+    assert len({tensor.data_ptr() for tensor in held}) == 5
+    assert [tensor[0].item() for tensor in held] == [0, 1, 2, 3, 4]
+
+
+def test_an_idle_buffer_is_used_again_and_grows() -> None:
+    buffers = Buffers(pinned=False, reuse=1)
+    first = buffers.empty("x", (100,), torch.float32)
+    address = first.data_ptr()
+    assert address % ALIGNMENT_BYTES == 0
+    del first
+    second = buffers.empty("x", (10, 5), torch.float64)
+    assert second.data_ptr() == address
+    del second
+    assert buffers.empty("x", (1000,), torch.float64).shape == (1000,)
+
+
+def test_a_view_keeps_the_buffer() -> None:
+    buffers = Buffers(pinned=False, reuse=1)
+    whole = buffers.empty("x", (4, 4), torch.int32).fill_(7)
+    view: Any = whole.numpy()[1:, 2]
+    del whole
+    other = buffers.empty("x", (4, 4), torch.int32).fill_(0)
+    assert (view == 7).all()
+    del view
+    assert buffers.empty("x", (4, 4), torch.int32).data_ptr() != other.data_ptr()
+
+
+def test_fields_have_buffers_of_their_own() -> None:
+    buffers = Buffers(pinned=False, reuse=1)
+    x, y = buffers.empty("x", (4,), torch.int8), buffers.empty("y", (4,), torch.int8)
+    assert x.data_ptr() != y.data_ptr()
+
+
+def test_kept_buffers_do_not_travel() -> None:
+    buffers = Buffers(pinned=False, reuse=3)
+    buffers.empty("x", (1 << 20,), torch.int8)
+    assert len(pickle.dumps(buffers)) < 1000
+    assert not pickle.loads(pickle.dumps(buffers)).plain  # noqa: S301
+
+
+class Shared:
+    """A collate that says whether its memory is shared."""
+
+    def __init__(self) -> None:
+        self.buffers = Buffers(pinned=True, reuse=2)
+
+    def __call__(self, samples: list[int]) -> tuple[torch.Tensor, bool]:
+        values = self.buffers.empty("x", (len(samples),), torch.int64)
+        values.copy_(torch.tensor(samples))
+        return values, values.is_shared()
+
+
+def test_workers_write_into_shared_memory() -> None:
+    loader: Any = DataLoader(list(range(8)), batch_size=2, num_workers=1, collate_fn=Shared())  # type: ignore[arg-type]
+    batches = list(loader)
+    assert all(shared for _, shared in batches)
+    assert torch.cat([values for values, _ in batches]).tolist() == list(range(8))
