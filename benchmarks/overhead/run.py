@@ -32,6 +32,7 @@ from workloads import WORKLOADS, Step, environment  # noqa: E402
 from flatout.measure.observer import Observer, ObserverOptions  # noqa: E402
 from flatout.measure.schedule import WarmUp  # noqa: E402
 
+NUM_WARM_UP = 40  # steps; past the batches whose lengths and calls are looked at
 Arm = Callable[[], AbstractContextManager[Any]]
 
 
@@ -41,8 +42,8 @@ class Endless(WarmUp):
     observer: Observer | None = None
 
     def add(self, step_s: float) -> bool:
-        if Endless.observer is not None:
-            Endless.observer.anchor.freeze()
+        if Endless.observer is not None and Endless.observer.anchor.frozen is None:
+            Endless.observer.settle()
         return False
 
 
@@ -70,10 +71,10 @@ def profiled() -> Iterator[None]:
 def time_block(
     make: Callable[[], Iterator[Step]], arm: Arm, num_steps: int, device: str
 ) -> tuple[float, float]:
-    """Mean step seconds of one block by the clock and in CPU time; the first third is not timed."""
+    """Mean step seconds of one block by the clock and in CPU time, after the warm-up a diagnosis has."""
     with arm():
         steps = make()
-        for _ in range(max(3, num_steps // 3)):
+        for _ in range(NUM_WARM_UP):
             next(steps)()
         if device == "cuda":
             torch.cuda.synchronize()
@@ -218,7 +219,7 @@ def main() -> None:
     blocks = 3 if options.quick else options.blocks
     rows: dict[str, dict[str, Any]] = {}
     for workload in WORKLOADS:
-        num_steps = 30 if workload == "modules" else 15
+        num_steps = 60
         rows[workload] = {
             "flatout": compare(workload, observed, device=device, blocks=blocks, num_steps=num_steps),
             "torch.profiler": compare(

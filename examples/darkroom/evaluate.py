@@ -61,8 +61,9 @@ def evaluate(model: FastDarkroom, known: dict[str, int], settings: argparse.Name
         "environments_per_goal": settings.environments,
         "episodes": settings.episodes,
         "episode_steps": EPISODE_STEPS,
-        "mend": bool(known["mend"]),
         "seed": settings.seed,
+        "hardware": torch.cuda.get_device_name() if settings.device.startswith("cuda") else "CPU",
+        "trained_with": known,
     }
     for name, goals in (("held_out", held_out), ("training", training[: len(held_out)])):
         repeated = np.repeat(goals, settings.environments, axis=0)
@@ -101,7 +102,8 @@ def learner_returns(goals: NDArray[np.int8], *, num_episodes: int, seed: int) ->
     histories = learning_histories(
         goals, histories_per_goal=1, num_steps=num_episodes * EPISODE_STEPS, seed=seed
     )
-    return histories.rewards.reshape(len(goals), num_episodes, EPISODE_STEPS).sum(axis=2, dtype=np.float64)
+    rewards: Doubles = histories.rewards.astype(np.float64)
+    return rewards.reshape(len(goals), num_episodes, EPISODE_STEPS).sum(axis=2)
 
 
 def load(path: Path, *, device: str) -> tuple[FastDarkroom, dict[str, int]]:
@@ -110,9 +112,11 @@ def load(path: Path, *, device: str) -> tuple[FastDarkroom, dict[str, int]]:
     try:
         with safetensors.safe_open(path, framework="pt", device=device) as file:
             known = {name: int(value) for name, value in (file.metadata() or {}).items()}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            weights = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, safetensors.SafetensorError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="make one with train_fast.py --save") from error
+        raise BadInput(
+            f"{path} cannot be read: {error}", hint="make one with train_fast.py --save"
+        ) from error
     missing = {"mend", "goals", "seed"} - known.keys()
     if missing:
         raise BadInput(

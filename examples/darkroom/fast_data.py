@@ -6,8 +6,8 @@ all steps.  So no sample is ever cut out and copied.  The full job, 7300 histori
 and one for the facts about each sample, and only the numbers of its samples travel.
 
 Each sample is drawn once per epoch in random order, as the DataLoader of `train.py` does, except that
-what does not fill a batch at an epoch's end is left out: every batch has one shape.  With `num_shards`,
-ranks draw different samples of one order.
+what does not fill a batch at an epoch's end is left out.  With `num_shards`, ranks draw different samples
+of one order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from histories import GRID, NUM_ACTIONS, Histories
 from numpy.typing import NDArray
 
 from flatout.data import DeviceDataset, Pad, RaggedArrays, RowBatches
-from flatout.errors import BadInput
 
 MOST_ROWS = 2 * REGION - 1
 FACTS = ("cell", "previous_length", "current_length", "target_type", "target_action")
@@ -76,22 +75,20 @@ def batches_on(
     device: torch.device | str,
     batch_size: int,
     seed: int,
+    one_shape: bool = False,
     shard: int = 0,
     num_shards: int = 1,
 ) -> DeviceDataset:
-    """Shuffled batches as `FastDarkroom` reads them, all as long as the longest sample there is."""
+    """Shuffled batches as `FastDarkroom` reads them.
+
+    They are as long as their longest sample, or with `one_shape` all as long as the longest there is.
+    """
     order = RowBatches(
         len(samples), rows=batch_size, drop_last=True, seed=seed, rank=shard, num_ranks=num_shards
     )
-    if len(order) < 1:
-        raise BadInput(
-            f"a batch of {batch_size} samples on each of {num_shards} ranks needs {batch_size * num_shards};"
-            f" the data has {len(samples)}",
-            hint="a smaller --batch-size, or more --goals or --histories",
-        )
-    same_shape = Pad(dtype=torch.float32, multiple=MOST_ROWS, max_length=MOST_ROWS)
+    pad = Pad(dtype=torch.float32, multiple=MOST_ROWS if one_shape else 1, max_length=MOST_ROWS)
     return DeviceDataset(
-        samples, device=device, batches=order, pads={"transitions": same_shape}, transform=named_facts
+        samples, device=device, batches=order, pads={"transitions": pad}, transform=named_facts
     )
 
 

@@ -14,7 +14,8 @@ is padding for all the others.  `mend` reads each sample's own last position, th
 causal, so whatever stands behind the row that is read never matters, and padding further than the longest
 sample changes nothing.
 
-Shapes in names: B samples, N context rows, F numbers of a transition, L tokens, D width, H heads, W width of a head.
+Shapes in names: B samples, N context rows, F numbers of a transition, L tokens, D width, H heads, W width
+of a head.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class FastDarkroom(DarkroomTransformer):
     """`DarkroomTransformer` at the speed of its arithmetic; see the module's text for the flags."""
 
     grid_strides: Tensor
-    causal_mask_LL: Tensor
+    causal_mask: Tensor
 
     def __init__(self, *, mend: bool = False, causal: bool = True, answer_row: bool = True) -> None:
         super().__init__()
         self.mend, self.causal, self.answer_row = mend, causal, answer_row
         most_tokens = self.positions.size(1)
         mask = torch.triu(torch.full((most_tokens, most_tokens), float("-inf")), diagonal=1)
-        self.register_buffer("causal_mask_LL", mask, persistent=False)
+        self.register_buffer("causal_mask", mask, persistent=False)
         self.register_buffer("grid_strides", torch.tensor([GRID, 1]), persistent=False)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -103,7 +104,7 @@ class FastDarkroom(DarkroomTransformer):
             return causal_layer(layer, hidden_BLD)
         length = hidden_BLD.size(1)
         # is_causal=False: the encoder itself would read the mask back to see whether it is causal
-        mask_LL = self.causal_mask_LL[:length, :length]
+        mask_LL = self.causal_mask[:length, :length]
         result: Tensor = layer(hidden_BLD, src_mask=mask_LL, is_causal=False)
         return result
 
@@ -115,7 +116,9 @@ def transition_rows(batch: Batch) -> Tensor:
 
 
 def num_tokens(previous_B: Tensor, current_B: Tensor) -> Tensor:
-    """Tokens of each sample: a previous region has a start and an end, the current one a start and the query."""
+    """Tokens of each sample: a start and an end beside the previous region, a start and the query beside the
+    current one.
+    """
     return torch.where(previous_B > 0, previous_B + 2, 0) + current_B + 2
 
 
@@ -144,13 +147,16 @@ def layer_at_answer(layer: nn.TransformerEncoderLayer, hidden_BLD: Tensor, answe
 def projected(layer: nn.TransformerEncoderLayer, hidden_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, B H L W each."""
     attention = layer.self_attn
-    query, key, value = F.linear(hidden_BLD, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
+    query, key, value = F.linear(hidden_BLD, attention.in_proj_weight, attention.in_proj_bias).chunk(
+        3, dim=-1
+    )
     return by_head(query), by_head(key), by_head(value)
 
 
 def by_head(rows_BLD: Tensor) -> Tensor:
     """B H L W, a view."""
-    return rows_BLD.unflatten(-1, (NUM_HEADS, -1)).transpose(1, 2)
+    result: Tensor = rows_BLD.unflatten(-1, (NUM_HEADS, -1)).transpose(1, 2)
+    return result
 
 
 def after_attention(layer: nn.TransformerEncoderLayer, hidden_BLD: Tensor, attended_BHLW: Tensor) -> Tensor:
@@ -173,4 +179,6 @@ def imitation_loss_without_waiting(action_logits: Tensor, type_logits: Tensor, b
     action_loss = F.cross_entropy(
         action_logits, batch["target_action"], ignore_index=NO_ACTION, reduction="sum"
     )
-    return TYPE_LOSS_WEIGHT * F.cross_entropy(type_logits, batch["target_type"]) + action_loss / num_acting
+    type_loss = F.cross_entropy(type_logits, batch["target_type"])
+    loss: Tensor = TYPE_LOSS_WEIGHT * type_loss + action_loss / num_acting
+    return loss

@@ -4,7 +4,7 @@ At width 64 a kernel of this model runs for microseconds, about as long as the h
 the host's part counts as much as the arithmetic.  Hence nothing in the step waits for the device: loss and
 accuracy are summed there and read once per log line.  With `graph` the step is recorded once as a CUDA
 graph and launched as one: each batch is copied into the tensors it was recorded with, which needs batches
-of one shape, as `fast_data` makes them.
+of one shape.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Levers:
     compile: bool = False  # kernels fused by torch.compile: same up to rounding
     graph: bool = False  # one launch per step: same numbers
 
+    @property
+    def one_shape(self) -> bool:
+        """Whether batches must all have one shape: a graph holds one, and each other is compiled anew."""
+        return self.graph or self.compile
+
 
 class FastStep:
     """Call it with a batch to make one training step."""
@@ -54,7 +59,9 @@ class FastStep:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=lr, fused=levers.fused or None, capturable=levers.graph
         )
-        self._forward = torch.compile(self._loss_and_hits, dynamic=False) if levers.compile else self._loss_and_hits
+        self._forward = (
+            torch.compile(self._loss_and_hits, dynamic=False) if levers.compile else self._loss_and_hits
+        )
         self._sums = torch.zeros(3, device=self._device)  # loss, accuracy, steps
         self._graph: torch.cuda.CUDAGraph | None = None
         self._recorded_batch: Batch = {}
@@ -83,7 +90,7 @@ class FastStep:
     def _whole_step(self, batch: Batch) -> None:
         loss, accuracy = self._forward(batch)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if torch.distributed.is_initialized():
             average_gradients(list(self.model.parameters()))
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -92,9 +99,7 @@ class FastStep:
 
     def _loss_and_hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         # no cache of casts: each weight is used once per step, and a graph must not keep a stale one
-        with torch.autocast(
-            self._device.type, torch.bfloat16, enabled=self.levers.bf16, cache_enabled=False
-        ):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.levers.bf16, cache_enabled=False):
             action_logits, type_logits, targets = self._logits(self.model, batch)
             loss = imitation_loss_without_waiting(action_logits, type_logits, targets)
         acts: Tensor = targets["target_type"] == TRANSITION

@@ -36,9 +36,10 @@ from fast_step import FastStep, Levers, logits_of_one_moment
 from histories import GRID, learning_histories, split_goals
 from train import SIZES
 
-from flatout.errors import import_extra
+from flatout.errors import FlatoutError, import_extra
 
 LEVERS = tuple(field.name for field in dataclasses.fields(Levers))
+SAVED = ("mend", "every_moment", "goals", "histories", "history_steps", "batch_size", "steps", "seed")
 EXACT = ("causal", "answer_row", "fused", "graph")
 
 
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rank, num_ranks = join_ranks(settings)
     try:
         run(settings, rank=rank, num_ranks=num_ranks)
+    except FlatoutError as error:
+        raise SystemExit(f"train_fast.py: {error}") from error
     finally:
         if num_ranks > 1:
             torch.distributed.destroy_process_group()
@@ -65,6 +68,7 @@ def run(settings: argparse.Namespace, *, rank: int, num_ranks: int) -> None:
         device=settings.device,
         batch_size=settings.batch_size,
         seed=settings.seed,
+        one_shape=levers.one_shape or settings.every_moment,
         shard=rank if settings.mend else 0,
         num_shards=num_ranks if settings.mend else 1,
     )
@@ -135,9 +139,9 @@ def join_ranks(settings: argparse.Namespace) -> tuple[int, int]:
 
 
 def save(model: FastDarkroom, path: Path, settings: argparse.Namespace) -> None:
-    """The weights, and what an evaluation must know: how the answer is read, and which goals were seen."""
+    """The weights, and how they came about; an evaluation needs `mend`, `goals` and `seed`."""
     safetensors = import_extra("safetensors.torch", extra="adapters")
-    known = {"mend": settings.mend, "goals": settings.goals, "seed": settings.seed}
+    known = {name: getattr(settings, name) for name in SAVED}
     half_written = path.with_name(f"{path.name}.part")
     weights = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
     safetensors.save_file(weights, half_written, metadata={name: str(int(v)) for name, v in known.items()})
@@ -155,7 +159,9 @@ def read_settings(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--history-steps", type=int, help="steps of a history")
     parser.add_argument("--batch-size", type=int, help="samples of one rank")
     parser.add_argument("--steps", type=int, help="training steps")
-    parser.add_argument("--levers", default="exact", help="none, exact, all, or names with commas (default: exact)")
+    parser.add_argument(
+        "--levers", default="exact", help="none, exact, all, or names with commas (default: exact)"
+    )
     parser.add_argument("--mend", action="store_true", help="remove the faults that change the results")
     parser.add_argument(
         "--every-moment",

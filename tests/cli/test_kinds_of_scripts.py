@@ -127,8 +127,9 @@ def test_accumulation_over_a_loader_hidden_in_a_generator_by_a_script_that_chang
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == []
 
 
-def test_batches_changed_by_the_script_come_back_as_they_were(tmp_path: Path) -> None:
-    outcome = diagnose("mutation.py", save=tmp_path / "evidence.json")
+@pytest.mark.parametrize("how", ["structure", "in-place"])
+def test_batches_changed_by_the_script_come_back_as_they_were(how: str, tmp_path: Path) -> None:
+    outcome = diagnose("mutation.py", how, save=tmp_path / "evidence.json")
     evidence = outcome.measured  # the script ends with an error when a served batch is not as it was
     assert arms(evidence) == ARMS
     assert evidence.missing == ()
@@ -152,9 +153,9 @@ def test_the_closure_of_lbfgs_is_not_optimizer_time(tmp_path: Path) -> None:
     assert {step.num_batches for step in evidence.steps} == {1}
     assert {step.num_backwards for step in evidence.steps} == {3}
     assert {step.num_forwards for step in evidence.steps} == {3}
-    backward_s, optimizer_s = evidence.phase_s("backward"), evidence.phase_s("optimizer")
-    assert backward_s and optimizer_s
-    assert optimizer_s < 0.9 * (evidence.step_s or 0.0)
+    rest_s, optimizer_s = evidence.phase_s("rest"), evidence.phase_s("optimizer")
+    assert rest_s and optimizer_s
+    assert optimizer_s < rest_s
 
 
 def test_neither_optimizer_nor_loader(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_a_module_of_a_package_that_ends_before_the_plan_does(tmp_path: Path) ->
 
 
 def test_a_job_that_is_kept_running_trains_as_if_nobody_watched(tmp_path: Path) -> None:
-    command = ("plain_loop.py", "--workers", "2", "--persistent", "--steps", "500", "--exit", "5")
+    command = ("plain_loop.py", "--workers", "2", "--persistent", "--hook", "--steps", "500", "--exit", "5")
     options = (*BRIEFLY, "--keep-running")
     outcome = diagnose(*command, save=tmp_path / "evidence.json", options=options)
     assert outcome.code == 5, outcome.stderr

@@ -40,8 +40,8 @@ def test_two_ranks_become_one_evidence_and_the_slower_one_is_named(tmp_path: Pat
     assert done.stderr.count("flatout: count: block") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["evidence.json"]
     # both ranks left at the same step
-    ended = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
-    assert len(ended) == 2
+    ended = sorted(line for line in done.stdout.splitlines() if " ended at step " in line)
+    assert [line.split()[:2] for line in ended] == [["rank", "0"], ["rank", "1"]]
     assert ended[0].split()[2:] == ended[1].split()[2:]
 
 

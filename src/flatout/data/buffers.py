@@ -39,9 +39,12 @@ class Buffers:
     @property
     def plain(self) -> bool:
         """Whether any memory will do."""
-        return (
-            not (self._pinned and torch.cuda.is_available()) and not self._reuse and get_worker_info() is None
-        )
+        # a forked worker must not ask for CUDA, so the question comes last
+        return not self._reuse and get_worker_info() is None and not self._pins
+
+    @property
+    def _pins(self) -> bool:
+        return self._pinned and torch.cuda.is_available()
 
     def empty(self, field: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor for `field` that nothing else uses."""
@@ -49,7 +52,7 @@ class Buffers:
             num_bytes = math.prod(shape) * dtype.itemsize
             storage = torch.UntypedStorage._new_shared(num_bytes)
             return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
-        if self._pinned and torch.cuda.is_available():
+        if self._pins:
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
         if self._reuse:
             return self._idle(field, math.prod(shape) * dtype.itemsize).view(dtype).view(tuple(shape))

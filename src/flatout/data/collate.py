@@ -84,15 +84,21 @@ class PadCollate:
         pad = self._fields.get(field, self._default)
         if _is_number(first):
             return self._stack(column, field, pad)
-        _same_kind(column, field)
-        if isinstance(first, list):
-            values, lengths = pad_lists(column, pad=pad, field=field)
-        else:
-            values, lengths = self._pad_rows(column, pad=pad, field=field)
+        values, lengths = self._pad(column, field, pad)
         if not pad.lengths and not pad.mask:
             return values
         named = isinstance(pad.lengths, str) or isinstance(pad.mask, str)
         return (_Named if named else Padded)(values, *_extras(values, lengths, pad))
+
+    def _pad(self, column: Sequence[Any], field: str, pad: Pad) -> tuple[Tensor, list[int]]:
+        if isinstance(column[0], list):
+            _same_kind(column, field)
+            return pad_lists(column, pad=pad, field=field)
+        try:
+            return self._pad_rows(column, pad=pad, field=field)
+        except (AttributeError, TypeError, BadInput):
+            _same_kind(column, field)  # a sample of another kind is the plainer explanation
+            raise
 
     def _collate_mapping(self, column: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any]:
         names = column[0].keys()
@@ -100,7 +106,7 @@ class PadCollate:
         batch: dict[Any, Any] = {}
         for name in names:
             path = f"{field}.{name}" if field else str(name)
-            values = self._collate(list(map(itemgetter(name), column)), path)
+            values = self._collate(_values(column, name, field), path)
             if isinstance(values, _Named):
                 pad = self._fields.get(path, self._default)
                 for extra, tensor in ((pad.lengths, values.lengths), (pad.mask, values.mask)):
@@ -198,18 +204,37 @@ def _odd_one(column: Sequence[Any], number: int, field: str) -> BadInput:
     )
 
 
+def _values(column: Sequence[Mapping[Any, Any]], name: Any, field: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(name), column))
+    except (KeyError, IndexError, TypeError):
+        raise _other_fields(column, field) from None
+
+
 def _same_fields(column: Sequence[Any], field: str) -> None:
+    """An error where samples differ in their number of fields; in their names, `_values` sees it."""
+    names = column[0].keys()
+    try:
+        if set(map(len, column)) == {len(names)}:
+            return
+    except TypeError:
+        pass
+    raise _other_fields(column, field)
+
+
+def _other_fields(column: Sequence[Any], field: str) -> BadInput:
+    """The error for a sample whose fields are not those of the first."""
     names = column[0].keys()
     for number, sample in enumerate(column):
         if not isinstance(sample, Mapping):
-            raise _odd_one(column, number, field)
-        if sample.keys() != names:
-            missing = [name for name in names if name not in sample]
-            extra = [name for name in sample if name not in names]
-            what = f"lacks field {missing[0]!r}" if missing else f"has field {extra[0]!r}"
-            other = "has" if missing else "lacks"
-            inside = f" in {field!r}" if field else ""
-            raise BadInput(f"sample {number} {what}{inside}, which sample 0 {other}")
+            return _odd_one(column, number, field)
+    number = next(i for i, sample in enumerate(column) if sample.keys() != names)
+    missing = [name for name in names if name not in column[number]]
+    extra = [name for name in column[number] if name not in names]
+    inside = f" in {field!r}" if field else ""
+    if missing:
+        return BadInput(f"sample {number} lacks field {missing[0]!r}{inside}, which sample 0 has")
+    return BadInput(f"sample {number} has field {extra[0]!r}{inside}, which sample 0 lacks")
 
 
 def _describe(value: Any) -> str:

@@ -89,8 +89,8 @@ def _shared(
     ctx: FunctionCtx, shared: Sequence[int], grad: Tensor, starts_PB: Tensor, lengths_B: Tensor
 ) -> list[Tensor]:
     """Gradients of rows that all samples share: over all samples and all pieces that show them."""
-    if not shared:
-        return []
+    if not shared or not grad.numel():
+        return [grad.new_zeros(ctx.sources[n].num_rows, *grad.shape[1:]) for n in shared]  # type: ignore[attr-defined]
     sources: Sequence[Source] = ctx.sources  # type: ignore[attr-defined]
     length: int = ctx.length  # type: ignore[attr-defined]
     ends_PB = torch.cat([starts_PB[1:], lengths_B[None]])

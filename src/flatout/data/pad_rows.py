@@ -34,6 +34,9 @@ _dtype_of = attrgetter("dtype")
 _ndim_of = attrgetter("ndim")
 
 
+_PLAIN = Pad()
+
+
 class PadRows:
     """Pads columns of arrays; keeps the padding it needs, cut to every length."""
 
@@ -43,6 +46,9 @@ class PadRows:
 
     def __call__(self, column: Sequence[Any], *, pad: Pad, field: str) -> tuple[Tensor, list[int]]:
         """The arrays (or tensors) padded to one length, and the rows each of them has in it."""
+        stacked = self._stack(column, pad, field)
+        if stacked is not None:
+            return stacked, [stacked.size(1)] * len(column)
         lengths, trailing = _common_shape(column, field)
         same = _same_dtype(column, field, pad)
         column, lengths = cut(column, lengths, pad, field)
@@ -68,6 +74,24 @@ class PadRows:
                     return joined, lengths
         return self._concatenate(column, lengths, shape, pad, field), lengths
 
+    def _stack(self, column: Sequence[Any], pad: Pad, field: str) -> Tensor | None:
+        """The batch by one call of torch.stack, where tensors look equal in length and are."""
+        first = column[0]
+        if (
+            not isinstance(first, Tensor)
+            or first.shape != column[-1].shape
+            or first.shape != column[len(column) // 2].shape
+            or pad != _PLAIN
+            or first.requires_grad
+            or not self.buffers.plain
+        ):
+            return None
+        _same_dtype(column, field, pad)
+        try:
+            return torch.stack(column)  # type: ignore[arg-type]
+        except RuntimeError:  # one in between is longer or shorter
+            return None
+
     def _join(
         self, arrays: Sequence[Array], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
     ) -> Tensor | None:
@@ -75,7 +99,7 @@ class PadRows:
         pieces = self._pieces(arrays, lengths, shape, pad, field, form="bytes")
         try:
             joined = bytearray().join(pieces)
-        except (BufferError, ValueError):
+        except (BufferError, TypeError, ValueError):
             return None
         values = torch.frombuffer(joined, dtype=torch_dtype(arrays[0].dtype, field)).view(shape)
         if self.buffers.plain:

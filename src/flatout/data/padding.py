@@ -48,6 +48,8 @@ class Pad:
             wrong.append(f"max_length={self.max_length} is less than 1")
         if self.truncate and self.max_length is None:
             wrong.append("truncate=True needs max_length")
+        if {type(self.lengths), type(self.mask)} == {str, bool} and True in (self.lengths, self.mask):
+            wrong.append(f"lengths={self.lengths!r} and mask={self.mask!r} get names both or neither")
         if wrong:
             raise BadInput("Pad: " + "; ".join(wrong))
 

@@ -47,7 +47,8 @@ class PieceTable:
         self.batch = owners[0].values.size(0)
         self.item = owners[0].values.shape[2 if owners[0].kind == "rows" else 1 :]
         self.device = owners[0].values.device
-        self.on_host = all(piece.on_host for piece in pieces)
+        # a compiled graph would break where it reads a length
+        self.on_host = all(piece.on_host for piece in pieces) and not torch.compiler.is_compiling()
         self._num_rows = [self._checked_rows(number, piece) for number, piece in enumerate(pieces)]
         self._place_rows(shared=shared and self.on_host)
 

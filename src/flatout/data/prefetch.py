@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.errors import BadInput, FlatoutError
 from flatout.measure.batches import arrays_of, map_arrays
 
 Batch = TypeVar("Batch")
@@ -40,7 +40,7 @@ class Prefetched(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         copies = _Copies(self.device) if self.device.type == "cuda" else None
         if copies is None and not self._background:
-            yield from map(_on(self.device), self.loader)
+            yield from map(_on(self.device), _batches(self.loader))
             return
         send: Callable[[Any], _Sent] = _as_sent(self.device) if copies is None else copies.send
         source = _in_background if self._background else _in_turn
@@ -118,7 +118,7 @@ def _as_sent(device: torch.device) -> Callable[[Any], _Sent]:
 
 def _in_turn(loader: Iterable[Any], send: Callable[[Any], _Sent], ahead: int) -> Generator[_Sent, None, None]:
     """Send batches before they are due, between two steps of the loop."""
-    batches = iter(loader)
+    batches = _batches(loader)
     sent: deque[_Sent] = deque()
     try:
         for batch in batches:
@@ -129,7 +129,7 @@ def _in_turn(loader: Iterable[Any], send: Callable[[Any], _Sent], ahead: int) ->
         while sent:
             yield sent.popleft()
     finally:
-        _close(batches)
+        batches.close()
 
 
 class _Failed(NamedTuple):
@@ -152,9 +152,8 @@ def _in_background(
                 continue
 
     def work() -> None:
-        batches = None
+        batches = _batches(loader)
         try:
-            batches = iter(loader)
             for batch in batches:
                 put(send(batch))
                 if stopped.is_set():
@@ -163,7 +162,7 @@ def _in_background(
         except BaseException as error:  # noqa: BLE001  handed to the loop, which raises it
             put(_Failed(error))
         finally:
-            _close(batches)
+            batches.close()
 
     thread = threading.Thread(target=work, name="flatout-prefetch", daemon=True)
     thread.start()
@@ -178,8 +177,12 @@ def _in_background(
         thread.join()
 
 
-def _close(batches: Any) -> None:
-    """End a generator at once; other iterators end with their last reference."""
-    close = getattr(batches, "close", None)
-    if close is not None:
-        close()
+def _batches(loader: Iterable[Any]) -> Generator[Any, None, None]:
+    """The loader's batches; a worker that ended with a batch half read gets a name."""
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        raise FlatoutError(
+            "a DataLoader worker ended before its batch was read",
+            hint="often for lack of memory: try fewer workers; num_workers=0 shows an error of its own",
+        ) from error

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,12 +84,16 @@ def build(
     records: Iterable[Mapping[str, Any]], path: Path, *, ragged: Sequence[str], make: Callable[..., Any]
 ) -> None:
     """Append records to one raw file per field, then write them to `path` together."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
+        ExitStack() as files,
+    ):
         columns: dict[str, _Column] = {}
         count = -1
         for count, record in enumerate(records):
             if count == 0:
-                columns = {name: _Column(name, Path(folder) / str(i)) for i, name in enumerate(record)}
+                for number, name in enumerate(record):
+                    columns[name] = _Column(name, Path(folder) / str(number), files)
             if record.keys() != columns.keys():
                 odd = next(iter(record.keys() ^ columns.keys()))
                 raise BadInput(
@@ -115,9 +120,9 @@ def build(
 class _Column:
     """One field of the records being built."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, files: ExitStack) -> None:
         self._name, self._path = name, path
-        self._handle = path.open("wb", buffering=1 << 20)
+        self._handle = files.enter_context(path.open("wb", buffering=1 << 20))
         self._lengths: list[int] = []
         self._first: Array | None = None
         self._rank = 0

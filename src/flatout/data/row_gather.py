@@ -1,9 +1,10 @@
 """Records of flat arrays gathered many at once, on the host or on a device.
 
-Row i of a record starts at its span's start plus i, so a whole batch is one index into the flat array.  On
-the host the index is NumPy's, and a row of up to 16 bytes is moved as one machine word: twenty times
-faster than a copy of two bytes per call.  On a device the flat arrays and the spans lie there, and only
-the numbers of the records travel; the longest of them is looked up on the host, so nothing waits.
+Row i of a record lies at its span's start plus i, so a whole batch is one index into the flat array.  On the
+host the index is NumPy's, and a row of up to 16 bytes is moved as one machine word; records of a kilobyte
+and more are cut out and concatenated instead, since an index costs more per row than a slice per record.
+On a device the flat arrays and the spans lie there, and only the numbers of the records travel; the
+longest of them is looked up on the host, so nothing waits.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from torch import Tensor
 
 from flatout.data.buffers import Buffers
 from flatout.data.dtypes import Array, torch_dtype
+from flatout.data.pad_rows import PadRows
 from flatout.data.padding import Pad, Padded
 
 Longs = npt.NDArray[np.int64]
+SLICED_RECORD_BYTES = 1024  # records that are longer on average are cut out one by one
 WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
@@ -43,9 +46,12 @@ class HostRows:
         spans: Mapping[str, Span],
         *,
         buffers: Buffers | None = None,
+        sliced_record_bytes: int = SLICED_RECORD_BYTES,
     ) -> None:
         self._fields, self._spans = fields, spans
+        self._sliced_record_bytes = sliced_record_bytes
         self._buffers = buffers or Buffers(pinned=False, reuse=0)
+        self._pad_rows = PadRows(self._buffers)
 
     def padded(self, indices: Longs, names: Sequence[str], pads: Mapping[str, Pad]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
@@ -57,10 +63,14 @@ class HostRows:
                 batch[name] = self._fixed(name, indices)
                 continue
             lengths = np.minimum(span.lengths[indices], pad.max_length or np.iinfo(np.int64).max)
-            length = pad.length_of(int(lengths.max(initial=0)))
-            shape = (len(indices), length, *flat.shape[1:])
-            values = self._buffers.empty(name, shape, torch_dtype(flat.dtype, name))
-            fill_padded(values.numpy(), flat, span.starts[indices], lengths, pad)
+            starts = span.starts[indices]
+            if self._are_long(flat, lengths):
+                values, _ = self._pad_rows(_slices(flat, starts, lengths), pad=pad, field=name)
+            else:
+                length = pad.length_of(int(lengths.max(initial=0)))
+                shape = (len(indices), length, *flat.shape[1:])
+                values = self._buffers.empty(name, shape, torch_dtype(flat.dtype, name))
+                fill_padded(values.numpy(), flat, starts, lengths, pad)
             add_padded(batch, name, values, torch.from_numpy(lengths), pad)
         return batch
 
@@ -71,13 +81,20 @@ class HostRows:
             if span is None:
                 batch[name] = self._fixed(name, indices)
                 continue
-            lengths = span.lengths[indices]
-            rows = _consecutive(span.starts[indices], lengths)
-            values = self._buffers.empty(name, (len(rows), *flat.shape[1:]), torch_dtype(flat.dtype, name))
-            _take(flat, rows, values.numpy())
+            starts, lengths = span.starts[indices], span.lengths[indices]
+            shape = (int(lengths.sum()), *flat.shape[1:])
+            values = self._buffers.empty(name, shape, torch_dtype(flat.dtype, name))
+            if self._are_long(flat, lengths):
+                np.concatenate(_slices(flat, starts, lengths), out=values.numpy())
+            else:
+                _take(flat, _consecutive(starts, lengths), values.numpy())
             batch[name] = values
             batch[f"{name}_offsets"] = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         return batch
+
+    def _are_long(self, flat: Array, lengths: Longs) -> bool:
+        row_bytes = flat.dtype.itemsize * math.prod(flat.shape[1:])
+        return len(lengths) > 0 and int(lengths.sum()) * row_bytes >= self._sliced_record_bytes * len(lengths)
 
     def _fixed(self, name: str, indices: Longs) -> Tensor:
         flat = self._fields[name]
@@ -197,6 +214,11 @@ def add_padded(
         batch[pad.lengths] = lengths
     if isinstance(pad.mask, str):
         batch[pad.mask] = mask
+
+
+def _slices(flat: Array, starts: Longs, lengths: Longs) -> list[Array]:
+    ends = starts + lengths
+    return [flat[first:last] for first, last in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def _consecutive(starts: Longs, lengths: Longs) -> Longs:

@@ -72,10 +72,11 @@ class DeviceMarks:
 
         self._event: Any = torch.cuda.Event
         self._pending: list[tuple[int, Any]] = []
+        self.detailed = True  # False: only the ends of steps are marked
 
     def mark(self, region: int) -> None:
         """From here on the stream works for `region`."""
-        if len(self._pending) < MAX_MARKS_PER_STEP:
+        if self.detailed and len(self._pending) < MAX_MARKS_PER_STEP:
             event = self._event(enable_timing=True)
             event.record()
             self._pending.append((region, event))
@@ -89,15 +90,20 @@ class DeviceMarks:
         return marks
 
     def restart(self) -> None:
-        self._pending = []
-        self.mark(REST)
+        """The next step starts here, not at the end of the last one."""
+        event = self._event(enable_timing=True)
+        event.record()
+        self._pending = [(REST, event)]
 
 
-def read_marks(marks: list[tuple[int, Any]]) -> tuple[float, dict[str, float]] | None:
-    """(step seconds, seconds per phase) by the device's clock; None while the GPU is not there yet."""
+def read_marks(marks: list[tuple[int, Any]]) -> tuple[float, dict[str, float] | None] | None:
+    """(step seconds, seconds per phase) by the device's clock; None while the GPU is not there yet.
+
+    A step of which only the ends were marked has no phases.
+    """
     if not marks or not marks[-1][1].query():
         return None
     totals = [0.0] * NUM_REGIONS
     for (region, start), (_next, end) in itertools.pairwise(marks):
         totals[region] += start.elapsed_time(end) / 1e3
-    return sum(totals), phases_s(totals)
+    return sum(totals), phases_s(totals) if len(marks) > 2 else None

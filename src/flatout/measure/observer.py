@@ -17,13 +17,14 @@ from flatout.measure.evidence import Arm
 from flatout.measure.loaders import LoaderWatch
 from flatout.measure.passes import Passes
 from flatout.measure.patches import Patches
-from flatout.measure.phases import install_phases, install_transfers
+from flatout.measure.phases import install_phases, install_transfers, narrow_modules
 from flatout.measure.ranks import Agreement
 from flatout.measure.schedule import FEWEST_ROUNDS, Block, WarmUp, plan_blocks
 from flatout.measure.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.user_code import UserCode
 
 ENOUGH_S = 15.0
+DETAILED_STEPS = 8  # of a block whose phases are marked on the GPU's stream; the others' ends only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,8 @@ class Observer:
         self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
         self.make_warm_up = make_warm_up
         self.patches = Patches()
+        self._narrowed = Patches()
+        self.outermost_types: set[type] = set()
         self.clock = Clock()
         self.marks: DeviceMarks | None = None
         self.user_code = UserCode(options.folder)
@@ -98,6 +101,7 @@ class Observer:
         self._planned_at = now()
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
+        self._narrowed.undo()
         self.loaders.begin_serving(None)
         self.loaders.keeping = True
 
@@ -116,6 +120,7 @@ class Observer:
         if not self.finished and self.warm_up is None and self.blocks:
             self._end_block(self.arm)
         self.removed = True  # for what the script holds on to: a patched function under a name of its own
+        self._narrowed.undo()
         self.patches.undo()
 
     # -- marks
@@ -174,6 +179,7 @@ class Observer:
     def _step_end(self) -> None:
         totals = self.clock.take()
         marks = self.marks.take() if self.marks is not None else []
+        block = self.block_number
         if self.begun:
             self._note_row(totals, marks)
             self._advance()
@@ -183,7 +189,9 @@ class Observer:
         self._find_device()
         self.clock.take()  # what this took belongs to no step
         if self.marks is not None:
-            self.marks.restart()
+            self.marks.detailed = self.position < DETAILED_STEPS
+            if self.position == 0 or self.block_number != block:
+                self.marks.restart()
 
     def _note_row(self, totals: list[float], marks: list[tuple[int, Any]]) -> None:
         batches, forwards, backwards = self._counts
@@ -227,7 +235,7 @@ class Observer:
             plan = self.agreement.plan(row.index, ready, lambda: self._plan(self.warm_up))
             if plan is not None:
                 self.warmup_reason = self.warm_up.reason or "as rank 0 decided"
-                self.anchor.freeze()
+                self.settle()
                 self.warm_up, self.blocks, self.block_number, self.position = None, plan, 0, 0
                 self._planned_at = now()
                 self._begin_block(self.arm)
@@ -245,6 +253,11 @@ class Observer:
             self.on_finished()
         else:
             self._begin_block(self.arm)
+
+    def settle(self) -> None:
+        """Warm-up has shown what marks a step and which modules are called outermost: watch no more."""
+        self.anchor.freeze()
+        narrow_modules(self, self._narrowed)
 
     def _is_enough(self) -> bool:
         """Past the fewest rounds, time decides: epoch starts can make a round far longer than planned."""

@@ -51,12 +51,14 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         finally:
             spent_s = clock.leave()
         observer.num_forwards += 1
+        observer.outermost_types.add(type(module))
         if observer.tools.module_calls is not None:
             observer.tools.module_calls.note(module, args, kwargs, sys._getframe(1), spent_s)
         if not training_follows():
             observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__} call")
         return result
 
+    outermost.unwatched = call  # type: ignore[attr-defined]
     patches.replace(module_type, "__call__", outermost)
     # dynamo remembers the __call__ it found at its own import as the unpatched one and then inlines
     # forward(); where it was imported earlier, tell it about this one
@@ -65,6 +67,31 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         if loaded is not None and hasattr(loaded, "unpatched_nn_module_call"):
             patches.replace(loaded, "unpatched_nn_module_call", outermost)
     patches.on_undo(lambda: _tell_dynamo(outermost, call))
+
+
+def narrow_modules(observer: Observer, patches: Patches) -> None:
+    """Once warm-up has shown which modules are called outermost, watch their types only.
+
+    Every nested module then runs as if nobody watched.  Compiled code has guards on these attributes,
+    so jobs that use it stay as they are.
+    """
+    import torch
+
+    module_type = torch.nn.Module
+    watched = module_type.__dict__["__call__"]
+    unwatched = getattr(watched, "unwatched", None)
+    if unwatched is None or not observer.outermost_types or _has_compiled():
+        return
+    for kind in observer.outermost_types:
+        if not any("__call__" in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(module_type)]):
+            patches.replace(kind, "__call__", watched)
+    patches.replace(module_type, "__call__", unwatched)
+
+
+def _has_compiled() -> bool:
+    """Whether dynamo has compiled anything; optimizers import it in every job."""
+    loaded = sys.modules.get("torch._dynamo.utils")
+    return loaded is not None and loaded.counters["frames"]["total"] > 0
 
 
 def _expect_training(patches: Patches) -> Callable[[], bool]:

@@ -23,7 +23,7 @@ from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
 MARK = "\0flatout-batch"
-MOST_LENGTH_BATCHES = 64
+MOST_LENGTH_BATCHES = 12  # per process; looking at every sample's length is not free
 PROFILED_BATCH = 1  # of worker 0, counted from 0: past its first imports, before anything is timed
 
 now = time.perf_counter

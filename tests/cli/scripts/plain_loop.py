@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 WIDTH = 192
@@ -75,6 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", default="namedtuple")
     parser.add_argument("--dataset", default="map")
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--hook", action="store_true")
     parser.add_argument("--exit", type=int, default=0)
     return parser.parse_args()
 
@@ -84,6 +86,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.ReLU(), nn.Linear(WIDTH, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if arguments.hook:
+        register_optimizer_step_post_hook(lambda *_: None)
     loader = build_loader(arguments)
     step = 0
     while step < arguments.steps:

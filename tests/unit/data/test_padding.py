@@ -17,6 +17,8 @@ def test_every_wrong_setting_is_named_at_once() -> None:
         assert part in str(caught.value)
     with pytest.raises(BadInput, match="truncate=True needs max_length"):
         Pad(truncate=True)
+    with pytest.raises(BadInput, match="names both or neither"):
+        Pad(lengths="n", mask=True)
 
 
 @given(longest=st.integers(0, 100), multiple=st.integers(1, 16), limit=st.integers(1, 100))
