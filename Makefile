@@ -9,9 +9,10 @@ BENCH ?= *
 
 .PHONY: demo test check format bench docs
 
+# One thread: the example's operators are tiny, and its two loader workers want the cores.
 demo: $(INSTALLED)
 	@mkdir -p $(dir $(DEMO_PAGE))
-	@$(BIN)/flatout diagnose --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) \
+	@OMP_NUM_THREADS=1 $(BIN)/flatout diagnose --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) \
 	  examples/darkroom/train.py --size small; status=$$?; \
 	if [ $$status -eq 0 ]; then echo "make demo: nothing found in a script that is slow on purpose" >&2; exit 1; fi; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \

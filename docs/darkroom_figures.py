@@ -169,34 +169,28 @@ def line_chart(
     series: Mapping[str, Sequence[float]], *, across: str, up: str, top: float | None = None
 ) -> str:
     """Lines over 1, 2, 3, …, as an SVG that scales with the page; later series are drawn thinner, on top."""
-    width, height, left, below = 640, 260, 44, 34
+    width, left, above, below = 640, 36, 28, 250
     count = max(len(values) for values in series.values())
     top = top or max(max(values) for values in series.values()) * 1.05
-    shapes = [
-        f'<text x="{width / 2}" y="{height - 4}" text-anchor="middle">{across} 1 to {count}</text>',
-        f'<text x="4" y="14">{up}</text>',
-    ]
+    shapes = [f'<text x="{width / 2}" y="{below + 24}" text-anchor="middle">{across} 1 to {count}</text>']
     for value in (0.0, top / 2, top):
-        y = (height - below) * (1 - value / top) + 2
-        shapes.append(
-            f'<line x1="{left}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity="0.2"/>'
-        )
-        shapes.append(f'<text x="{left - 6}" y="{y + 10:.1f}" text-anchor="end">{value:.3g}</text>')
+        y = below - (below - above) * value / top
+        shapes.append(f'<path d="M{left} {y:.1f}H{width}" stroke="currentColor" opacity="0.2"/>')
+        shapes.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    legend = [f"<tspan>{up}:</tspan>"]
     for number, (name, values) in enumerate(series.items()):
+        colour, stroke = COLOURS[number % len(COLOURS)], 5 - 1.2 * min(number, 3)
         points = " ".join(
-            f"{left + (width - left) * i / max(1, count - 1):.1f},{(height - below) * (1 - v / top) + 2:.1f}"
+            f"{left + (width - left) * i / max(1, count - 1):.1f},{below - (below - above) * v / top:.1f}"
             for i, v in enumerate(values)
         )
-        colour, stroke = COLOURS[number % len(COLOURS)], 5 - 1.2 * min(number, 3)
         shapes.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{stroke:.1f}"/>'
         )
-        shapes.append(
-            f'<text x="{width - 8}" y="{30 + 18 * number}" text-anchor="end" fill="{colour}">'
-            f"{WORDS.get(name, name.replace('+', ' + '))}</text>"
-        )
-    body = "".join(shapes)
+        words = WORDS.get(name, name.replace("+", " + ").replace("_", " "))
+        legend.append(f'<tspan dx="12" fill="{colour}">{words}</tspan>')
+    body = "".join([f'<text x="{left}" y="14">{"".join(legend)}</text>', *shapes])
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{up} by {across}" font-size="12"'
+        f'<svg viewBox="0 0 {width} {below + 30}" role="img" aria-label="{up} by {across}" font-size="12"'
         f' fill="currentColor" style="max-width: 40rem; width: 100%">{body}</svg>'
     )

@@ -159,7 +159,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         panel.axhline(found["optimal"], color="black", linestyle=":", label="optimal")
         panel.set(title=title, xlabel="episode of the stream", ylim=(0, EPISODE_STEPS))
     panels[0].set_ylabel(f"return of {EPISODE_STEPS} steps")
-    panels[1].legend(loc="center right")
+    panels[1].legend(loc=(0.03, 0.5))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

@@ -116,7 +116,8 @@ class FastStep:
     def _captured(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad()  # the graph allocates gradients of its own
-        with torch.cuda.graph(graph):
+        # a loader that pins memory on a thread of its own must not spoil the recording
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._whole_step(self._recorded_batch)
         return graph
 

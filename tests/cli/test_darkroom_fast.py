@@ -133,40 +133,44 @@ def test_parameters_have_the_same_names(darkroom: SimpleNamespace, weights: dict
     assert {name: value.shape for name, value in fast.items()} == {n: v.shape for n, v in weights.items()}
 
 
+@pytest.fixture(scope="module", params=[(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["fp32", "fp64"])
+def slow_step(
+    request: pytest.FixtureRequest, darkroom: SimpleNamespace, histories: Any, weights: dict[str, Tensor]
+) -> SimpleNamespace:
+    """Loss and gradient of the slow model in a type, and how near the fast one must come."""
+    dtype, tolerance = request.param
+    model = darkroom.model.DarkroomTransformer()
+    model.load_state_dict(weights)
+    batch = slow_batch(darkroom, histories, SAMPLES)
+    batch |= {name: batch[name].to(dtype) for name in ("states", "actions", "rewards", "next_states")}
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # the slow model pads with tensors of the default type
+    try:
+        loss = darkroom.model.imitation_loss(*model.to(dtype)(batch), batch)
+    finally:
+        torch.set_default_dtype(previous)
+    return SimpleNamespace(loss=loss.item(), gradient=gradient(model, loss), dtype=dtype, tolerance=tolerance)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("answer_row", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("one_shape", [False, True])
 def test_gradient_is_that_of_the_slow_model(
     darkroom: SimpleNamespace,
     histories: Any,
     weights: dict[str, Tensor],
+    slow_step: SimpleNamespace,
     causal: bool,
     answer_row: bool,
-    dtype: torch.dtype,
-    tolerance: float,
+    one_shape: bool,
 ) -> None:
-    slow_model = darkroom.model.DarkroomTransformer()
-    slow_model.load_state_dict(weights)
-    slow = slow_batch(darkroom, histories, SAMPLES)
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # the slow model pads with tensors of the default type
-    try:
-        floats = {name: value.to(dtype) for name, value in slow.items() if name in ("states", "actions")}
-        floats |= {name: slow[name].to(dtype) for name in ("rewards", "next_states")}
-        slow_logits = slow_model.to(dtype)(slow | floats)
-    finally:
-        torch.set_default_dtype(previous)
-    slow_loss = darkroom.model.imitation_loss(*slow_logits, slow)
-    expected = gradient(slow_model, slow_loss)
-
-    for one_shape in (False, True):
-        fast = fast_batch(darkroom, histories, SAMPLES, one_shape=one_shape)
-        fast["transitions"] = fast["transitions"].to(dtype)
-        model = fast_model(darkroom, weights, causal=causal, answer_row=answer_row).to(dtype)
-        loss = darkroom.fast_model.imitation_loss_without_waiting(*model(fast), fast)
-        assert abs(loss.item() - slow_loss.item()) <= tolerance
-        assert (gradient(model, loss) - expected).abs().max() <= tolerance
-    assert expected.abs().max() > 0.1
+    batch = fast_batch(darkroom, histories, SAMPLES, one_shape=one_shape)
+    batch["transitions"] = batch["transitions"].to(slow_step.dtype)
+    model = fast_model(darkroom, weights, causal=causal, answer_row=answer_row).to(slow_step.dtype)
+    loss = darkroom.fast_model.imitation_loss_without_waiting(*model(batch), batch)
+    assert abs(loss.item() - slow_step.loss) <= slow_step.tolerance
+    assert (gradient(model, loss) - slow_step.gradient).abs().max() <= slow_step.tolerance
+    assert slow_step.gradient.abs().max() > 0.1
 
 
 def test_fast_model_reads_slow_batches_too(

@@ -13,6 +13,7 @@ import torch
 
 from flatout.data import DeviceDataset, Pad, PadCollate, RaggedArrays, TokenBudgetBatches, prefetch, ragged
 from flatout.data.device_dataset import choose_place, free_device_bytes
+from flatout.errors import BadInput
 
 pytestmark = pytest.mark.gpu
 
@@ -130,6 +131,35 @@ def test_lengths_on_the_gpu_are_bounded_by_max_length() -> None:
     built = ragged.concat([ragged.rows(values, lengths)], max_length=4)
     assert built.values.tolist() == [[0, 1, 0, 0], [6, 7, 8, 9]]
     assert built.lengths.tolist() == [2, 4]
+
+
+def test_a_cuda_graph_builds_sequences_of_other_lengths() -> None:
+    values = torch.randn(8, 6, 4, device="cuda")
+    token = torch.randn(4, device="cuda")
+    lengths = torch.full((8,), 3, device="cuda")
+
+    def build() -> torch.Tensor:
+        first = ragged.rows(values, lengths)
+        rest = ragged.rows(values, start=lengths)
+        return ragged.concat([first, ragged.constant(token, where=lengths > 0), rest], max_length=7).values
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        build()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = build()
+    for number in range(3):
+        lengths.copy_((torch.arange(8) + number) % 7)
+        graph.replay()
+        assert torch.equal(captured, build())
+    with (
+        pytest.raises(BadInput, match="a CUDA graph would keep reading"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        ragged.concat([ragged.rows(values, [1] * 8)])
 
 
 def test_interleaving_on_the_gpu() -> None:

@@ -1,21 +1,26 @@
-"""Pieces of sequences, and the table of rows they are gathered from.
+"""Pieces of sequences, the table of rows they are gathered from, and where each row goes.
 
 A piece says which rows of a tensor stand in each sequence.  The table holds the rows of all pieces end to
-end; where the lengths can be read without waiting for a GPU, they are checked against it.
+end.  Where lengths are on the host, NumPy checks them and makes the index, and one copy takes it to the GPU.
+Lengths on a GPU stay there: the index is made of broadcast comparisons, and nothing is read back.
+
+Letters: B samples, P pieces, L rows of the longest sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.data import gather
-from flatout.data.gather import Source
 from flatout.errors import BadInput
+
+Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,22 +29,28 @@ class Piece:
 
     kind: Literal["rows", "each", "constant"]
     values: Tensor
-    lengths: Tensor | None  # B; None: every row there is
-    start: Tensor | None = None  # B; None: 0
+    lengths: Longs | Tensor | None  # B, an array on the host; None: every row there is
+    start: Longs | Tensor | None = None  # B; None: 0
 
-    @property
-    def on_host(self) -> bool:
-        return all(part is None or part.device.type == "cpu" for part in (self.lengths, self.start))
+
+class Placed(NamedTuple):
+    """Where each row of the sequences comes from, and what they are made of."""
+
+    rows: Tensor  # B L, flat: the table row at each place
+    starts: Tensor  # P B: where each piece begins in its sequence
+    lengths: Tensor  # B
+    length: int  # L
 
 
 class PieceTable:
-    """The rows of all pieces in one table, and where in it the pieces of each sample begin.
+    """The rows of all pieces in one table, no row of it used twice.
 
-    A tensor that several pieces read lies in the table once if no row of it is used twice, which can be
-    seen on the host only; else once per piece, so that the gradient never has to add rows up.
+    A tensor that two pieces read lies in it once if that can be told without waiting for a GPU: by its
+    lengths on the host, or because the second piece starts where the first one ends.  Else it lies in it
+    once per piece.  Shared rows lie in it once per sample and piece.
     """
 
-    def __init__(self, pieces: Sequence[Piece], *, shared: bool = True) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         owners = [piece for piece in pieces if piece.kind != "constant"]
         if not owners:
             raise BadInput("no piece has a batch axis", hint="give one made by ragged.rows or ragged.each")
@@ -47,10 +58,12 @@ class PieceTable:
         self.batch = owners[0].values.size(0)
         self.item = owners[0].values.shape[2 if owners[0].kind == "rows" else 1 :]
         self.device = owners[0].values.device
-        # a compiled graph would break where it reads a length
-        self.on_host = all(piece.on_host for piece in pieces) and not torch.compiler.is_compiling()
-        self._num_rows = [self._checked_rows(number, piece) for number, piece in enumerate(pieces)]
-        self._place_rows(shared=shared and self.on_host)
+        parts = [part for piece in pieces for part in (piece.lengths, piece.start)]
+        self.on_host = not any(isinstance(part, Tensor) for part in parts)
+        self.num_rows = [self._checked_rows(number, piece) for number, piece in enumerate(pieces)]
+        spans: tuple[Any, Any] = self._checked_spans() if self.on_host else self._bounded_spans()
+        self.lengths_PB, self.start = spans  # P B; on the host both are arrays
+        self._place_rows()
 
     def _checked_rows(self, number: int, piece: Piece) -> int:
         """Rows of one sample in a piece, or an error that names the piece."""
@@ -63,7 +76,7 @@ class PieceTable:
         if piece.kind != "constant" and shape[0] != self.batch:
             raise BadInput(f"piece {number} has {shape[0]} samples, the pieces before it {self.batch}")
         for name, part in (("lengths", piece.lengths), ("start", piece.start)):
-            if part is not None and part.shape != (self.batch,):
+            if part is not None and tuple(part.shape) != (self.batch,):
                 raise BadInput(
                     f"piece {number}: {name} has shape {tuple(part.shape)}, expected ({self.batch},)"
                 )
@@ -71,113 +84,179 @@ class PieceTable:
             return shape[0] if leading else 1
         return shape[1] if piece.kind == "rows" else 1
 
-    def _place_rows(self, *, shared: bool) -> None:
-        self.sources: list[Source] = []
-        self._source_of: list[int] = []
-        end = 0
-        for number, piece in enumerate(self.pieces):
-            found = next((i for i in range(number) if self._shares(i, number, shared=shared)), None)
-            if found is not None:
-                self._source_of.append(self._source_of[found])
-                if piece.kind == "constant":
-                    self.sources[self._source_of[found]].pieces.append(number)
-                continue
-            num_rows = self._num_rows[number] * (1 if piece.kind == "constant" else self.batch)
-            is_constant = piece.kind == "constant"
-            self._source_of.append(len(self.sources))
-            self.sources.append(
-                Source(first_row=end, num_rows=num_rows, pieces=[number] if is_constant else [])
+    def _checked_spans(self) -> tuple[Longs, Longs]:
+        """P B: rows of each piece and the first of them, all of them there."""
+        lengths = np.empty((len(self.pieces), self.batch), dtype=np.int64)
+        start = np.zeros_like(lengths)
+        for number, (piece, num_rows) in enumerate(zip(self.pieces, self.num_rows, strict=True)):
+            if piece.start is not None:
+                start[number] = piece.start
+            if piece.lengths is None:
+                lengths[number] = num_rows - start[number]
+            else:
+                lengths[number] = piece.lengths if piece.kind == "rows" else piece.lengths * num_rows
+        there = np.array(self.num_rows)[:, None]
+        wrong = (start < 0) | (lengths < 0) | (start + lengths > there)
+        if wrong.any():
+            number, b = (int(place[0]) for place in np.nonzero(wrong))
+            raise BadInput(
+                f"piece {number} of sample {b} asks for {lengths[number, b]} rows from row"
+                f" {start[number, b]}; it has {self.num_rows[number]}"
             )
-            end += num_rows
+        return lengths, start
+
+    def _bounded_spans(self) -> tuple[Tensor, list[Tensor | None]]:
+        """Rows of each piece (P B) and the first of them, cut to the rows that are there.
+
+        Only numbers go to the device here, never memory of the host: a CUDA graph may hold this.
+        """
+        lengths = []
+        start = [None if piece.start is None else _sent(piece.start, self.device) for piece in self.pieces]
+        for piece, first, num_rows in zip(self.pieces, start, self.num_rows, strict=True):
+            if piece.lengths is None:
+                count = torch.full((self.batch,), num_rows, device=self.device)
+            else:
+                count = _sent(piece.lengths, self.device)
+                count = count * num_rows if piece.kind != "rows" and num_rows != 1 else count
+            if piece.kind == "rows" and first is not None:
+                count = torch.minimum(count, num_rows - first).clamp_(min=0)
+            elif piece.kind == "rows" and piece.lengths is not None:
+                count = count.clamp(min=0, max=num_rows)
+            lengths.append(count)
+        return torch.stack(lengths), start
+
+    def _place_rows(self) -> None:
+        """Long pieces first in the table, then rows of single samples, then shared ones."""
+        self.first_row = [0] * len(self.pieces)
+        self._sources: list[Tensor] = []
+        end = 0
+        for kind in ("rows", "each", "constant"):
+            placed: list[int] = []
+            for number, piece in enumerate(self.pieces):
+                if piece.kind != kind:
+                    continue
+                twin = next((i for i in placed if self._shares(i, number, placed)), None)
+                placed.append(number)
+                if twin is not None:
+                    self.first_row[number] = self.first_row[twin]
+                    continue
+                self.first_row[number] = end
+                self._sources.append(self._rows_of(number))
+                end += self.batch * self.num_rows[number]
         self.pad_row = end
 
-    def _shares(self, earlier: int, later: int, *, shared: bool) -> bool:
-        """Whether two pieces may read the same rows of the table."""
-        one, two = self.pieces[earlier], self.pieces[later]
-        if one.values is not two.values or one.kind != two.kind or one.kind == "each":
+    def _shares(self, one: int, two: int, placed: Sequence[int]) -> bool:
+        """Whether piece `two` may read the table's rows of piece `one`."""
+        values = self.pieces[two].values
+        if self.pieces[two].kind != "rows" or self.pieces[one].values is not values:
             return False
-        if one.kind == "constant":
-            return True
-        others = [i for i in range(later) if self.pieces[i].values is two.values]
-        return shared and all(self._disjoint(i, later) for i in others)
+        return all(self._disjoint(i, two) for i in placed if self.pieces[i].values is values)
 
     def _disjoint(self, one: int, two: int) -> bool:
-        from_one, from_two = self._start(one), self._start(two)
-        to_one, to_two = from_one + self._length(one), from_two + self._length(two)
-        return bool(torch.all((to_one <= from_two) | (to_two <= from_one)))
+        if not self.on_host:
+            follows = self.pieces[one].start is None and self.pieces[one].lengths is self.pieces[two].start
+            return follows and self.pieces[one].lengths is not None
+        ends = self.start + self.lengths_PB
+        apart = (ends[one] <= self.start[two]) | (ends[two] <= self.start[one])
+        return bool(apart.all())
 
-    def _start(self, number: int) -> Tensor:
-        start = self.pieces[number].start
-        where = "cpu" if self.on_host else self.device
-        return torch.zeros(self.batch, dtype=torch.int64, device=where) if start is None else start.to(where)
+    def _rows_of(self, number: int) -> Tensor:
+        piece, num_rows = self.pieces[number], self.num_rows[number]
+        if piece.kind != "constant":
+            return piece.values.reshape(self.batch * num_rows, *self.item)
+        if num_rows == 1:
+            return piece.values.reshape(1, *self.item).expand(self.batch, *self.item)
+        shared = piece.values.reshape(1, num_rows, *self.item).expand(self.batch, -1, *self.item)
+        return shared.reshape(self.batch * num_rows, *self.item)
 
-    def _length(self, number: int) -> Tensor:
-        piece, num_rows = self.pieces[number], self._num_rows[number]
-        where = "cpu" if self.on_host else self.device
-        if piece.lengths is not None:
-            lengths = piece.lengths.to(where)
-            return lengths if piece.kind == "rows" else lengths * num_rows
-        return torch.full((self.batch,), num_rows, device=where) - self._start(number)
+    def sources(self) -> list[Tensor]:
+        """The tensors that make the table, in their common dtype."""
+        dtype = self._sources[0].dtype
+        for source in self._sources[1:]:
+            dtype = torch.promote_types(dtype, source.dtype)
+        return [source.to(dtype) for source in self._sources]
 
-    def lengths(self) -> Tensor:
-        """B P: the rows of each piece, checked on the host and bounded elsewhere."""
-        lengths = [self._length(number) for number in range(len(self.pieces))]
-        for number, piece in enumerate(self.pieces):
-            if piece.kind != "rows":
-                continue
-            first, last = self._start(number), self._num_rows[number]
-            if not self.on_host:
-                lengths[number] = torch.minimum(lengths[number], last - first).clamp(min=0)
-                continue
-            wrong = (first < 0) | (lengths[number] < 0) | (first + lengths[number] > last)
-            if bool(wrong.any()):
-                b = int(wrong.nonzero()[0])
-                raise BadInput(
-                    f"piece {number} of sample {b} asks for {int(lengths[number][b])} rows from row"
-                    f" {int(first[b])}; it has {last}"
-                )
-        return torch.stack(lengths, dim=1)
+    def place(self, max_length: int | None) -> Placed:
+        """Each piece of a sequence behind the one before it."""
+        return self._place_on_host(max_length) if self.on_host else self._place_on_device(max_length)
 
-    def base(self) -> Tensor:
-        """B P: the table row at which each piece of each sample begins."""
+    def _place_on_host(self, max_length: int | None) -> Placed:
+        _refuse_capture(self.device)
+        lengths_PB, batch = self.lengths_PB, self.batch
+        ends_PB = np.cumsum(lengths_PB, axis=0)
+        total_B = ends_PB[-1]
+        length = self.checked_length(total_B, max_length)
+        # one buffer for all that goes to the device
+        sizes = (batch * length, ends_PB.size, batch)
+        buffer = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        index, starts, totals = np.split(buffer.numpy(), np.cumsum(sizes)[:-1])
+        np.subtract(ends_PB, lengths_PB, out=starts.reshape(ends_PB.shape))
+        totals[:] = total_B
+        # Padding is one more piece, so that the pieces tile the whole B x L; its row is the table's last.
+        shift_PB = self.base_on_host() - starts.reshape(ends_PB.shape) - np.arange(batch) * length
+        shift_BQ = np.vstack([shift_PB, np.full((1, batch), self.pad_row)]).T
+        count_BQ = np.vstack([lengths_PB, length - total_B[None]]).T
+        np.add(np.repeat(shift_BQ.ravel(), count_BQ.ravel()), np.arange(batch * length), out=index)
+        np.minimum(index, self.pad_row, out=index)
+        moved = buffer.to(self.device, non_blocking=True)
+        index_t, starts_t, totals_t = moved.split(sizes)
+        return Placed(index_t, starts_t.view(ends_PB.shape), totals_t, length)
+
+    def _place_on_device(self, max_length: int | None) -> Placed:
+        ends_PB = self.lengths_PB.cumsum(0)
+        length = max_length if max_length is not None else _longest(ends_PB[-1])
+        starts_PB = (ends_PB - self.lengths_PB).clamp_(max=length)
+        ends_PB = ends_PB.clamp_(max=length)
+        pad_B = torch.full((1, self.batch), self.pad_row, device=self.device)
+        shift_QB = torch.cat([self.base_on_device() - starts_PB, pad_B])
+        places_L = torch.arange(length, device=self.device)
+        piece_BL = (places_L >= ends_PB[:, :, None]).sum(0)
+        index_BL = shift_QB.t().gather(1, piece_BL).add_(places_L).clamp_(max=self.pad_row)
+        return Placed(index_BL.flatten(), starts_PB, ends_PB[-1], length)
+
+    def base_on_host(self) -> Longs:
+        """P B: the table row at which each piece begins."""
+        first_P1, num_rows_P1 = np.array(self.first_row)[:, None], np.array(self.num_rows)[:, None]
+        base: Longs = first_P1 + num_rows_P1 * np.arange(self.batch) + self.start
+        return base
+
+    def base_on_device(self) -> Tensor:
+        """The same on the device."""
         columns = []
-        for number, piece in enumerate(self.pieces):
-            first = self._start(number) + self.sources[self._source_of[number]].first_row
-            if piece.kind != "constant":
-                first = first + torch.arange(self.batch, device=first.device) * self._num_rows[number]
-            columns.append(first)
-        return torch.stack(columns, dim=1)
+        for first, num_rows, start in zip(self.first_row, self.num_rows, self.start, strict=True):
+            rows = torch.arange(self.batch, device=self.device).mul_(num_rows).add_(first)
+            columns.append(rows if start is None else rows.add_(start))
+        return torch.stack(columns)
 
-    def padded_length(self, lengths_B: Tensor, max_length: int | None) -> int:
-        """L; a sequence that does not fit into `max_length` is an error where lengths can be read."""
+    def checked_length(self, total_B: Longs, max_length: int | None) -> int:
+        """L; a sequence that does not fit into `max_length` is an error."""
+        longest = int(total_B.max(initial=0))
         if max_length is None:
-            return int(lengths_B.max()) if self.batch else 0
-        if self.on_host and self.batch and int(lengths_B.max()) > max_length:
-            b = int(lengths_B.argmax())
-            raise BadInput(f"sample {b} has {int(lengths_B[b])} rows, max_length is {max_length}")
+            return longest
+        if longest > max_length:
+            b = int(total_B.argmax())
+            raise BadInput(f"sample {b} has {longest} rows, max_length is {max_length}")
         return max_length
 
-    def to_device(self, *parts: Tensor) -> list[Tensor]:
-        """What was computed on the host, beside the values; the copies overlap with the GPU's work."""
-        if self.device.type != "cuda":
-            return [part.to(self.device) for part in parts]
-        return [
-            part if part.is_cuda else part.pin_memory().to(self.device, non_blocking=True) for part in parts
-        ]
 
-    def build(
-        self, index: Tensor, starts_PB: Tensor, lengths_B: Tensor, *, length: int, pad_value: float
-    ) -> Tensor:
-        """B L D: the rows that `index` names."""
-        first_pieces = [self._source_of.index(number) for number in range(len(self.sources))]
-        sources = [self.pieces[number].values for number in first_pieces]
-        dtype = sources[0].dtype
-        for source in sources[1:]:
-            dtype = torch.promote_types(dtype, source.dtype)
-        flat = gather.gather_rows(
-            [source.to(dtype).reshape(-1, *self.item) for source in sources],
-            index,
-            pad_value=pad_value,
-            layout=gather.Layout(sources=self.sources, starts=starts_PB, lengths=lengths_B, length=length),
+def _longest(lengths_B: Tensor) -> int:
+    """Read back from the device: the only place that waits for it, and only without `max_length`."""
+    return int(lengths_B.max()) if lengths_B.numel() else 0
+
+
+def _sent(part: Longs | Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for its work."""
+    if isinstance(part, Tensor):
+        return part.to(device)
+    if device.type != "cuda":
+        return torch.from_numpy(part).to(device)
+    _refuse_capture(device)
+    return torch.from_numpy(part).pin_memory().to(device, non_blocking=True)
+
+
+def _refuse_capture(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise BadInput(
+            "a CUDA graph would keep reading lengths of the host that are gone",
+            hint="put all lengths on the GPU and give max_length",
         )
-        return flat.view(self.batch, length, *self.item)

@@ -13,9 +13,9 @@
     built.values, built.lengths, built.mask, built.starts[-1]
 
 A loop over samples launches kernels per sample, and each row it reads gets a whole gradient of its own.
-Here the rows of all pieces lie in one table and one index says which of them stands where: two kernels
-forward, a handful backward, however many samples.  Lengths on the host cost one small copy to the GPU;
-lengths on the GPU stay there.
+Here the rows of all pieces lie in one table and one index says which of them stands where: a handful of
+kernels forward and backward, however many samples.  Lengths on the host cost one copy to the GPU; lengths on
+the GPU stay there.
 
 Letters: B samples, P pieces, N rows of a piece, L rows of the longest sequence, D any trailing axes.
 """
@@ -26,11 +26,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data import gather
-from flatout.data.pieces import Piece, PieceTable
+from flatout.data.gather import gather_rows
+from flatout.data.pieces import Longs, Piece, PieceTable, Placed
 from flatout.errors import BadInput
 
 PADDING = -1  # the piece id of a row that belongs to no piece
@@ -81,23 +82,15 @@ def concat(
     what does not fit into it, and rows that a piece does not have, are then left out.
     """
     table = PieceTable(pieces)
-    lengths_BP, base_BP = table.lengths(), table.base()
-    ends_BP = lengths_BP.cumsum(1)
-    length = table.padded_length(ends_BP[:, -1], max_length)
-    if not table.on_host:
-        ends_BP = ends_BP.clamp(max=length)
-    starts_BP = torch.cat([ends_BP.new_zeros(table.batch, 1), ends_BP[:, :-1]], dim=1)
-    # Padding is one more piece, so that the pieces tile the whole B x L; its row is the table's last.
-    origin_B = torch.arange(table.batch, device=ends_BP.device) * length
-    first_BQ = torch.cat([starts_BP, ends_BP[:, -1:]], dim=1) + origin_B[:, None]
-    after_BQ = torch.cat([first_BQ[:, 1:], origin_B[:, None] + length], dim=1)
-    base_BQ = torch.cat([base_BP, torch.full_like(origin_B, table.pad_row)[:, None]], dim=1)
-    parts = torch.stack([base_BQ - first_BQ, after_BQ - first_BQ]).flatten(1)
-    parts, starts_PB, lengths_B = table.to_device(parts, starts_BP.t().contiguous(), ends_BP[:, -1])
-    index = gather.expand(parts, num_rows=table.batch * length, last_row=table.pad_row)
-    values = table.build(index, starts_PB, lengths_B, length=length, pad_value=pad_value)
-    ids = _piece_ids(starts_PB, lengths_B, length) if piece_ids else None
-    return Sequences(values=values, lengths=lengths_B, starts=starts_PB, piece_ids=ids)
+    placed = table.place(max_length)
+    flat = gather_rows(table.sources(), placed.rows, pad_value=pad_value)
+    ids = _piece_ids(placed) if piece_ids else None
+    return Sequences(
+        values=flat.view(table.batch, placed.length, *table.item),
+        lengths=placed.lengths,
+        starts=placed.starts,
+        piece_ids=ids,
+    )
 
 
 def interleave(
@@ -109,48 +102,78 @@ def interleave(
     """
     if any(stream.kind != "rows" for stream in streams):
         raise BadInput("interleave takes pieces made by ragged.rows only")
-    table = PieceTable(streams, shared=False)
-    lengths_BP, base_BP = table.lengths(), table.base()
-    lengths_B = lengths_BP.sum(1)
-    length = table.padded_length(lengths_B, max_length)
-    if not table.on_host:
+    table = PieceTable(streams)
+    where = torch.device("cpu") if table.on_host else table.device
+    lengths_PB = torch.as_tensor(table.lengths_PB)
+    base_PB = torch.as_tensor(table.base_on_host() if table.on_host else table.base_on_device())
+    lengths_B = lengths_PB.sum(0)
+    if table.on_host:
+        length = table.checked_length(lengths_B.numpy(), max_length)
+    else:
+        length = int(lengths_B.max()) if max_length is None else max_length
         lengths_B = lengths_B.clamp(max=length)
-    index = torch.full((table.batch, length + 1), table.pad_row, device=lengths_BP.device)
+    # one place more than there are: rows that have none go there
+    index = torch.full((table.batch, length + 1), table.pad_row, device=where)
     ids = torch.full_like(index, PADDING) if piece_ids else None
-    for number, stream in enumerate(streams):
-        time_N = torch.arange(stream.values.size(1), device=index.device)
-        turns_P = torch.arange(len(streams), device=index.device) < number
-        # rows that come before row t of this stream: t of every stream, t + 1 of those before it
-        before_BNP = torch.minimum(lengths_BP[:, None], time_N[:, None] + turns_P)
-        ended_BN = time_N >= lengths_BP[:, number, None]
-        place_BN = before_BNP.sum(2).masked_fill(ended_BN, length).clamp(max=length)
-        index.scatter_(1, place_BN, base_BP[:, number, None] + time_N)
+    for number in range(len(streams)):
+        place_BN = _turns(lengths_PB, number, table.num_rows[number], length)
+        rows_N = torch.arange(table.num_rows[number], device=where)
+        index.scatter_(1, place_BN, base_PB[number][:, None] + rows_N)
         if ids is not None:
             ids.scatter_(1, place_BN, torch.full_like(place_BN, number))
-    index = index[:, :length].flatten()
-    starts_PB = lengths_BP.clamp(max=1).cumsum(1).sub(lengths_BP.clamp(max=1)).t().contiguous()
-    kept_ids = index if ids is None else ids[:, :length].contiguous()
-    index, starts_PB, lengths_B, kept_ids = table.to_device(index, starts_PB, lengths_B, kept_ids)
-    values = table.build(index, starts_PB, lengths_B, length=length, pad_value=pad_value)
+    begun_PB = lengths_PB.clamp(max=1)
+    parts = [index[:, :length].flatten(), begun_PB.cumsum(0) - begun_PB, lengths_B]
+    parts += [] if ids is None else [ids[:, :length]]
+    rows, starts_PB, lengths_B, *kept_ids = (_beside(part, table.device) for part in parts)
+    flat = gather_rows(table.sources(), rows, pad_value=pad_value)
     return Sequences(
-        values=values, lengths=lengths_B, starts=starts_PB, piece_ids=None if ids is None else kept_ids
+        values=flat.view(table.batch, length, *table.item),
+        lengths=lengths_B,
+        starts=starts_PB,
+        piece_ids=kept_ids[0] if kept_ids else None,
     )
 
 
-def _piece_ids(starts_PB: Tensor, lengths_B: Tensor, length: int) -> Tensor:
-    places = torch.arange(length, device=starts_PB.device)
-    ids = (places >= starts_PB[1:, :, None]).sum(0)
-    return ids.masked_fill(places >= lengths_B[:, None], PADDING)
+def _turns(lengths_PB: Tensor, number: int, num_rows: int, length: int) -> Tensor:
+    """B N: the place of each row of one stream; rows that are not there get place `length`."""
+    time_N = torch.arange(num_rows, device=lengths_PB.device)
+    earlier_P = torch.arange(len(lengths_PB), device=lengths_PB.device) < number
+    # what comes before row t of this stream: t rows of every stream, t + 1 of those before it
+    before_PBN = torch.minimum(lengths_PB[:, :, None], time_N + earlier_P[:, None, None])
+    ended_BN = time_N >= lengths_PB[number][:, None]
+    return before_PBN.sum(0).masked_fill(ended_BN, length).clamp(max=length)
 
 
-def _longs(values: Any) -> Tensor | None:
+def _beside(part: Tensor, device: torch.device) -> Tensor:
+    """On the device of the values; a copy from the host overlaps with the GPU's work."""
+    if part.device == device or device.type != "cuda" or part.is_cuda:
+        return part.to(device)
+    return part.pin_memory().to(device, non_blocking=True)
+
+
+def _piece_ids(placed: Placed) -> Tensor:
+    places = torch.arange(placed.length, device=placed.starts.device)
+    ids = (places >= placed.starts[1:, :, None]).sum(0)
+    return ids.masked_fill(places >= placed.lengths[:, None], PADDING)
+
+
+def _longs(values: Any) -> Longs | Tensor | None:
+    """Whole numbers as an array where they are on the host; a compiled graph keeps its tensors."""
     if values is None:
         return None
-    tensor = torch.as_tensor(values)
-    if tensor.is_floating_point() and tensor.numel():
-        raise BadInput(f"lengths and starts are whole numbers, not {tensor.dtype}")
-    return tensor.to(torch.int64)
+    if isinstance(values, Tensor) and (values.device.type != "cpu" or torch.compiler.is_compiling()):
+        if values.is_floating_point():
+            raise BadInput(f"lengths and starts are whole numbers, not {values.dtype}")
+        return values.to(torch.int64)
+    array = np.asarray(values)
+    if array.dtype.kind not in "iub" and array.size:
+        raise BadInput(f"lengths and starts are whole numbers, not {array.dtype}")
+    return array.astype(np.int64, copy=False)
 
 
-def _flags(where: Any) -> Tensor | None:
-    return None if where is None else torch.as_tensor(where).to(torch.bool).to(torch.int64)
+def _flags(where: Any) -> Longs | Tensor | None:
+    if where is None:
+        return None
+    if isinstance(where, Tensor) and (where.device.type != "cpu" or torch.compiler.is_compiling()):
+        return where.to(torch.bool).to(torch.int64)
+    return np.asarray(where).astype(bool).astype(np.int64)

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flatout.data import ragged
 from flatout.data.pieces import PieceTable
@@ -13,23 +18,79 @@ VALUES = torch.zeros(B, N, D)
 
 def test_a_tensor_read_twice_lies_in_the_table_once_if_its_rows_are_used_once() -> None:
     front, back = ragged.rows(VALUES, [1, 2, 0]), ragged.rows(VALUES, [3, 1, 4], start=[1, 2, 0])
-    assert len(PieceTable([front, back]).sources) == 1
+    assert len(PieceTable([front, back]).sources()) == 1
     overlapping = ragged.rows(VALUES, [3, 2, 4], start=[1, 1, 0])
-    assert len(PieceTable([front, overlapping]).sources) == 2
-    assert len(PieceTable([front, back], shared=False).sources) == 2
+    assert len(PieceTable([front, overlapping]).sources()) == 2
+    once = ragged.each(VALUES[:, 0])
+    assert len(PieceTable([once, once]).sources()) == 2
 
 
-def test_shared_rows_lie_in_the_table_once_and_know_their_pieces() -> None:
-    token = torch.ones(D)
-    table = PieceTable([ragged.constant(token), ragged.rows(VALUES), ragged.constant(token)])
-    assert [source.pieces for source in table.sources] == [[0, 2], []]
-    assert table.pad_row == 1 + B * N
+def test_lengths_that_cannot_be_read_share_rows_where_one_piece_starts_at_the_others_end() -> None:
+    values, lengths = VALUES.to("meta"), torch.zeros(B, dtype=torch.int64, device="meta")
+    front = ragged.rows(values, lengths)
+    assert len(PieceTable([front, ragged.rows(values, lengths, start=lengths)]).sources()) == 1
+    assert len(PieceTable([front, ragged.rows(values, lengths)]).sources()) == 2
+    assert len(PieceTable([front, ragged.rows(values, lengths, start=lengths + 1)]).sources()) == 2
 
 
-def test_the_base_is_where_a_piece_begins() -> None:
-    table = PieceTable([ragged.each(torch.zeros(B, D)), ragged.rows(VALUES, [1, 1, 1], start=[0, 2, 3])])
-    assert table.base().tolist() == [[0, 3], [1, 9], [2, 14]]
-    assert table.lengths().tolist() == [[1, 1]] * 3
+def test_shared_rows_lie_in_the_table_once_per_sample_and_last() -> None:
+    token, pair = torch.ones(D), torch.ones(2, D)
+    table = PieceTable([ragged.constant(token), ragged.rows(VALUES), ragged.constant(pair)])
+    assert [len(source) for source in table.sources()] == [B * N, B, 2 * B]
+    assert table.first_row == [B * N, 0, B * N + B]
+    assert table.pad_row == B * N + B + 2 * B
+
+
+@given(
+    lengths=st.lists(st.integers(0, N), min_size=B, max_size=B),
+    where=st.lists(st.booleans(), min_size=B, max_size=B),
+    extra=st.integers(0, 3),
+)
+def test_lengths_on_a_device_give_the_places_of_those_on_the_host(
+    lengths: list[int], where: list[bool], extra: int
+) -> None:
+    token = torch.ones(2, D)
+    pieces = [
+        ragged.constant(token, where=where),
+        ragged.rows(VALUES, lengths),
+        ragged.rows(VALUES, start=lengths),
+        ragged.each(torch.zeros(B, D), where=where),
+    ]
+    on_device = [
+        dataclasses.replace(
+            piece,
+            **{
+                name: torch.from_numpy(value)
+                for name, value in (("lengths", piece.lengths), ("start", piece.start))
+                if isinstance(value, np.ndarray)
+            },
+        )
+        for piece in pieces
+    ]
+    here, there = PieceTable(pieces), PieceTable(on_device)
+    assert here.on_host and not there.on_host
+    for max_length in (None, 7 + extra):
+        expected, found = here.place(max_length), there.place(max_length)
+        assert found.length == expected.length
+        assert torch.equal(found.starts, expected.starts) and torch.equal(found.lengths, expected.lengths)
+        expected_rows = torch.cat([*here.sources(), torch.zeros(1, D)])[expected.rows]
+        assert torch.equal(torch.cat([*there.sources(), torch.zeros(1, D)])[found.rows], expected_rows)
+
+
+def test_places_on_a_device_are_cut_to_what_is_there() -> None:
+    piece = dataclasses.replace(ragged.rows(VALUES), lengths=torch.tensor([9, 2, -1]))
+    placed = PieceTable([piece]).place(3)
+    assert placed.lengths.tolist() == [3, 2, 0]
+    assert placed.rows.view(B, 3).tolist() == [[0, 1, 2], [4, 5, 12], [12, 12, 12]]
+
+
+def test_places_on_the_host() -> None:
+    table = PieceTable([ragged.each(torch.zeros(B, D)), ragged.rows(VALUES, [1, 0, 2], start=[0, 2, 1])])
+    placed = table.place(None)
+    pad = table.pad_row
+    assert placed.length == 3 and placed.lengths.tolist() == [2, 1, 3]
+    assert placed.rows.view(B, 3).tolist() == [[12, 0, pad], [13, pad, pad], [14, 9, 10]]
+    assert placed.starts.tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -53,4 +114,4 @@ def test_pieces_that_do_not_fit_are_named(pieces: list[ragged.Piece], message: s
 )
 def test_rows_that_are_not_there_are_named(lengths: list[int], start: list[int] | None) -> None:
     with pytest.raises(BadInput, match="piece 0 of sample 1 asks for"):
-        PieceTable([ragged.rows(VALUES, lengths, start=start)]).lengths()
+        PieceTable([ragged.rows(VALUES, lengths, start=start)])

@@ -1,0 +1,67 @@
+"""The example at its full size, batch 512, as it was measured on an H200: the doctor replayed on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.api import Diagnosis, diagnose_evidence
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = ROOT / "tests" / "data" / "darkroom_h200.json"
+MODEL = "examples/darkroom/model.py"
+
+
+@pytest.fixture(scope="module")
+def diagnosis() -> Diagnosis:
+    return diagnose_evidence(EVIDENCE)
+
+
+def guilty_lines() -> dict[str, set[int]]:
+    lines: dict[str, set[int]] = {}
+    for number, text in enumerate((ROOT / MODEL).read_text().splitlines(), start=1):
+        if "# guilty: " in text:
+            for rule in text.rpartition("# guilty: ")[2].split(", "):
+                lines.setdefault(rule.strip(), set()).add(number)
+    return lines
+
+
+def test_it_is_the_full_job_on_the_gpu(diagnosis: Diagnosis) -> None:
+    evidence = diagnosis.evidence
+    assert evidence.gpu is not None
+    assert evidence.gpu.name == "NVIDIA H200"
+    assert {step.rows for step in evidence.kept("real")} == {512}
+    assert evidence.job.ended == "measured"
+
+
+def test_the_recorded_source_is_the_source(diagnosis: Diagnosis) -> None:
+    recorded = diagnosis.evidence.sources[MODEL]
+    lines = (ROOT / MODEL).read_text().splitlines()
+    assert recorded
+    assert {number: lines[int(number) - 1] for number in recorded} == recorded
+
+
+def test_both_rules_name_the_true_lines_and_no_other(diagnosis: Diagnosis) -> None:
+    found: dict[str, set[int]] = {}
+    for finding in diagnosis.findings:
+        assert finding.place is not None
+        assert finding.place.file == MODEL
+        found.setdefault(finding.name, set()).add(finding.place.line)
+    expected = guilty_lines()
+    assert set(expected) == {"row-indexing-in-loop", "tensor-created-in-loop"}
+    assert found == expected
+
+
+def test_the_ceilings_of_both_counterfactuals_are_measured(diagnosis: Diagnosis) -> None:
+    cached, half = (diagnosis.evidence.counterfactual(name) for name in ("cached", "half"))
+    assert cached is not None
+    assert half is not None
+    assert cached.num_blocks >= 3
+    assert half.num_blocks >= 3
+    assert cached.speedup_low <= 1.05  # the loader is not what makes this step slow
+    assert half.speedup_low > 1.5  # half the rows, half the Python: the host's loops bound it
+    kernels = diagnosis.evidence.kernels
+    assert kernels is not None
+    assert kernels.busy_share is not None
+    assert kernels.busy_share < 0.2
