@@ -187,9 +187,10 @@ def line_chart(
         shapes.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{stroke:.1f}"/>'
         )
-        words = WORDS.get(name, name.replace("+", " + ").replace("_", " "))
+        last = name.split("+")[-1]
+        words = WORDS.get(name) or f"… {WORDS.get(last, last)}"
         legend.append(f'<tspan dx="12" fill="{colour}">{words}</tspan>')
-    body = "".join([f'<text x="{left}" y="14">{"".join(legend)}</text>', *shapes])
+    body = "".join([f'<text x="{left}" y="14">', *legend, "</text>", *shapes])
     return (
         f'<svg viewBox="0 0 {width} {below + 30}" role="img" aria-label="{up} by {across}" font-size="12"'
         f' fill="currentColor" style="max-width: 40rem; width: 100%">{body}</svg>'

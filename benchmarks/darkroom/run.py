@@ -117,7 +117,8 @@ class Run:
         for _ in range(warm_up):
             arm.step()
         step_s = self.time_steps(arm.step, 1 if warm_up <= 2 else 3) if name != "as_written" else None
-        self.block_steps[name] = max(1, min(300, round(BLOCK_S / step_s))) if step_s else 1
+        block_s = min(BLOCK_S, self.settings.seconds / 300)
+        self.block_steps[name] = max(1, min(300, round(block_s / step_s))) if step_s else 1
         self.arms[name] = arm
         self.blocks[name] = []
         self.say(f"{name}: {f'{step_s * 1e3:.2f} ms' if step_s else 'ready'}")
@@ -212,13 +213,14 @@ class Run:
             if reference not in self.arms or not self.arms[reference].losses:
                 continue
             slow = self.arms[reference]
-            curve: dict[str, Any] = {reference: slow.losses}
+            batches = slow.batches[: self.settings.curve_steps]
+            curve: dict[str, Any] = {reference: slow.losses[: len(batches)]}
             self.result["curves"][reference] = curve
             eager = [ladder[0], eager_exact(ladder)]
             for name in dict.fromkeys([*eager, "gather+causal+answer_row+bf16"]):
-                curve[name] = arms.replayed_losses(self.job, name, slow.batches)
-                gap = max(abs(a - b) for a, b in zip(curve[name], slow.losses, strict=True))
-                self.say(f"{name} on the {len(slow.losses)} batches of {reference}: loss within {gap:.2e}")
+                curve[name] = arms.replayed_losses(self.job, name, batches)
+                gap = max(abs(a - b) for a, b in zip(curve[name], curve[reference], strict=True))
+                self.say(f"{name} on the {len(batches)} batches of {reference}: loss within {gap:.2e}")
             if slow.first_gradient is not None:
                 self.result["gradients"][reference] = self.gradient_gaps(slow, eager)
 

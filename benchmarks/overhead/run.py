@@ -32,7 +32,8 @@ from workloads import WORKLOADS, Step, environment  # noqa: E402
 from flatout.measure.observer import Observer, ObserverOptions  # noqa: E402
 from flatout.measure.schedule import WarmUp  # noqa: E402
 
-NUM_WARM_UP = 40  # steps; past the batches whose lengths and calls are looked at
+# (steps before timing, timed steps); with a loader past the batches whose lengths and calls are looked at
+STEPS = {"modules": (8, 40), "encoder": (8, 15), "loader": (40, 40)}
 Arm = Callable[[], AbstractContextManager[Any]]
 
 
@@ -69,12 +70,13 @@ def profiled() -> Iterator[None]:
 
 
 def time_block(
-    make: Callable[[], Iterator[Step]], arm: Arm, num_steps: int, device: str
+    make: Callable[[], Iterator[Step]], arm: Arm, sizes: tuple[int, int], device: str
 ) -> tuple[float, float]:
     """Mean step seconds of one block by the clock and in CPU time, after the warm-up a diagnosis has."""
+    num_before, num_steps = sizes
     with arm():
         steps = make()
-        for _ in range(NUM_WARM_UP):
+        for _ in range(num_before):
             next(steps)()
         if device == "cuda":
             torch.cuda.synchronize()
@@ -95,7 +97,7 @@ def ratio_with_interval(ratios: list[float]) -> dict[str, float]:
     return {"ratio": float(np.median(values)), "low": float(low), "high": float(high), "blocks": len(ratios)}
 
 
-def compare(workload: str, arm: Arm, *, device: str, blocks: int, num_steps: int) -> dict[str, Any]:
+def compare(workload: str, arm: Arm, *, device: str, blocks: int) -> dict[str, Any]:
     def make() -> Iterator[Step]:
         torch.manual_seed(0)
         return WORKLOADS[workload](device)
@@ -105,7 +107,7 @@ def compare(workload: str, arm: Arm, *, device: str, blocks: int, num_steps: int
     for block in range(blocks):
         arms: list[tuple[str, Arm]] = [("off", nullcontext), ("on", arm)]
         order = arms if block % 2 else arms[::-1]
-        times = {name: time_block(make, each, num_steps, device) for name, each in order}
+        times = {name: time_block(make, each, STEPS[workload], device) for name, each in order}
         ratios.append((times["on"][0] / times["off"][0], times["on"][1] / times["off"][1]))
         plain_s.append(times["off"][0])
     result = {"step_s": float(np.median(plain_s)), **ratio_with_interval([wall for wall, _ in ratios])}
@@ -219,13 +221,10 @@ def main() -> None:
     blocks = 3 if options.quick else options.blocks
     rows: dict[str, dict[str, Any]] = {}
     for workload in WORKLOADS:
-        num_steps = 60
         rows[workload] = {
-            "flatout": compare(workload, observed, device=device, blocks=blocks, num_steps=num_steps),
-            "torch.profiler": compare(
-                workload, profiled, device=device, blocks=max(3, blocks // 5), num_steps=num_steps
-            ),
-            "traceml": traceml(workload, device=device, rounds=3 if options.quick else 7, num_steps=150),
+            "flatout": compare(workload, observed, device=device, blocks=blocks),
+            "torch.profiler": compare(workload, profiled, device=device, blocks=max(3, blocks // 5)),
+            "traceml": traceml(workload, device=device, rounds=2 if options.quick else 5, num_steps=150),
             "whole": whole(workload, device=device),
         }
         print(f"{workload}: done", file=sys.stderr, flush=True)

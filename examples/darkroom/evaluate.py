@@ -102,8 +102,9 @@ def learner_returns(goals: NDArray[np.int8], *, num_episodes: int, seed: int) ->
     histories = learning_histories(
         goals, histories_per_goal=1, num_steps=num_episodes * EPISODE_STEPS, seed=seed
     )
-    rewards: Doubles = histories.rewards.astype(np.float64)
-    return rewards.reshape(len(goals), num_episodes, EPISODE_STEPS).sum(axis=2)
+    rewards = histories.rewards.reshape(len(goals), num_episodes, EPISODE_STEPS)
+    returns: Doubles = rewards.sum(axis=2, dtype=np.float64)
+    return returns
 
 
 def load(path: Path, *, device: str) -> tuple[FastDarkroom, dict[str, int]]:

@@ -224,7 +224,9 @@ class PieceTable:
         """The same on the device."""
         columns = []
         for first, num_rows, start in zip(self.first_row, self.num_rows, self.start, strict=True):
-            rows = torch.arange(self.batch, device=self.device).mul_(num_rows).add_(first)
+            rows = torch.arange(
+                first, first + self.batch * max(1, num_rows), max(1, num_rows), device=self.device
+            )
             columns.append(rows if start is None else rows.add_(start))
         return torch.stack(columns)
 
