@@ -33,10 +33,11 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def test_batches_are_written_into_pinned_memory() -> None:
-    collate = PadCollate({"x": Pad(value=-1, lengths="n")}, pinned=True)
-    samples = [{"x": np.arange(n), "y": n, "t": torch.ones(n, 2)} for n in (3, 1)]
+    collate = PadCollate({"x": Pad(value=-1, lengths="n", mask="m")}, pinned=True)
+    samples = [{"x": np.arange(n), "y": n, "t": torch.ones(n, 2), "l": [1] * n} for n in (3, 1)]
     batch = collate(samples)
-    assert batch["x"].is_pinned() and batch["y"].is_pinned() and batch["t"].is_pinned()
+    assert sorted(batch) == ["l", "m", "n", "t", "x", "y"]
+    assert all(values.is_pinned() for values in batch.values())
     assert batch["x"].tolist() == [[0, 1, 2], [0, -1, -1]]
 
 

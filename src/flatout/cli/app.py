@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 import flatout
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, Interrupted
 
 CRASHED, INTERRUPTED, READER_GONE = 2, 130, 141
 
@@ -60,6 +60,8 @@ class DefectsExitWithTwo:
 
 def say_error(error: FlatoutError) -> None:
     hint = f"; {error.hint}" if error.hint else ""
+    if isinstance(error, Interrupted):
+        typer.echo(err=True)  # the terminal's ^C, or a worker cut off in the middle of a line
     typer.echo(" ".join(f"flatout: {error.message}{hint}".split()), err=True)
 
 

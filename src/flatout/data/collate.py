@@ -88,12 +88,21 @@ class PadCollate:
         if not pad.lengths and not pad.mask:
             return values
         named = isinstance(pad.lengths, str) or isinstance(pad.mask, str)
-        return (_Named if named else Padded)(values, *_extras(values, lengths, pad))
+        counts = self._kept(torch.tensor(lengths), f"{field} lengths") if pad.lengths else None
+        mask = self._kept(mask_of(lengths, values.size(1), pad), f"{field} mask") if pad.mask else None
+        return (_Named if named else Padded)(values, counts, mask)
+
+    def _kept(self, values: Tensor, field: str) -> Tensor:
+        """The same values in the memory that was asked for."""
+        if self._buffers.plain:
+            return values
+        return self._buffers.empty(field, values.shape, values.dtype).copy_(values)
 
     def _pad(self, column: Sequence[Any], field: str, pad: Pad) -> tuple[Tensor, list[int]]:
         if isinstance(column[0], list):
             _same_kind(column, field)
-            return pad_lists(column, pad=pad, field=field)
+            values, lengths = pad_lists(column, pad=pad, field=field)
+            return self._kept(values, field), lengths
         try:
             return self._pad_rows(column, pad=pad, field=field)
         except (AttributeError, TypeError, BadInput):
@@ -140,11 +149,7 @@ class PadCollate:
             raise _odd_one(column, odd, field)
         if any(isinstance(value, Tensor) for value in column):
             stacked = torch.tensor([value.item() for value in column], dtype=pad.dtype or column[0].dtype)
-            return (
-                stacked
-                if self._buffers.plain
-                else self._buffers.empty(field, stacked.shape, stacked.dtype).copy_(stacked)
-            )
+            return self._kept(stacked, field)
         values = np.array(column)
         target = values.dtype if pad.dtype is None else numpy_dtype(pad.dtype, field)
         if self._buffers.plain and target == values.dtype:
@@ -156,13 +161,6 @@ class PadCollate:
 
 class _Named(Padded):
     """A padded field whose lengths or mask get names of their own in the dict around it."""
-
-
-def _extras(values: Tensor, lengths: list[int], pad: Pad) -> tuple[Tensor | None, Tensor | None]:
-    return (
-        torch.tensor(lengths) if pad.lengths else None,
-        mask_of(lengths, values.size(1), pad) if pad.mask else None,
-    )
 
 
 def _is_structure(column: Sequence[Any]) -> bool:

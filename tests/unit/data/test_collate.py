@@ -154,7 +154,7 @@ def test_it_travels_to_another_process() -> None:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_inside_a_loader_with_workers(context: str) -> None:
-    samples: Any = [{"x": np.full(1 + i % 3, i), "y": i} for i in range(9)]
+    samples: Any = [{"x": np.full(1 + i % 3, i), "y": i, "l": [i] * (i % 2)} for i in range(9)]
     collate = PadCollate({"x": Pad(value=-1, lengths="n")}, pinned=True, reuse=2)
     loader: Any = DataLoader(
         samples, batch_size=4, num_workers=1, collate_fn=collate, multiprocessing_context=context
@@ -163,6 +163,7 @@ def test_inside_a_loader_with_workers(context: str) -> None:
     for ours, theirs in zip(loader, here, strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert all(values.is_shared() for values in ours.values())
 
 
 def test_an_error_in_a_worker_names_the_sample() -> None:
