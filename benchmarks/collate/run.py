@@ -47,7 +47,12 @@ def features(random: np.random.Generator) -> list[Sample]:
     return [{"frames": random.random((n, 80), dtype=np.float32)} for n in random.integers(100, 1001, 64)]
 
 
-SHAPES = {"tokens": tokens, "transitions": transitions, "features": features}
+def large(random: np.random.Generator) -> list[Sample]:
+    """Beyond 32 MiB the C library takes fresh pages for every batch; buffers that are reused have theirs."""
+    return [{"frames": random.random((n, 80), dtype=np.float32)} for n in random.integers(100, 1001, 256)]
+
+
+SHAPES = {"tokens": tokens, "transitions": transitions, "features": features, "large": large}
 
 
 def concatenate_and_stack(samples: list[Sample]) -> dict[str, torch.Tensor]:

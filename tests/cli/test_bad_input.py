@@ -30,7 +30,7 @@ def one_line(ran: Ran) -> str:
 def only_line(ran: Ran) -> str:
     """The same, with nothing beside it."""
     line = one_line(ran)
-    assert ran.stderr == f"flatout: {line}\n"
+    assert ran.stderr.lstrip("\n") == f"flatout: {line}\n"
     return line
 
 

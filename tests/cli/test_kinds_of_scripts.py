@@ -360,7 +360,7 @@ class Running:
 
 
 def take_terminal(terminal: int) -> None:
-    """Make `terminal` the controlling terminal: what is typed there reaches this session as signals."""
+    """Make `terminal` the controlling terminal: what is typed there reaches this login as signals."""
     import fcntl
     import termios
 
