@@ -227,8 +227,9 @@ def main() -> None:
             "traceml": traceml(workload, device=device, rounds=2 if options.quick else 5, num_steps=150),
             "whole": whole(workload, device=device),
         }
-        print(f"{workload}: done", file=sys.stderr, flush=True)
-    print_table(rows)
+        if len(rows) == 1:
+            print_head()
+        print_row(workload, rows[workload])
     result = {"benchmark": "overhead", **environment(device), "workloads": rows}
     print(json.dumps(result))
     if options.save:
@@ -238,15 +239,19 @@ def main() -> None:
         path.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def print_table(rows: dict[str, dict[str, Any]]) -> None:
+def print_head() -> None:
     columns = ("flatout", "flatout CPU time", "torch.profiler", "traceml")
-    print(f"{'workload':9}{'step':>10}" + "".join(f"{name:>25}" for name in columns) + f"{'whole':>20}")
-    for workload, row in rows.items():
-        found = [row["flatout"], row["flatout"].get("cpu_time"), row["torch.profiler"], row["traceml"]]
-        cells = [f"{r['ratio']:.4f} [{r['low']:.3f}, {r['high']:.3f}]" if r else "n/a" for r in found]
-        step_ms = row["flatout"]["step_s"] * 1e3
-        spent = f"{row['whole']['beyond_s']:.1f} of {row['whole']['allowed_s']:.1f} s"
-        print(f"{workload:9}{step_ms:7.2f} ms" + "".join(f"{cell:>25}" for cell in cells) + f"{spent:>20}")
+    heads = "".join(f"{name:>25}" for name in columns)
+    print(f"{'workload':9}{'step':>10}{heads}{'whole':>20}", flush=True)
+
+
+def print_row(workload: str, row: dict[str, Any]) -> None:
+    found = [row["flatout"], row["flatout"].get("cpu_time"), row["torch.profiler"], row["traceml"]]
+    cells = [f"{r['ratio']:.4f} [{r['low']:.3f}, {r['high']:.3f}]" if r else "n/a" for r in found]
+    step_ms = row["flatout"]["step_s"] * 1e3
+    spent = f"{row['whole']['beyond_s']:.1f} of {row['whole']['allowed_s']:.1f} s"
+    figures = "".join(f"{cell:>25}" for cell in cells)
+    print(f"{workload:9}{step_ms:7.2f} ms{figures}{spent:>20}", flush=True)
 
 
 if __name__ == "__main__":

@@ -208,11 +208,11 @@ class Session:
 
     def _save_so_far(self) -> None:
         """After each block, so that a killed or crashed process leaves what was known."""
-        evidence = self.assembly.evidence(self.observer, Ending("crashed", None, "killed"), wait=False)
         try:
+            evidence = self.assembly.evidence(self.observer, Ending("crashed", None, "killed"), wait=False)
             save_evidence(evidence, Path(self.options.evidence_path))
-        except OSError:
-            return  # the last save reports it
+        except Exception:  # noqa: BLE001 - the job goes on whatever this was; the last save reports it
+            return
 
     def _progress(self, message: str) -> None:
         if self.options.progress_fd is None:
