@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from flatout.measure.observer import Observer, ObserverOptions  # noqa: E402
 from flatout.measure.schedule import WarmUp  # noqa: E402
 
 # (steps before timing, timed steps); with a loader past the batches whose lengths and calls are looked at
-STEPS = {"modules": (8, 40), "encoder": (8, 15), "loader": (40, 40)}
+STEPS = {"modules": (5, 20), "encoder": (3, 8), "loader": (40, 40)}
 Arm = Callable[[], AbstractContextManager[Any]]
 
 
@@ -70,19 +71,19 @@ def profiled() -> Iterator[None]:
 
 
 def time_block(
-    make: Callable[[], Iterator[Step]], arm: Arm, sizes: tuple[int, int], device: str
+    make: Callable[[], Step], arm: Arm, sizes: tuple[int, int], device: str
 ) -> tuple[float, float]:
     """Mean step seconds of one block by the clock and in CPU time, after the warm-up a diagnosis has."""
     num_before, num_steps = sizes
     with arm():
-        steps = make()
+        step = make()
         for _ in range(num_before):
-            next(steps)()
+            step()
         if device == "cuda":
             torch.cuda.synchronize()
         start, start_cpu = time.perf_counter(), time.process_time()
         for _ in range(num_steps):
-            next(steps)()
+            step()
         if device == "cuda":
             torch.cuda.synchronize()
         wall_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
@@ -98,10 +99,8 @@ def ratio_with_interval(ratios: list[float]) -> dict[str, float]:
 
 
 def compare(workload: str, arm: Arm, *, device: str, blocks: int) -> dict[str, Any]:
-    def make() -> Iterator[Step]:
-        torch.manual_seed(0)
-        return WORKLOADS[workload](device)
-
+    torch.manual_seed(0)
+    make = WORKLOADS[workload](device)
     ratios: list[tuple[float, float]] = []
     plain_s = []
     for block in range(blocks):
@@ -123,12 +122,12 @@ import torch
 from workloads import WORKLOADS
 {prelude}
 if __name__ == "__main__":
-    step = WORKLOADS[{workload!r}]({device!r})
+    step = WORKLOADS[{workload!r}]({device!r})()
     times = []
     while len(times) < {num_steps}:
         start = time.perf_counter()
         with traced():
-            next(step)()
+            step()
         times.append(time.perf_counter() - start)
     print("STEP_S", statistics.median(times[len(times) // 3:]), flush=True)
 """
@@ -211,7 +210,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--blocks", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
     parser.add_argument("--quick", action="store_true", help="few blocks, to see that it runs")
     parser.add_argument("--save", action="store_true", help="write results/overhead_HARDWARE_DATE.json")
@@ -223,7 +222,7 @@ def main() -> None:
     for workload in WORKLOADS:
         rows[workload] = {
             "flatout": compare(workload, observed, device=device, blocks=blocks),
-            "torch.profiler": compare(workload, profiled, device=device, blocks=max(3, blocks // 5)),
+            "torch.profiler": compare(workload, profiled, device=device, blocks=max(3, blocks // 10)),
             "traceml": traceml(workload, device=device, rounds=2 if options.quick else 5, num_steps=150),
             "whole": whole(workload, device=device),
         }
@@ -233,7 +232,7 @@ def main() -> None:
     result = {"benchmark": "overhead", **environment(device), "workloads": rows}
     print(json.dumps(result))
     if options.save:
-        hardware = str(result["hardware"]).lower().replace(" ", "-")
+        hardware = re.sub(r"[^a-z0-9]+", "-", str(result["hardware"]).lower())
         date = datetime.date.today().isoformat()
         path = HERE / "results" / f"overhead_{hardware}_{date}.json"
         path.write_text(json.dumps(result, indent=1) + "\n")

@@ -7,7 +7,7 @@ loader      a small network fed by a DataLoader with two workers and a padding c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,39 +39,42 @@ def pad(samples: list[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
 
-def modules(device: str) -> Iterator[Step]:
+def modules(device: str) -> Callable[[], Step]:
     model = nn.Sequential(*(Block(256) for _ in range(16))).to(device)
     x = torch.randn(64 if device == "cpu" else 4096, 256, device=device)
-    yield from _resident(model, lambda: model(x).square().mean())
+    return _resident(model, lambda: model(x).square().mean())
 
 
-def encoder(device: str) -> Iterator[Step]:
+def encoder(device: str) -> Callable[[], Step]:
     width, rows = (128, 16) if device == "cpu" else (1024, 64)
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to(device)
     x = torch.randn(rows, 64, width, device=device)
-    yield from _resident(model, lambda: model(x).square().mean())
+    return _resident(model, lambda: model(x).square().mean())
 
 
-def loader(device: str) -> Iterator[Step]:
+def loader(device: str) -> Callable[[], Step]:
     width = 512 if device == "cpu" else 4096
     model = nn.Sequential(nn.Linear(32, width), nn.GELU(), nn.Linear(width, 32)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = iter(
-        DataLoader(Ragged(), batch_size=64, num_workers=2, collate_fn=pad, pin_memory=device != "cpu")
-    )
 
-    def step() -> None:
-        batch = next(batches).to(device, non_blocking=True)
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
+    def make() -> Step:
+        batches = iter(
+            DataLoader(Ragged(), batch_size=64, num_workers=2, collate_fn=pad, pin_memory=device != "cpu")
+        )
 
-    while True:
-        yield step
+        def step() -> None:
+            batch = next(batches).to(device, non_blocking=True)
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return make
 
 
-def _resident(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Iterator[Step]:
+def _resident(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], Step]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -79,11 +82,10 @@ def _resident(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Iterator[St
         loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    while True:
-        yield step
+    return lambda: step
 
 
-WORKLOADS: dict[str, Callable[[str], Iterator[Step]]] = {
+WORKLOADS: dict[str, Callable[[str], Callable[[], Step]]] = {
     "modules": modules,
     "encoder": encoder,
     "loader": loader,
@@ -95,8 +97,10 @@ def environment(device: str) -> dict[str, Any]:
     import platform
 
     import flatout
+    from flatout.hardware.host import read_host
 
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    cpu = f"{read_host().cpu_model or 'CPU'}, {torch.get_num_threads()} thread"
+    name = torch.cuda.get_device_name() if device == "cuda" else cpu
     return {
         "hardware": name,
         "torch": str(torch.__version__),

@@ -45,9 +45,7 @@ if __name__ == "__main__":
     model = Forecaster().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     windows = Windows()
-    loader = DataLoader(
-        windows, 192, shuffle=True, collate_fn=collate
-    )  # also: single-process-loading on cuda
+    loader = DataLoader(windows, 192, shuffle=True, collate_fn=collate)  # also:single-process-loading on cuda
     for epoch in range(200):
         for batch, scale in loader:
             batch = batch.to(device) / scale
