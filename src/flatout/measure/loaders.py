@@ -208,6 +208,8 @@ class LoaderWatch:
                 record.calls = times.calls
         if self.keeping:
             self._keep(record, batch)
+        elif self.recording:
+            self.rows = num_rows(batch, record.config["batch_size"])
 
     def _keep(self, record: LoaderRecord, batch: Any) -> None:
         self.clock.enter(EXCLUDED)

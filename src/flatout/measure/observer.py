@@ -24,6 +24,7 @@ from flatout.measure.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.user_code import UserCode
 
 ENOUGH_S = 15.0
+KEPT_STEPS = 8  # of a real block, to be served again in the counterfactual ones
 DETAILED_STEPS = 8  # of a block whose phases are marked on the GPU's stream; the others' ends only
 
 
@@ -103,7 +104,7 @@ class Observer:
         self._counts = (0, 0, 0)
         self._narrowed.undo()
         self.loaders.begin_serving(None)
-        self.loaders.keeping = True
+        self.loaders.keeping = False
 
     # -- installation
 
@@ -184,6 +185,7 @@ class Observer:
             self._note_row(totals, marks)
             self._advance()
         self.begun = True
+        self.loaders.keeping = self._is_kept_next()
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
         self.loaders.epoch_began = self.loaders.fell_back = False
         self._find_device()
@@ -192,6 +194,12 @@ class Observer:
             self.marks.detailed = self.position < DETAILED_STEPS
             if self.position == 0 or self.block_number != block:
                 self.marks.restart()
+
+    def _is_kept_next(self) -> bool:
+        """The last batches of a real block are kept: holding more costs every step that follows."""
+        if self.warm_up is not None or self.finished or self.arm != "real":
+            return False
+        return self.position >= self.blocks[self.block_number].num_steps - KEPT_STEPS
 
     def _note_row(self, totals: list[float], marks: list[tuple[int, Any]]) -> None:
         batches, forwards, backwards = self._counts
@@ -286,7 +294,7 @@ class Observer:
         done, total = self.block_number + 1, len(self.blocks)
         self.on_progress(f"{arm}: block {done} of {total}, {self.blocks[self.block_number].num_steps} steps")
         self.loaders.begin_serving(arm if arm in ("cached", "half") else None)
-        self.loaders.keeping = self.loaders.recording = arm == "real"
+        self.loaders.recording = arm == "real"
         self.tools.begin(arm, self.device)
 
     def _end_block(self, arm: Arm) -> None:
