@@ -306,7 +306,6 @@ def job(**changes: Any) -> Job:
         flatout="0.1.0",
         anchor="AdamW.step",
         warmup_reason="the step time settled after 6 steps",
-        overhead_s=11.2,
     )
     return dataclasses.replace(made, **changes)
 

@@ -161,7 +161,6 @@ def footer(evidence: Evidence) -> Html:
         ),
         ("a step ends at", job.anchor or UNKNOWN),
         ("warm-up", job.warmup_reason or UNKNOWN),
-        ("time spent on the diagnosis", show_seconds(job.overhead_s)),
     ]
     if precision is not None:
         known.append(("parameters", ", ".join(precision.parameter_dtypes) or UNKNOWN))

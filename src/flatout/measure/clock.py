@@ -3,7 +3,7 @@
 The host side is a stack: entering a region charges the time since the last change to the region that
 was on top, so nested regions never count twice and what no region claims is "rest".  The device side
 is a row of CUDA events recorded at the same borders and read only after the measurement: recording
-costs about two microseconds and never waits for the GPU.
+never waits for the GPU.
 """
 
 from __future__ import annotations

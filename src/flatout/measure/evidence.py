@@ -63,7 +63,6 @@ class Job:
     world_size: int = 1
     anchor: str | None = None  # what marks a step: "AdamW.step", "flatout.step", "model call"
     warmup_reason: str | None = None
-    overhead_s: float | None = None  # time spent in the diagnosis beyond the steps themselves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
