@@ -31,34 +31,31 @@ sys.path.insert(0, str(HERE))
 from workloads import WORKLOADS, Step, environment  # noqa: E402
 
 from flatout.measure.observer import Observer, ObserverOptions  # noqa: E402
-from flatout.measure.schedule import WarmUp  # noqa: E402
+from flatout.measure.schedule import Block, WarmUp  # noqa: E402
 
-# (steps before timing, timed steps); with a loader past the batches whose lengths and calls are looked at
-STEPS = {"modules": (5, 20), "encoder": (3, 8), "loader": (40, 40)}
+# (steps before timing, timed steps): past the warm-up, and with a loader past the batches looked at closely
+STEPS = {"modules": (10, 40), "encoder": (8, 10), "loader": (40, 160)}
 Arm = Callable[[], AbstractContextManager[Any]]
 
 
-class Endless(WarmUp):
-    """Keeps the observer in its light state, with always-on instruments only, as in real steps."""
+class RealSteps(Observer):
+    """An observer whose plan, after its own warm-up, is real blocks only, of the length it would plan."""
 
-    observer: Observer | None = None
-
-    def add(self, step_s: float) -> bool:
-        if Endless.observer is not None and Endless.observer.anchor.frozen is None:
-            Endless.observer.settle()
-        return False
+    def _plan(self, warm_up: WarmUp | None) -> list[Block]:
+        real = [block for block in super()._plan(warm_up) if block.arm == "real"]
+        return [max(real, key=lambda block: block.num_steps)] * 1000
 
 
 @contextmanager
 def observed() -> Iterator[None]:
-    options = ObserverOptions(folder=str(HERE))
-    observer = Observer(options, on_finished=lambda: None, make_warm_up=Endless)
-    Endless.observer = observer
+    observer = RealSteps(ObserverOptions(folder=str(HERE)), on_finished=lambda: None)
     observer.install()
     try:
         yield
     finally:
         observer.remove()
+        if observer.finished or observer.warm_up is not None:
+            raise RuntimeError("the timed steps were not all real steps")
 
 
 @contextmanager
@@ -145,6 +142,8 @@ def traceml(workload: str, *, device: str, rounds: int, num_steps: int) -> dict[
         import traceml_ai  # noqa: F401
     except ImportError:
         return None
+    if not rounds:
+        return None
     with tempfile.TemporaryDirectory() as folder:
         commands = {}
         for name, prelude, command in (
@@ -211,6 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--blocks", type=int, default=60)
+    parser.add_argument("--traceml-rounds", type=int, default=5, help="pairs of processes (default: 5)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
     parser.add_argument("--quick", action="store_true", help="few blocks, to see that it runs")
     parser.add_argument("--save", action="store_true", help="write results/overhead_HARDWARE_DATE.json")
@@ -218,12 +218,13 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     blocks = 3 if options.quick else options.blocks
+    rounds = 2 if options.quick else options.traceml_rounds
     rows: dict[str, dict[str, Any]] = {}
     for workload in WORKLOADS:
         rows[workload] = {
             "flatout": compare(workload, observed, device=device, blocks=blocks),
             "torch.profiler": compare(workload, profiled, device=device, blocks=max(3, blocks // 10)),
-            "traceml": traceml(workload, device=device, rounds=2 if options.quick else 5, num_steps=150),
+            "traceml": traceml(workload, device=device, rounds=rounds, num_steps=150),
             "whole": whole(workload, device=device),
         }
         if len(rows) == 1:

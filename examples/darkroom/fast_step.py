@@ -71,15 +71,17 @@ class FastStep:
         self._num_steps += 1
         if not self.levers.graph:
             self._whole_step(batch)
-        elif self._num_steps <= STEPS_BEFORE_CAPTURE:
-            self._warm_up(batch)
-        else:
-            if self._graph is None:
-                self._recorded_batch = {name: value.clone() for name, value in batch.items()}
-                self._graph = self._captured()
-            for name, value in batch.items():
-                self._recorded_batch[name].copy_(value)
-            self._graph.replay()
+            return
+        if not self._recorded_batch:
+            self._recorded_batch = {name: torch.empty_like(value) for name, value in batch.items()}
+        for name, value in batch.items():
+            self._recorded_batch[name].copy_(value)
+        if self._num_steps <= STEPS_BEFORE_CAPTURE:
+            self._warm_up()  # on the very tensors of the recording: others could be compiled for anew
+            return
+        if self._graph is None:
+            self._graph = self._captured()
+        self._graph.replay()
 
     def metrics(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last call: the only place where the host waits."""
@@ -106,11 +108,11 @@ class FastStep:
         hits: Tensor = (action_logits.detach().argmax(-1) == targets["target_action"]) & acts
         return loss, hits.sum() / acts.sum().clamp(min=1)
 
-    def _warm_up(self, batch: Batch) -> None:
+    def _warm_up(self) -> None:
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
-            self._whole_step(batch)
+            self._whole_step(self._recorded_batch)
         torch.cuda.current_stream(self._device).wait_stream(side)
 
     def _captured(self) -> torch.cuda.CUDAGraph:

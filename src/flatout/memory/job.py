@@ -1,0 +1,69 @@
+"""A training job as the planner sees it: how to make its parts, and how one step of it goes.
+
+The same `Job` and `Recipe` are stepped by the trace (on tensors without data), by the probe (a short real
+run) and by the benchmark (the measured truth), so that a prediction and a measurement mean the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from flatout.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
+Mode = Literal["train", "evaluate", "generate"]
+Sizes = Mapping[str, int]  # "batch_size", often "length", and any knob of the job's own, such as "negatives"
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """`make_batch(**sizes)` gives one micro-batch of CPU tensors; `loss(model, batch)` a scalar."""
+
+    name: str
+    make_model: Callable[[], nn.Module]
+    make_batch: Callable[..., Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = adamw  # of what is trainable
+    sizes: Sizes = field(default_factory=lambda: {"batch_size": 8})
+
+    def __post_init__(self) -> None:
+        if "batch_size" not in self.sizes:
+            raise BadInput(f"the sizes of {self.name} lack batch_size: {dict(self.sizes)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How the job is stepped.  fp16 brings a gradient scaler; pure-bf16 casts the model itself."""
+
+    precision: Precision = "fp32"
+    accumulation: int = 1
+    clip_norm: float | None = None
+    checkpointing: bool = False  # through the model's own `gradient_checkpointing_enable`
+    mode: Mode = "train"
+    new_tokens: int = 0  # of "generate": how many a key-value cache grows to beyond the prompt
+
+    def __post_init__(self) -> None:
+        errors = []
+        if self.precision not in PRECISIONS:
+            errors.append(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
+        if self.accumulation < 1:
+            errors.append(f"accumulation={self.accumulation} must be at least 1")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            errors.append(f"clip_norm={self.clip_norm} must be positive")
+        if self.new_tokens < 0:
+            errors.append(f"new_tokens={self.new_tokens} must not be negative")
+        if errors:
+            raise BadInput("; ".join(errors))
