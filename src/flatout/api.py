@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.codec import encode
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
+from flatout.errors import BadInput, FlatoutError
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
+
+if TYPE_CHECKING:
+    from flatout.hardware import Device
+    from flatout.planner.apply import Backup, FileEdit
+    from flatout.planner.documents import Value
+    from flatout.planner.forecast import Forecast
+    from flatout.planner.opened import OpenedConfig
+    from flatout.planner.show import Overview
+    from flatout.planner.suggestions import Fit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,3 +94,176 @@ def diagnose(
 
     evidence = observe_loop(step, loader, seconds=seconds, on_progress=on_progress)
     return Diagnosis(evidence=evidence, findings=examine(evidence))
+
+
+# Plans of configs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForecastRequest:
+    """The job and the device that memory is to be forecast for."""
+
+    model: str  # as `--model` takes it
+    device: Device
+    values: Mapping[str, Value]  # the merged config of the first stage, by dotted key
+    overrides: Mapping[str, Value]  # what `--set` gave, also part of `values`
+    optimizer: str | None = None
+    profile: bool = False
+    on_progress: Callable[[str], None] = lambda message: None
+
+
+ForecastMaker = Callable[[ForecastRequest], "Forecast"]
+
+
+def _forecast(request: ForecastRequest) -> Forecast:
+    """The memory room behind a plan: the one place where `planner` meets `memory`."""
+    raise FlatoutError(f"no forecast can be made for {request.model}: the memory room is not connected")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigPlan:
+    """A config and what it does to a device."""
+
+    opened: OpenedConfig
+    overview: Overview
+    missing: str | None = None  # why there is no memory to show
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "flatout-plan", "version": 1, **encode(self.overview), "missing": self.missing}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigFit:
+    """A config made to fit, not yet written."""
+
+    opened: OpenedConfig
+    fit: Fit
+    choose: str | None = None
+
+    def edits(self) -> tuple[FileEdit, ...]:
+        """What the chosen suggestion changes in the files; BadInput where there is no place for it."""
+        from flatout.planner.apply import plan_edits
+        from flatout.planner.fit import changes_of
+
+        return plan_edits(self.opened.config, changes_of(self.fit, choose=self.choose))
+
+    def to_json(self) -> dict[str, Any]:
+        chosen = [group.suggestion(self.choose).names[0] for group in self.fit.groups]
+        usable_bytes = self.fit.budget.usable_bytes
+        document = {"format": "flatout-fit", "version": 1, **encode(self.fit), "chosen": chosen}
+        return {**document, "usable_bytes": usable_bytes}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What `plan show` and `plan fit` share."""
+
+    model: str | None = None
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    margin: float = 0.85
+    ranks: int | None = None
+    mapping_file: Path | None = None
+    knobs: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    profile: bool = False
+    on_progress: Callable[[str], None] = field(default=lambda message: None)
+
+
+def plan_config(
+    conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
+) -> ConfigPlan:
+    """The settings of a config and, where a model and a device are known, the memory of every stage."""
+    from flatout.planner.budget import find_budget
+    from flatout.planner.show import overview
+
+    options = options or PlanOptions()
+    opened = _opened(conf, options)
+    settings = opened.settings(ranks=options.ranks)
+    model = options.model or opened.mapped.model
+    missing = None if model else _MODEL_HINT
+    try:
+        budget = find_budget(
+            gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
+        )
+    except BadInput:
+        if model or options.gpu or options.gpu_memory:
+            raise
+        budget = None
+    if model is None or budget is None:
+        return ConfigPlan(
+            opened=opened, overview=overview(settings, budget=budget, forecast=None), missing=missing
+        )
+    forecast = (make_forecast or _forecast)(_request(opened, options, model=model, device=budget.device))
+    settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
+    return ConfigPlan(opened=opened, overview=overview(settings, budget=budget, forecast=forecast))
+
+
+def fit_config(
+    conf: Path,
+    options: PlanOptions | None = None,
+    *,
+    effective_batch: int | None = None,
+    allow: Sequence[str] = (),
+    choose: str | None = None,
+    make_forecast: ForecastMaker | None = None,
+) -> ConfigFit:
+    """The largest safe batch of a config on a device, with its effective batch kept; nothing is written."""
+    from flatout.planner.budget import find_budget
+    from flatout.planner.fit import fit_settings
+    from flatout.planner.suggestions import Wish
+
+    options = options or PlanOptions()
+    opened = _opened(conf, options)
+    settings = opened.settings(ranks=options.ranks)
+    budget = find_budget(
+        gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
+    )
+    model = options.model or opened.mapped.model
+    if model is None:
+        raise BadInput("a fit needs to know the model", hint=_MODEL_HINT)
+    forecast = (make_forecast or _forecast)(_request(opened, options, model=model, device=budget.device))
+    settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
+    wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
+    fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish)
+    return ConfigFit(opened=opened, fit=fit, choose=choose)
+
+
+def apply_config(fitted: ConfigFit) -> Backup | None:
+    """Write a fit into its config, all files or none; None where there is nothing to change."""
+    from flatout.planner.apply import apply_edits
+
+    return apply_edits(fitted.edits(), root=fitted.opened.config.root)
+
+
+def undo_config(conf: Path, *, force: bool = False) -> Backup:
+    """Take back the last plan that was written into a config."""
+    from flatout.planner.apply import undo
+    from flatout.planner.configs import main_file
+
+    return undo(main_file(conf).parent, force=force)
+
+
+_MODEL_HINT = "name it with --model pkg.module:build, or as model in flatout-plan.toml"
+
+
+def _opened(conf: Path, options: PlanOptions) -> OpenedConfig:
+    from flatout.planner.opened import open_config
+
+    return open_config(
+        conf, mapping_file=options.mapping_file, knobs=options.knobs, overrides=options.overrides
+    )
+
+
+def _request(opened: OpenedConfig, options: PlanOptions, *, model: str, device: Device) -> ForecastRequest:
+    stage = opened.config.stages[0]
+    optimizer = opened.settings().stages[0].optimizer
+    return ForecastRequest(
+        model=model,
+        device=device,
+        values={key: found.value for key in stage.values if (found := stage.find(key)) is not None},
+        overrides=opened.overrides,
+        optimizer=optimizer.value if optimizer else None,
+        profile=options.profile,
+        on_progress=options.on_progress,
+    )

@@ -4,8 +4,10 @@
     ├── BadInput                 a path, flag or value the user gave cannot be used
     │   ├── EvidenceUnreadable   an Evidence file that is cut, foreign or of a newer version
     │   └── UnknownDevice        a device name that no datasheet knows
+    ├── BatchDoesNotFit          not even the smallest batch fits the memory that is free
     ├── MissingExtra             an optional package is not installed
     ├── Interrupted              the user ended the work; what was known is kept
+    ├── StructureChanges         a step allocates in another way at other sizes: it must be traced there
     └── NothingMeasured          the job ran, but gave no step to measure
         └── ScriptFailed         the job raised before it could be measured
 
@@ -44,12 +46,20 @@ class UnknownDevice(BadInput):
     """A device name that no datasheet knows."""
 
 
+class BatchDoesNotFit(FlatoutError):
+    """Not even the smallest batch fits the memory that is free."""
+
+
 class MissingExtra(FlatoutError):
     """An optional package is not installed."""
 
 
 class Interrupted(FlatoutError):
     """The user ended the work; what was known is kept."""
+
+
+class StructureChanges(FlatoutError):
+    """A step allocates in another way at other sizes: it must be traced there."""
 
 
 class NothingMeasured(FlatoutError):

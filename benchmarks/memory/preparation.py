@@ -1,0 +1,78 @@
+"""What the scripts of this benchmark share: imports before a fork, stamps and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from pathlib import Path
+from typing import Any
+
+from benchmarks.memory.configuration import Configuration
+
+
+def import_everything() -> None:
+    """What children need, loaded before the first fork.  No tensor work: its threads do not survive one."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore")
+    import peft  # noqa: F401
+    import torch.optim
+    import torch.utils.checkpoint  # noqa: F401
+    from transformers import (  # noqa: F401
+        BertForMaskedLM,
+        ConvNextForImageClassification,
+        Gemma3ForCausalLM,
+        GPT2LMHeadModel,
+        LlamaForCausalLM,
+        Qwen3ForCausalLM,
+        T5ForConditionalGeneration,
+        ViTForImageClassification,
+    )
+
+
+def base_bytes() -> int | None:
+    """What the driver counts as used before any of our processes has a context."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return used
+
+
+def versions() -> dict[str, str]:
+    import peft
+    import torch
+    import transformers
+
+    return {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)
+
+
+def describe(configuration: Configuration) -> dict[str, Any]:
+    return {
+        "label": configuration.label,
+        "family": configuration.family,
+        "held_out": configuration.held_out,
+        "sizes": dict(configuration.job.sizes),
+        "optimizer": configuration.optimizer,
+        "precision": configuration.recipe.precision,
+        "mode": configuration.recipe.mode,
+    }

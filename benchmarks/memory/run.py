@@ -1,0 +1,222 @@
+"""How far predictions made without a GPU are from what a GPU measured.
+
+    python benchmarks/memory/run.py [--measured FILE] [--only SUBSTRING] [--peers] [--tuned] [--save]
+    python benchmarks/memory/run.py --predictions FILE     # largest batches under the caps, for measure.py
+
+Every configuration of the measured table is estimated on this machine's CPU, each in a process of its own.
+Prints a line per configuration, a summary with tuned and held-out families apart, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+from benchmarks.memory import estimates  # noqa: E402
+from benchmarks.memory.accuracy import (  # noqa: E402
+    QUANTITIES,
+    by_group,
+    caps_summary,
+    error_share,
+    finder_summary,
+    show_share,
+    summary_line,
+)
+from benchmarks.memory.children import Pool, Task  # noqa: E402
+from benchmarks.memory.configuration import Configuration  # noqa: E402
+from benchmarks.memory.configurations import every_configuration  # noqa: E402
+from benchmarks.memory.peers import PEERS  # noqa: E402
+from benchmarks.memory.preparation import import_everything  # noqa: E402
+from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, unmatched  # noqa: E402
+
+OURS = "flatout"
+PROBED = "flatout with probe"
+GIB = 2**30
+
+
+def gather(
+    rows: list[tuple[Configuration, dict[str, Any]]], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One comparison per configuration, printed as it is complete."""
+    estimators: dict[str, Any] = {OURS: estimates.estimate}
+    if arguments.probe:
+        estimators[PROBED] = estimates.estimate_with_probe
+    if arguments.peers:
+        estimators |= PEERS
+    measured = {configuration.label: row for configuration, row in rows}
+    tasks: list[Task] = []
+    for configuration, row in rows:
+        for name, work in estimators.items():
+            extra = (row["probes"],) if name == PROBED else ()
+            tasks.append((f"{name}|{configuration.label}", _timed, (work, configuration, *extra)))
+    answers: dict[str, dict[str, Any]] = {label: {} for label in measured}
+    compared = []
+    with Pool(width=arguments.width, limit_s=arguments.child_seconds) as pool:
+        for key, answer in pool.run(tasks, deadline=time.monotonic() + arguments.seconds):
+            name, label = key.split("|", 1)
+            answers[label][name] = answer
+            if len(answers[label]) == len(estimators):
+                compared.append(compare(measured[label], answers[label]))
+                print(show(compared[-1], list(estimators)), flush=True)
+    return compared
+
+
+def _timed(work: Any, *arguments: Any) -> dict[str, Any]:
+    start = time.perf_counter()
+    answer: dict[str, Any] = work(*arguments)
+    return {**answer, "seconds": time.perf_counter() - start}
+
+
+def compare(row: dict[str, Any], answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    errors = {
+        name: {
+            quantity: error_share(answer.get(quantity), row[f"peak_{quantity}_bytes"])
+            for quantity in QUANTITIES
+            if quantity in answer or "error" in answer
+        }
+        for name, answer in answers.items()
+    }
+    return {
+        **{key: row[key] for key in ("label", "family", "held_out", "num_parameters")},
+        "measured": {quantity: row[f"peak_{quantity}_bytes"] for quantity in QUANTITIES},
+        "estimates": answers,
+        "errors": errors,
+    }
+
+
+def show(row: dict[str, Any], estimators: list[str]) -> str:
+    cells = []
+    for name in estimators:
+        found = row["estimates"][name]
+        if "error" in found:
+            cells.append(f"{name} FAILED {found['error'].splitlines()[0][:100]}")
+        else:
+            shares = " / ".join(show_share(error) for error in row["errors"][name].values())
+            cells.append(f"{name} {shares} in {found['seconds']:.1f} s")
+    mark = "held out" if row["held_out"] else "tuned"
+    measured = row["measured"]
+    return (
+        f"{row['label']:<76} {mark:<8} {measured['allocated'] / GIB:7.3f} / {measured['reserved'] / GIB:7.3f}"
+        f" GiB  {'  '.join(cells)}"
+    )
+
+
+def summarize_all(compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """Printed and returned: every estimator, both quantities."""
+    result: dict[str, Any] = {}
+    names = list(dict.fromkeys(name for row in compared for name in row["errors"]))
+    for name in names:
+        for quantity in QUANTITIES:
+            answers = (row["errors"][name].get(quantity) for row in compared)
+            if name in PEERS and all(answer is None for answer in answers):
+                continue  # it never speaks of reserved bytes
+            summary = by_group(compared, estimator=name, quantity=quantity)
+            result.setdefault(name, {})[quantity] = summary
+            print(f"\n{name}, {quantity}")
+            for group in ("tuned", "held out", "all"):
+                print("  " + summary_line(group, summary[group]))
+            if name == OURS:
+                for family, found in summary["families"].items():
+                    print("    " + summary_line(family, found))
+    return result
+
+
+def summarize_searches() -> dict[str, Any]:
+    """The searches under a cap that results/ has: ours, and Lightning's under the same caps."""
+    result: dict[str, Any] = {}
+    ours, finder = latest_table("caps"), latest_table("lightning")
+    if ours is None:
+        return result
+    rows = read_table(ours)["rows"]
+    result["caps"] = caps_summary(rows)
+    print(f"\nlargest batch under a cap: {json.dumps(result['caps'])}")
+    if finder is not None:
+        largest = {row["label"]: row["largest"] for row in rows if row.get("fails_at") is not None}
+        result["lightning"] = finder_summary(read_table(finder)["rows"], largest)
+        print(f"Lightning's BatchSizeFinder: {json.dumps(result['lightning'])}")
+    return result
+
+
+def write_predictions(arguments: argparse.Namespace) -> int:
+    """`{label: {"safe": batch, "limit": batch}}` for every configuration that has a cap."""
+    chosen = [
+        each for each in every_configuration() if each.cap_bytes is not None and arguments.only in each.label
+    ]
+    tasks: list[Task] = [(each.label, _timed, (estimates.predict_largest, each)) for each in chosen]
+    found: dict[str, Any] = {}
+    with Pool(width=arguments.width, limit_s=arguments.child_seconds) as pool:
+        for label, answer in pool.run(tasks, deadline=time.monotonic() + arguments.seconds):
+            print(f"{label:<76} {answer}", flush=True)
+            if "error" not in answer:
+                found[label] = answer
+            Path(arguments.predictions).write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{len(found)} of {len(chosen)} predicted")
+    return 0 if len(found) == len(chosen) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--measured", help="a measured table (default: the last one in results/)")
+    parser.add_argument("--only", default="", help="configurations whose label contains this")
+    parser.add_argument("--tuned", action="store_true", help="leave the held-out families alone")
+    parser.add_argument("--peers", action="store_true", help="also accelerate, MemTracker, 4 x parameters")
+    parser.add_argument("--probe", action="store_true", help="also with the correction of the two probes")
+    parser.add_argument("--width", type=int, default=2, help="estimates at a time")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after this long")
+    parser.add_argument("--child-seconds", type=float, default=300.0, help="limit of one estimate")
+    parser.add_argument("--predictions", help="write the predicted largest batches to this file, and end")
+    parser.add_argument("--save", action="store_true", help="write results/memory_HARDWARE_DATE.json")
+    arguments = parser.parse_args()
+    path = Path(arguments.measured) if arguments.measured else latest_table()
+    if path is None and not arguments.predictions:
+        print("no measured table in benchmarks/memory/results; measure.py makes one on a GPU")
+        return 2
+    import_everything()
+    if arguments.predictions:
+        return write_predictions(arguments)
+    assert path is not None
+    return report(path, arguments)
+
+
+def report(path: Path, arguments: argparse.Namespace) -> int:
+    table = read_table(path)
+    rows = [
+        (configuration, row)
+        for configuration, row in measured_rows(table)
+        if arguments.only in configuration.label and not (arguments.tuned and configuration.held_out)
+    ]
+    compared = gather(rows, arguments)
+    summary = summarize_all(compared)
+    stale, missing = unmatched(table)
+    if stale or missing:
+        print(f"\nmeasured but no longer a configuration: {stale}\nnot measured: {missing}")
+    hardware = str(table["device"]["name"])
+    result = {
+        "benchmark": "memory",
+        "hardware": hardware,
+        "measured": path.name,
+        "measured_with": table["versions"],
+        "estimated_with": estimates.versions(),
+        "python": platform.python_version(),
+        "summary": summary,
+        **summarize_searches(),
+    }
+    print(json.dumps(result))
+    if arguments.save:
+        name = "-".join(hardware.lower().split())
+        file = RESULTS / f"memory_{name}_{datetime.date.today().isoformat()}.json"
+        file.write_text(json.dumps({**result, "rows": compared}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

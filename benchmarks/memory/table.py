@@ -1,0 +1,40 @@
+"""The measured table, as it is committed, joined with the configurations it was measured on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.memory.configuration import Configuration
+from benchmarks.memory.configurations import every_configuration
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def latest_table(subject: str = "measured") -> Path | None:
+    """The last committed file `<subject>_<hardware>_<date>.json`, by its date."""
+    found = sorted(RESULTS.glob(f"{subject}_*.json"), key=lambda path: path.stem.rsplit("_", 1)[-1])
+    return found[-1] if found else None
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(path.read_text())
+    return table
+
+
+def measured_rows(table: dict[str, Any]) -> list[tuple[Configuration, dict[str, Any]]]:
+    """Every measured configuration that still exists, with its row; failed rows are left out."""
+    configurations = {each.label: each for each in every_configuration()}
+    return [
+        (configurations[row["label"]], row)
+        for row in table["rows"]
+        if row["label"] in configurations and "error" not in row
+    ]
+
+
+def unmatched(table: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(measured but no longer a configuration, a configuration but not measured)."""
+    configurations = {each.label for each in every_configuration()}
+    measured = {row["label"] for row in table["rows"] if "error" not in row}
+    return sorted(measured - configurations), sorted(configurations - measured)

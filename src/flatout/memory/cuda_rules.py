@@ -1,0 +1,191 @@
+"""Makes operations on the CPU choose as CUDA would, so that a trace on the CPU has CUDA's memory.
+
+What differs, and is put right here for the whole process:
+
+    autocast    CUDA casts other operations than the CPU, and to other dtypes
+    softmax     CUDA reads half precision and writes float in one kernel; the CPU makes a float copy first
+    dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
+    attention   see `attention`
+    recurrent   see `recurrent`
+    optimizers  foreach implementations by default, also on tensors without data
+    scaler      the check for infinities has no answer without data; steps are never skipped
+
+Registrations cannot all be taken back: run in a child process.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+LOWER = """addmv addr mv chain_matmul einsum linalg_multi_dot linalg_vecdot _thnn_fused_lstm_cell
+_thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""".split()
+OWN_DTYPE = """softmax.int log_softmax.int cumsum cumprod prod prod.dim_int sum sum.dim_IntList linalg_vector_norm
+linalg_matrix_norm linalg_matrix_norm.str_ord""".split()
+PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+NOT_OVERRIDDEN = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attention"}
+_installed: list[torch.library.Library] = []
+
+
+def install(*, compute_capability: tuple[int, int] | None) -> None:
+    """Install the rules once; `compute_capability` says which attention kernels the GPU has."""
+    if _installed:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _installed.append(library)
+    with warnings.catch_warnings():  # torch says that a kernel is replaced, which is the purpose
+        warnings.simplefilter("ignore", UserWarning)
+        _install_kernels(library, compute_capability=compute_capability)
+    _install_foreach()
+    _install_scaler()
+    _install_module_apply()
+
+
+def _install_kernels(
+    library: torch.library.Library, *, compute_capability: tuple[int, int] | None
+) -> None:
+    from flatout.memory import attention, recurrent
+
+    _install_autocast(library)
+    library.impl("dropout", _dropout, "AutogradCPU")
+    library.impl("softmax.int", _softmax_like(aten._softmax.default), "AutogradCPU")
+    library.impl("log_softmax.int", _softmax_like(aten._log_softmax.default), "AutogradCPU")
+    attention.install(library, compute_capability=compute_capability)
+    recurrent.install(library)
+
+
+def after_imports() -> None:
+    """Rules for libraries that are loaded by the time a model is built."""
+    for name, module in list(sys.modules.items()):
+        # transformers takes tensors without data for a compiler's and then keeps masks it would drop
+        if name.startswith("transformers") and callable(getattr(module, "is_tracing", None)):
+            module.is_tracing = lambda *args, **kwargs: False
+
+
+def _install_autocast(library: torch.library.Library) -> None:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    for name in names:
+        short = name.removeprefix("aten::")
+        on_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+        on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+        if short in NOT_OVERRIDDEN:
+            continue
+        if on_cpu and not on_cuda:
+            library.impl(short, torch.library.fallthrough_kernel, "AutocastCPU")
+        elif short in OWN_DTYPE or short in PROMOTE or (on_cuda and not on_cpu):
+            library.impl(short, _cast_kernel(short), "AutocastCPU")
+
+
+def _cast_kernel(short: str) -> Callable[..., Any]:
+    base, _, overload = short.partition(".")
+    op = getattr(getattr(aten, base), overload or "default")
+    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    names = [argument.name for argument in op._schema.arguments]
+
+    def with_own_dtype(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            if args[0].dtype in HALF and kwargs.get("dtype") is None:
+                place = names.index("dtype")
+                if len(args) <= place or args[place] is None:
+                    args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
+            return op(*args, **kwargs)
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            to = _dtype_for(short, (*args, *kwargs.values()))
+            return op(*_cast_all(args, to), **{name: _cast_all(v, to) for name, v in kwargs.items()})
+
+    return with_own_dtype if short in OWN_DTYPE else cast
+
+
+def _dtype_for(short: str, values: tuple[Any, ...]) -> torch.dtype:
+    if short in LOWER or "convolution" in short:
+        return torch.get_autocast_dtype("cpu")
+    if short in PROMOTE:
+        dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
+        return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cpu")
+    return torch.float32
+
+
+def _cast_all(value: Any, to: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        fits = value.dtype in (torch.float32, *HALF) and value.dtype is not to
+        return value.to(to) if fits else value
+    if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
+        return type(value)(_cast_all(each, to) for each in value)
+    return tuple(_cast_all(each, to) for each in value) if isinstance(value, tuple) else value
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    if train and 0 < p < 1:
+        return torch.native_dropout(x, p, True)[0]
+    return x if not train or p == 0 else x * 0
+
+
+def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
+    def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype is torch.float16 and dtype is torch.float32:
+            result: Tensor = kernel(x, dim, True)
+            return result
+        result = kernel(x if dtype is None else x.to(dtype), dim, False)
+        return result
+
+    return softmax
+
+
+def _install_foreach() -> None:
+    for module in (torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]):
+        supported = getattr(module, "_foreach_supported_types", None)
+        if supported is not None and FakeTensor not in supported:
+            supported.append(FakeTensor)
+        if hasattr(module, "_get_foreach_kernels_supported_devices"):
+            module._get_foreach_kernels_supported_devices = lambda: ["cuda", "cpu"]
+
+
+def _install_scaler() -> None:
+    def always_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    torch.amp.GradScaler._maybe_opt_step = always_step  # type: ignore[method-assign]
+
+
+def _install_module_apply() -> None:
+    """`Module.to` and its kin exchange data behind a parameter, which fake tensors refuse: exchange the
+    parameter itself, one replacement for all places that share it.
+    """
+    plain = nn.Module._apply
+
+    def apply(self: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        tensors = [*self.parameters(), *self.buffers()]
+        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return plain(self, function, recurse)
+        replaced: dict[int, Any] = {}
+        for module in self.modules():
+            for group in (module._parameters, module._buffers):
+                for name, tensor in group.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in replaced:
+                        replaced[id(tensor)] = (tensor, _applied(tensor, function))
+                    group[name] = replaced[id(tensor)][1]
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign,assignment]
+
+
+def _applied(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        result = function(tensor.detach())
+    if result.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        return tensor
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(result, requires_grad=tensor.requires_grad)
+    return result

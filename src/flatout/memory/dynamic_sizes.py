@@ -1,0 +1,83 @@
+"""Operations whose result has as many rows as the data says: `nonzero`, boolean indexing, `unique`.
+
+Integers and booleans carry their real values through a trace, so most of these have a true answer.  Where a
+mask comes from floating point, every element is taken as true: the largest result there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map
+
+from flatout.memory import shadows
+
+aten = torch.ops.aten
+SIZED_BY_VALUES = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.repeat_interleave.Tensor,
+    aten.bincount.default,
+    aten.unique_consecutive.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+}
+
+
+def depends_on_values(func: Any, args: Any) -> bool:
+    if func in SIZED_BY_VALUES:
+        return True
+    if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+        return any(isinstance(index, Tensor) and index.dtype is torch.bool for index in args[1])
+    return False
+
+
+def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None]) -> Any:
+    """The result of `func`, of the size that the known values give."""
+    if func not in SIZED_BY_VALUES:
+        indices = [_positions(index, func, guess=guess) for index in args[1]]
+        flat = [part for parts in indices for part in parts]
+        return func(args[0], flat, *args[2:], **kwargs)
+    for tensor in tree_iter((args, kwargs)):
+        if isinstance(tensor, Tensor) and shadows.value_of(tensor) is None:
+            _assume(tensor, func, guess=guess)
+    real = shadows.real_result(func, args, kwargs)
+    return tree_map(lambda leaf: _without_data(leaf) if isinstance(leaf, Tensor) else leaf, real)
+
+
+def _assume(tensor: Tensor, func: Any, *, guess: Callable[[str, str], None]) -> None:
+    """Give `tensor` the values that make the result largest."""
+    with _disable_current_modes():
+        ones = torch.ones(tensor.shape, dtype=tensor.dtype)
+    setattr(tensor, shadows.VALUE, ones)
+    if not tensor.dtype.is_floating_point:
+        guess(str(func), "every element taken as true")
+
+
+def _positions(index: Any, func: Any, *, guess: Callable[[str, str], None]) -> list[Any]:
+    """A boolean mask as the index tensors CUDA makes of it; any other index as it is."""
+    if not isinstance(index, Tensor) or index.dtype is not torch.bool:
+        return [index]
+    if shadows.value_of(index) is None:
+        _assume(index, func, guess=guess)
+    found = run(aten.nonzero.default, (index,), {}, guess=guess)
+    value = shadows.value_of(found)
+    assert value is not None
+    columns = [found.select(1, column) for column in range(index.dim())]
+    for column, position in enumerate(columns):
+        with _disable_current_modes():
+            setattr(position, shadows.VALUE, value.select(1, column))
+    return columns
+
+
+def _without_data(real: Tensor) -> Tensor:
+    with _disable_current_modes():
+        shape, dtype = tuple(real.shape), real.dtype
+    fake = torch.empty(shape, dtype=dtype)
+    if not dtype.is_floating_point:
+        setattr(fake, shadows.VALUE, real)
+    return fake

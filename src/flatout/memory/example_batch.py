@@ -1,0 +1,130 @@
+"""Batches of any size from one example.
+
+The batch dimension is dimension 0 of every tensor whose leading size is the batch size; rows are repeated
+or cut, so values stay real (token ids inside the vocabulary, labels inside the classes).  Tensors with
+another leading size, scalars and everything that is not a tensor stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flatout.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEFAULT_BATCH_SIZE = 8
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Every tensor of a batch: in mappings, sequences and dataclasses, however deep."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(batch, note)
+    yield from found
+
+
+def leading_size(batch: Any) -> int:
+    """The batch size of an example: the leading size that most of its tensors have, the first of equals."""
+    sizes = Counter(int(tensor.shape[0]) for tensor in tensors_of(batch) if tensor.dim() > 0)
+    if not sizes:
+        raise BadInput(
+            f"the example batch ({type(batch).__name__}) holds no tensor with a batch dimension",
+            hint="give a tensor, or a dict, list or tuple of tensors whose dimension 0 is the batch",
+        )
+    return max(sizes, key=lambda size: sizes[size])
+
+
+def resized(batch: Any, *, batch_size: int, example_size: int) -> Any:
+    """The example with `batch_size` rows where it has `example_size`."""
+    import torch
+
+    def with_rows(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != example_size:
+            return tensor
+        return tensor[torch.arange(batch_size) % example_size]
+
+    return mapped(batch, with_rows)
+
+
+def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[..., Any], dict[str, int]]:
+    """`make_batch(**sizes)` and its sizes, from a batch maker or an example batch.
+
+    The sizes of a batch maker are its parameters with their defaults; `batch_size` needs none.  One with a
+    single parameter of another name gets the batch size there.
+    """
+    if callable(batch):
+        return _adapted(batch)
+    size = batch_size or leading_size(batch)
+    if not any(tensor.dim() and tensor.shape[0] == size for tensor in tensors_of(batch)):
+        raise BadInput(f"no tensor of the example batch has the leading size batch_size={size}")
+
+    def make_batch(*, batch_size: int) -> Any:
+        return resized(batch, batch_size=batch_size, example_size=size)
+
+    return make_batch, {"batch_size": size}
+
+
+def _adapted(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, int]]:
+    parameters = list(inspect.signature(maker).parameters.values())
+    named = [
+        p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "batch_size"
+    ]
+    if len(parameters) == 1 and named and (named[0].default is inspect.Parameter.empty):
+
+        def make_batch(*, batch_size: int) -> Any:
+            return maker(batch_size)
+
+        return make_batch, {"batch_size": DEFAULT_BATCH_SIZE}
+    sizes = {}
+    for parameter in parameters:
+        if parameter.name == "batch_size":
+            default = parameter.default
+            sizes["batch_size"] = DEFAULT_BATCH_SIZE if default is inspect.Parameter.empty else int(default)
+        elif isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
+            sizes[parameter.name] = parameter.default
+    if "batch_size" not in sizes and any(p.kind is p.VAR_KEYWORD for p in parameters):
+        sizes["batch_size"] = DEFAULT_BATCH_SIZE
+    if "batch_size" not in sizes:
+        raise BadInput(
+            f"the batch maker takes ({', '.join(p.name for p in parameters)}), but no batch_size",
+            hint="def make_batch(*, batch_size, length=512): ...",
+        )
+    unknown = [p.name for p in named if p.default is inspect.Parameter.empty]
+    if unknown:
+        raise BadInput(
+            f"the batch maker's {', '.join(unknown)} have no default, so their size is not known",
+            hint="give them one, or return a Job with its sizes",
+        )
+    return maker, sizes
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with `function` applied to every tensor; mappings come back as dicts."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(item, function) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, function) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(item, function) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            field.name: mapped(getattr(value, field.name), function)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+        return dataclasses.replace(value, **changed)
+    return value

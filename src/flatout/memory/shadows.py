@@ -1,0 +1,116 @@
+"""Real values of small integer and boolean tensors, kept beside tensors that have no data.
+
+Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths.  Integers are
+small, so they are computed for real next to their fake counterparts, and such branches go the way the real
+run goes.  Where a value comes from floating point there is none: choices among several (argmax, top-k) are
+answered evenly, comparisons as true, and every such answer is noted as a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map
+
+aten = torch.ops.aten
+LARGEST = 1 << 25  # elements; larger integer tensors are not computed
+VALUE = "_flatout_value"
+# the place of the indices among the results; None where they are the only one
+CHOICES = {
+    aten.topk.default: 1,
+    aten.argmax.default: None,
+    aten.argmin.default: None,
+    aten.sort.default: 1,
+    aten.sort.stable: 1,
+    aten.multinomial.default: None,
+    aten.max.dim: 1,
+    aten.min.dim: 1,
+}
+
+
+def value_of(tensor: Tensor) -> Tensor | None:
+    """The real value of `tensor`, where it is known."""
+    value = getattr(tensor, VALUE, None)
+    if value is not None:
+        return value  # type: ignore[no-any-return]
+    if isinstance(tensor, FakeTensor):
+        return tensor.constant
+    return tensor
+
+
+def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str, str], None]) -> None:
+    """Compute `func` for real where its inputs are known and its results are small integers."""
+    outs = list(_tensors(out))
+    if not outs:
+        return
+    if func in CHOICES:
+        _choose_evenly(func, args, outs, guess=guess)
+        return
+    if any(t.dtype.is_floating_point or t.dtype.is_complex or t.numel() > LARGEST for t in outs):
+        return
+    ins = list(_tensors((args, kwargs)))
+    if any(value_of(t) is None for t in ins):
+        if func._schema.is_mutable:
+            for t in ins:
+                setattr(t, VALUE, None)  # written from an unknown value
+        return
+    real = _run_for_real(func, args, kwargs)
+    for fake, value in zip(outs, _tensors(real), strict=False):
+        if fake.shape == value.shape and not value.dtype.is_floating_point:
+            setattr(fake, VALUE, value)
+
+
+def real_result(func: Any, args: Any, kwargs: Any) -> Any | None:
+    """The real result of an operation whose size depends on values, or None where these are unknown."""
+    if any(value_of(t) is None for t in _tensors((args, kwargs))):
+        return None
+    return _run_for_real(func, args, kwargs)
+
+
+def _run_for_real(func: Any, args: Any, kwargs: Any) -> Any:
+    named = dict(kwargs)
+    if "device" in named:
+        named["device"] = torch.device("cpu")
+    with _disable_current_modes():
+        return func(*tree_map(_known, args), **tree_map(_known, named))
+
+
+def _known(leaf: Any) -> Any:
+    return value_of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+
+
+def _choose_evenly(func: Any, args: Any, outs: list[Tensor], *, guess: Callable[[str, str], None]) -> None:
+    """Indices that use every choice equally often: what a balanced router would give."""
+    place = CHOICES[func]
+    indices = outs[-1] if place is None else outs[place]
+    if indices.numel() > LARGEST or indices.dtype.is_floating_point:
+        return
+    source = args[0]
+    known = value_of(source)
+    if known is not None:
+        real = _run_for_real(func, args, {})
+        setattr(indices, VALUE, list(_tensors(real))[-1])
+        return
+    dim = _dimension(func, args)
+    choices = source.shape[dim] if source.dim() else 1
+    with _disable_current_modes():
+        count = torch.arange(indices.numel(), dtype=indices.dtype).reshape(indices.shape)
+        setattr(indices, VALUE, count % max(1, choices))
+    guess(str(func), "every choice equally often")
+
+
+def _dimension(func: Any, args: Any) -> int:
+    """Along which dimension `func` chooses: the argument called dim, the last one where it is left out."""
+    names = [argument.name for argument in func._schema.arguments]
+    place = names.index("dim") if "dim" in names else len(args)
+    given = args[place] if place < len(args) else None
+    return given if isinstance(given, int) else -1

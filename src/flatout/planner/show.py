@@ -1,0 +1,145 @@
+"""What a config does to a device today: memory per stage, share of the device, verdict, recommendations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from flatout.memory.job import Recipe
+from flatout.planner.budget import Budget
+from flatout.planner.forecast import Forecast, LargestBatch, Peak, traced
+from flatout.planner.settings import Settings, StageSettings
+from flatout.units import show_bytes, show_share
+
+Verdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "unknown"]
+UNDER_USED = 2  # a device that could take this many times the batch is under-used
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """One stage: what it needs in training and evaluation, and what would be safe."""
+
+    name: str
+    settings: StageSettings
+    effective_batch: int
+    training: Peak | None = None
+    evaluation: Peak | None = None
+    largest: LargestBatch | None = None
+    device_share: float | None = None  # of the device's total
+    verdict: Verdict = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overview:
+    """A config, and what it does to a device."""
+
+    settings: Settings
+    budget: Budget | None
+    stages: tuple[StageMemory, ...]
+    recommendations: tuple[str, ...]
+
+    @property
+    def has_findings(self) -> bool:
+        return any(stage.verdict not in ("well used", "unknown") for stage in self.stages)
+
+
+def overview(settings: Settings, *, budget: Budget | None, forecast: Forecast | None) -> Overview:
+    """Estimate every stage as it is configured; what cannot be known without a model or device is None."""
+    stages = tuple(
+        _stage_memory(stage, ranks=settings.ranks.value, budget=budget, forecast=forecast)
+        for stage in settings.stages
+    )
+    return Overview(
+        settings=settings,
+        budget=budget,
+        stages=stages,
+        recommendations=tuple(_recommendations(stages, budget=budget)),
+    )
+
+
+def job_sizes(
+    stage: StageSettings, forecast: Forecast, *, batch_size: int, over: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The sizes of a batch: the job's own, the stage's over them, `over` last."""
+    known = {name: setting.value for name, setting in stage.sizes.items() if name in forecast.sizes}
+    return {**forecast.sizes, **known, **(over or {}), "batch_size": batch_size}
+
+
+def evaluation_recipe(stage: StageSettings) -> Recipe:
+    return dataclasses.replace(
+        stage.recipe, accumulation=1, clip_norm=None, checkpointing=False, mode="evaluate"
+    )
+
+
+def _stage_memory(
+    stage: StageSettings, *, ranks: int, budget: Budget | None, forecast: Forecast | None
+) -> StageMemory:
+    batch_size = stage.batch_size.value
+    seen = StageMemory(
+        name=stage.name,
+        settings=stage,
+        effective_batch=batch_size * stage.accumulation.value * ranks,
+    )
+    if forecast is None:
+        return seen
+    recipe = traced(stage.recipe)
+    sizes = job_sizes(stage, forecast, batch_size=batch_size)
+    training = forecast.peak_bytes(sizes, recipe=recipe)
+    evaluation = forecast.peak_bytes(
+        {**sizes, "batch_size": stage.eval_batch}, recipe=evaluation_recipe(stage)
+    )
+    seen = dataclasses.replace(seen, training=training, evaluation=evaluation)
+    if budget is None:
+        return seen
+    largest = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=budget.usable_bytes)
+    needed = max(training.process_bytes, evaluation.process_bytes)
+    return dataclasses.replace(
+        seen,
+        largest=largest,
+        device_share=needed / budget.total_bytes,
+        verdict=_verdict(needed, largest=largest, batch_size=batch_size, budget=budget),
+    )
+
+
+def _verdict(needed_bytes: int, *, largest: LargestBatch, batch_size: int, budget: Budget) -> Verdict:
+    if needed_bytes > budget.free_bytes.value:
+        return "does not fit"
+    if needed_bytes > budget.usable_bytes:
+        return "beyond the margin"
+    return "under-used" if (largest.safe or 0) >= UNDER_USED * batch_size else "well used"
+
+
+def room(budget: Budget) -> str:
+    """What a device offers, in words."""
+    return (
+        f"{budget.device.name} has {show_bytes(budget.free_bytes.value)} free, "
+        f"{show_bytes(budget.usable_bytes)} at a margin of {show_share(budget.margin)}"
+    )
+
+
+def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) -> list[str]:
+    if budget is None or any(stage.verdict == "unknown" for stage in stages):
+        return []
+    said = []
+    for stage in stages:
+        if stage.verdict in ("does not fit", "beyond the margin"):
+            needs = [peak.process_bytes for peak in (stage.training, stage.evaluation) if peak is not None]
+            said.append(
+                f"{stage.name} needs {show_bytes(max(needs))}; {room(budget)}: lower the batch and raise "
+                "accumulation (flatout plan fit)"
+            )
+    safe = [stage.largest.safe for stage in stages if stage.largest is not None]
+    worst = min((number for number in safe if number is not None), default=None)
+    batch_sizes = {stage.settings.batch_size.value for stage in stages}
+    if not said and worst is not None and len(batch_sizes) == 1 and worst >= UNDER_USED * max(batch_sizes):
+        every = "in every stage" if len(stages) > 1 else "here"
+        if any(stage.settings.accumulation.value > 1 for stage in stages):
+            how = (
+                "flatout plan fit raises the batch and lowers accumulation, so that the effective batch stays"
+            )
+        else:
+            how = "nothing is accumulated, so that only a larger effective batch would use it (--effective)"
+        said.append(f"a batch of {worst} is safe {every}; {how}")
+    return said

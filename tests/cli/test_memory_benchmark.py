@@ -1,0 +1,205 @@
+"""The memory benchmark: its configurations are sound, and a sample of the measured table is still predicted.
+
+The measured table comes from a GPU and is committed; the estimates are made here, on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip(
+    "transformers", reason="the benchmark's models are built from transformers configurations"
+)
+pytest.importorskip("peft", reason="one family of the benchmark is adapters of PEFT")
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, summarize
+from benchmarks.memory.children import Pool
+from benchmarks.memory.configuration import HELD_OUT, Configuration
+from benchmarks.memory.configurations import every_configuration
+from benchmarks.memory.estimates import carried_on, estimate
+from benchmarks.memory.history import append_history, compact
+from benchmarks.memory.largest import bracket
+from benchmarks.memory.table import latest_table, measured_rows, read_table
+
+CONFIGURATIONS = every_configuration()
+# One per kind of trouble: a scaler, convolutions, cuDNN's recurrent layers, adapters, frozen parts.
+SAMPLE = (
+    "bert-mlm-tiny/batch64/length128/fp32/adamw",
+    "bert-mlm-base/batch32/length256/fp16/clip/adamw",
+    "resnet50/batch128/image224/bf16/adamw",
+    "lstm-lm-1024x3/batch64/length256/bf16/adamw",
+    "lora16-llama-125m/batch8/length1024/bf16/adamw",
+    "llama-125m/batch8/length2048/bf16/clip/adamw",
+    "table-2048x8/batch512/rows64/tf32/accumulation2/adamw-fused",
+    "vit-base-frozen/batch256/image224/bf16/sgd-momentum",
+)
+ALLOCATED_BOUND, RESERVED_BOUND = 0.02, 0.05  # the 95th percentiles the planner promises
+
+
+def _build(configuration: Configuration) -> torch.nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers and PEFT warn about models without a checkpoint
+        with torch.device("meta"):
+            return configuration.job.make_model()
+
+
+def test_the_benchmark_is_as_wide_as_it_claims() -> None:
+    families = {each.family for each in CONFIGURATIONS}
+    assert len({each.label for each in CONFIGURATIONS}) == len(CONFIGURATIONS) >= 66
+    assert len(families) >= 12
+    assert set(HELD_OUT) < families
+    assert len(HELD_OUT) * 3 >= len(families)
+    assert sum(each.cap_bytes is not None for each in CONFIGURATIONS) >= 20
+    assert {each.recipe.precision for each in CONFIGURATIONS} == {"fp32", "tf32", "bf16", "fp16", "pure-bf16"}
+    assert {each.recipe.mode for each in CONFIGURATIONS} == {"train", "evaluate", "generate"}
+    assert {CONFIGURATIONS[position].family for position in range(len(families))} == families
+
+
+def test_every_model_builds_without_memory() -> None:
+    counts = {}
+    for configuration in CONFIGURATIONS:
+        model = _build(configuration)
+        counts[configuration.label] = sum(parameter.numel() for parameter in model.parameters())
+        assert any(parameter.requires_grad for parameter in model.parameters()), configuration.label
+        if configuration.recipe.checkpointing:
+            assert callable(model.gradient_checkpointing_enable), configuration.label
+    assert 5e6 < min(counts.values()) < 1e7
+    assert 1.4e9 < max(counts.values()) < 1.8e9
+
+
+def test_every_batch_is_of_cpu_tensors_and_grows_with_the_batch_size() -> None:
+    for configuration in CONFIGURATIONS:
+        volumes = []
+        for batch_size in (2, 4):
+            batch = configuration.job.make_batch(**configuration.sizes(batch_size=batch_size))
+            tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+            assert {tensor.device.type for tensor in tensors} == {"cpu"}, configuration.label
+            volumes.append(sum(tensor.numel() for tensor in tensors))
+        assert volumes[1] == 2 * volumes[0], configuration.label
+
+
+@pytest.mark.parametrize("label", SAMPLE)
+def test_a_sample_of_the_measured_table_is_predicted(label: str) -> None:
+    path = latest_table()
+    if path is None:
+        pytest.skip("no measured table is committed: benchmarks/memory/measure.py makes one on a GPU")
+    rows = {
+        configuration.label: (configuration, row) for configuration, row in measured_rows(read_table(path))
+    }
+    configuration, row = rows[label]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = estimate(configuration)
+    assert found["allocated"] == pytest.approx(row["peak_allocated_bytes"], rel=ALLOCATED_BOUND)
+    assert found["reserved"] == pytest.approx(row["peak_reserved_bytes"], rel=RESERVED_BOUND)
+
+
+def test_errors_are_summed_up_with_failures_counted() -> None:
+    found = summarize([0.01, -0.02, 0.03, None])
+    assert (found["count"], found["failed"]) == (3, 1)
+    assert found["median"] == pytest.approx(0.02)
+    assert found["p95"] == found["worst"] == pytest.approx(0.03)
+    assert found["under_share"] == pytest.approx(1 / 3)
+    assert found["lowest"] == pytest.approx(-0.02)
+    assert summarize([None, None]) == {"count": 0, "failed": 2}
+
+
+def test_held_out_families_are_reported_apart() -> None:
+    def row(family: str, held_out: bool, error: float | None) -> dict[str, Any]:
+        return {"family": family, "held_out": held_out, "errors": {"ours": {"allocated": error}}}
+
+    rows = [row("bert", False, 0.01), row("t5", True, 0.5), row("gru", True, None)]
+    found = by_group(rows, estimator="ours", quantity="allocated")
+    assert (found["tuned"]["count"], found["tuned"]["worst"]) == (1, 0.01)
+    assert (found["held out"]["count"], found["held out"]["failed"]) == (1, 1)
+    assert found["all"]["count"] == 2
+    assert set(found["families"]) == {"bert", "t5", "gru"}
+
+
+def test_searches_are_summed_up() -> None:
+    rows: list[dict[str, Any]] = [
+        {"label": "a", "safe": 97, "limit": 101, "largest": 100, "fails_at": 101}
+        | {"safe_trains": True, "limit_trains": False},
+        {"label": "b", "safe": 50, "limit": 60, "largest": 60, "fails_at": 61}
+        | {"safe_trains": True, "limit_trains": True},
+        {"label": "c", "error": "took over 60 s"},
+    ]
+    assert caps_summary(rows) == {
+        "count": 2,
+        "undecided": 1,
+        "safe_trains_share": 1.0,
+        "safe_near_share": 0.5,
+        "limit_trains_share": 0.5,
+        "limit_near_share": 1.0,
+    }
+    finder = [{"label": "a", "found": 64, "seconds": 9.0}, {"label": "b", "found": 61, "seconds": 11.0}]
+    found = finder_summary(finder, {"a": 100, "b": 60})
+    assert (found["near_share"], found["over_share"], found["median_seconds"]) == (0.5, 0.5, 10.0)
+
+
+@pytest.mark.parametrize("real", [0, 1, 2, 7, 33, 100, 1000])
+@pytest.mark.parametrize("guess", [1, 5, 30, 90, 1000, 3000])
+def test_the_search_closes_in_on_the_border(real: int, guess: int) -> None:
+    largest, fails_at = bracket(lambda size: size <= real, guess=guess, may_go_on=lambda: True)
+    assert fails_at is not None
+    assert largest <= real < fails_at
+    assert fails_at - largest <= max(1, largest // 100)
+
+
+def test_what_a_probe_saw_is_carried_on_in_a_line() -> None:
+    assert carried_on([8, 16], [10.0, 14.0], to=64) == 38.0
+    assert carried_on([1], [3.0], to=8) == 3.0
+    assert carried_on([], [], to=8) == 0.0
+
+
+def test_a_history_keeps_which_birth_a_death_ends(tmp_path: Path) -> None:
+    log = [
+        ("alloc", 1, 10),
+        ("alloc", 2, 20),
+        ("free_completed", 1, 10),
+        ("alloc", 1, 5),
+        ("free_completed", 9, 7),
+    ]
+    log.append(("free_completed", 1, 5))
+    events = [{"action": action, "addr": address, "size": size} for action, address, size in log]
+    found = compact(events)
+    assert found["births"].tolist() == [0, 1, 0, 2, -1, 2]
+    path = tmp_path / "histories.npz"
+    for label in ("a/b", "c/d"):
+        assert append_history(path, label, found) == len(log)
+    with np.load(path) as read:
+        assert read["c/d/sizes"].tolist() == [10, 20, 10, 5, 7, 5]
+
+
+def _doubles(value: int) -> dict[str, Any]:
+    return {"value": 2 * value}
+
+
+def _dies() -> dict[str, Any]:
+    os._exit(3)
+
+
+def _raises() -> dict[str, Any]:
+    raise ValueError("not this one")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_that_fails_costs_only_itself() -> None:
+    tasks = [("two", _doubles, (1,)), ("dead", _dies, ()), ("raised", _raises, ()), ("four", _doubles, (2,))]
+    with Pool(width=2, limit_s=60) as pool:
+        found = dict(pool.run(tasks, deadline=time.monotonic() + 60))
+    assert found["two"] == {"value": 2}
+    assert found["four"] == {"value": 4}
+    assert found["dead"]["error"] == "the child died with exit code 3"
+    assert found["raised"]["error"] == "ValueError: not this one"
+    with Pool(width=1, limit_s=60) as pool:
+        assert list(pool.run(tasks, deadline=time.monotonic() - 1)) == []
