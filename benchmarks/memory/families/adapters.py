@@ -6,6 +6,10 @@ positive, negatives), adapters on every linear layer of four MiniLM encoders.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +19,10 @@ from torch import Tensor, nn
 from benchmarks.memory.configuration import Configuration, Subject, own_loss, padding_mask, token_ids
 from benchmarks.memory.families.decoders import gpt2, llama, padded_text, plain_text
 from benchmarks.memory.families.text_encoders import mini_encoder
+from flatout.memory.job import Job
 
 CHANNELS = 4
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "embedder"
 
 
 def _with_adapters(base: nn.Module, *, rank: int, targets: list[str] | str) -> nn.Module:
@@ -149,4 +155,38 @@ def _embedder() -> list[Configuration]:
     ]
 
 
-CONFIGURATIONS = [*_peft(), *_embedder()]
+@functools.cache
+def _example() -> Job:
+    """`examples/embedder`, as it plans itself: PEFT adapters, and rows routed to experts."""
+    if str(EXAMPLE) not in sys.path:
+        sys.path.append(str(EXAMPLE))
+    settings = importlib.import_module("settings").read_settings(EXAMPLE / "conf", stage="03")
+    job: Job = importlib.import_module("plan").build(settings)[0]
+    return job
+
+
+def _example_configurations() -> list[Configuration]:
+    subject = Subject(
+        family="embedder",
+        name="embedder-example",
+        make_model=lambda: _example().make_model(),
+        make_batch=lambda **sizes: _example().make_batch(**sizes),
+        loss=lambda model, batch: _example().loss(model, batch),
+    )
+    return [
+        subject.at(
+            4,
+            sizes={"length": 512, "n_positives": 16, "n_negatives": 8},
+            precision="fp16",
+            checkpointing=True,
+            accumulation=2,
+            clip_norm=1.0,
+            cap_gib=8,
+        ),
+        subject.at(
+            2, sizes={"length": 256, "n_positives": 16, "n_negatives": 24}, precision="bf16", clip_norm=1.0
+        ),
+    ]
+
+
+CONFIGURATIONS = [*_peft(), *_embedder(), *_example_configurations()]

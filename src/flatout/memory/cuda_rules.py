@@ -47,6 +47,8 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
     _install_foreach()
     _install_scaler()
     _install_module_apply()
+    # draws until every value lies within its bounds, which without data is never
+    torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor  # type: ignore[attr-defined]
 
 
 def _install_kernels(

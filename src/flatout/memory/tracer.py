@@ -109,10 +109,6 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is SCALAR:
             return self._scalar(args[0])
-        temporary = [
-            self._birth(num_bytes, f"workspace of {func}", "workspaces")
-            for num_bytes in self.workspaces.of(func, args, kwargs)
-        ]
         if dynamic_sizes.depends_on_values(func, args):
             out = dynamic_sizes.run(func, args, kwargs, guess=self.guess)
         else:
@@ -131,6 +127,10 @@ class Tracer(TorchDispatchMode):
                 for inner in tree_iter(leaf):
                     if isinstance(inner, Tensor):
                         self.track(inner, name, component)
+        temporary = [
+            self._birth(num_bytes, f"workspace of {name}", "workspaces")
+            for num_bytes in self.workspaces.of(func, args, kwargs)
+        ]
         self.events.extend(~number for number in reversed(temporary))
         return out
 

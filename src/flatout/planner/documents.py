@@ -23,7 +23,7 @@ from flatout.errors import BadInput
 Value = int | float | bool | str | None
 Quotes = Literal["plain", "single", "double", "block"]
 Format = Literal["yaml", "json"]
-MAX_SCALARS = 100_000  # a text of a few lines can unfold into billions of values through aliases
+MAX_SCALARS = 20_000  # a text of a few lines can unfold into billions of values through aliases
 QUOTES: dict[str | None, Quotes] = {None: "plain", "'": "single", '"': "double", "|": "block", ">": "block"}
 BYTE_ORDER_MARK = "\ufeff"
 

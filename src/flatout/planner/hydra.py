@@ -147,7 +147,9 @@ def _entries(document: Document) -> list[_Entry]:
         if parts[0] != "defaults" or len(parts) < 2 or not parts[1].isdigit():
             continue
         number = int(parts[1])
-        option = None if scalar.value is None else str(scalar.value)
+        # As written: 01_stage and 01 are names here, not numbers.
+        written = document.text[scalar.start : scalar.end] if scalar.quotes == "plain" else str(scalar.value)
+        option = None if scalar.value is None else written
         if len(parts) == 2:
             name, _, package = (option or "").partition("@")
             found[number] = _Entry(group=None, options=(name,), package=package or None)

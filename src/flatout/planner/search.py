@@ -40,6 +40,21 @@ NOTHING = LargestBatch(safe=None, limit=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Bounds:
+    """The largest batch where several are accumulated, and where one is the whole effective batch.
+
+    In one piece no gradients wait while a batch runs, so that more may be safe.
+    """
+
+    pieces: LargestBatch
+    whole: LargestBatch
+
+    def of(self, suggestion: Suggestion) -> LargestBatch:
+        in_one_piece = all(steps == 1 for steps in suggestion.accumulations.values())
+        return self.whole if in_one_piece else self.pieces
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSearch:
     """Stages that take their batch size from one place; the worst of them decides."""
 
@@ -68,22 +83,24 @@ class GroupSearch:
     def fit(self) -> GroupFit:
         """The suggestions of this group, or an error that says what would fit."""
         own_switch = self.checkpointing
-        largest = {switch: self._largest(switch) for switch in (own_switch, not own_switch)}
-        found = {switch: self._best(switch, largest[switch].safe) for switch in largest}
+        bounds = {switch: self._bounds(switch) for switch in (own_switch, not own_switch)}
+        found = {switch: self._best(switch, bounds[switch]) for switch in bounds}
         other_asked = (
             self.wish.choose == (WITHOUT if own_switch else WITH) or "checkpointing" in self.wish.allow
         )
         use = own_switch if found[own_switch] or not other_asked else not own_switch
-        best, safe = found[use], largest[use].safe
-        if best is None or safe is None:
+        best = found[use]
+        if best is None:
             return self._lowered_or_raise()
+        largest = bounds[use].of(best)
+        safe = largest.safe or best.batch_size
         if not other_asked:
             self._check_sensible(best.batch_size, safe=safe)
         return GroupFit(
             stages=self.stages,
             safe=safe,
-            limit=largest[use].limit,
-            suggestions=merged(self._suggestions(found, use=use, safe=safe)),
+            limit=largest.limit,
+            suggestions=merged(self._suggestions(found, use=use)),
             evaluation=self._evaluation(),
             lowered=self.lowered,
         )
@@ -98,9 +115,7 @@ class GroupSearch:
             raise does_not_fit(self.stages, budget=self.budget, forecast=self.forecast)
         return dataclasses.replace(self, lowered=lowered).fit()
 
-    def _suggestions(
-        self, found: Mapping[bool, Suggestion | None], *, use: bool, safe: int
-    ) -> Iterator[Suggestion]:
+    def _suggestions(self, found: Mapping[bool, Suggestion | None], *, use: bool) -> Iterator[Suggestion]:
         timed = self._fastest(found)
         if timed is not None:
             yield timed
@@ -111,16 +126,14 @@ class GroupSearch:
             reason = "largest batch without computing activations twice; not timed"
             yield plain.named(FASTEST, reason, source="assumed")
         room_bytes = int(self.budget.usable_bytes * SAFEST_SHARE)
-        safest = self._best(
-            use, self._largest(use, capacity_bytes=room_bytes).safe, capacity_bytes=room_bytes
-        )
+        safest = self._best(use, self._bounds(use, capacity_bytes=room_bytes), capacity_bytes=room_bytes)
         if safest is not None:
             reason = f"keeps a further {1 - SAFEST_SHARE:.0%} free, for a longer batch or a neighbour"
             yield safest.named(SAFEST, reason)
         if other is not None:
             does = "computes activations twice" if other.checkpointing else "keeps all activations"
             yield other.named(WITH if other.checkpointing else WITHOUT, does)
-        yield from self._widest(use, safe=safe)
+        yield from self._widest(use)
 
     def _recipe(self, stage: StageSettings, *, checkpointing: bool, accumulation: int) -> Recipe:
         switched = stage.checkpointing.value if checkpointing == self.checkpointing else checkpointing
@@ -156,21 +169,24 @@ class GroupSearch:
             return NOTHING  # the model cannot be switched from outside
         return LargestBatch(safe=_least(one.safe for one in found), limit=_least(one.limit for one in found))
 
+    def _bounds(self, checkpointing: bool, *, capacity_bytes: int | None = None) -> _Bounds:
+        pieces = self._largest(checkpointing, capacity_bytes=capacity_bytes)
+        common = self.common
+        alike = all(self._per_rank(stage) == common for stage in self.stages)
+        if not alike or common <= (pieces.safe or 0):
+            return _Bounds(pieces=pieces, whole=pieces)
+        whole = self._largest(checkpointing, accumulation=1, capacity_bytes=capacity_bytes)
+        return _Bounds(pieces=pieces, whole=whole)
+
     def _best(
-        self, checkpointing: bool, safe: int | None, *, capacity_bytes: int | None = None
+        self, checkpointing: bool, bounds: _Bounds, *, capacity_bytes: int | None = None
     ) -> Suggestion | None:
         """The largest batch that keeps every effective batch; None where nothing fits."""
-        if safe is None:
-            return None
         capacity = self.budget.usable_bytes if capacity_bytes is None else capacity_bytes
         common = self.common
-        if common > safe and all(self._per_rank(stage) == common for stage in self.stages):
-            # In one piece no gradients wait while a batch runs, so that more may be safe.
-            whole = self._largest(checkpointing, accumulation=1, capacity_bytes=capacity).safe or 0
-        else:
-            whole = safe
         for batch_size in divisors(common):
-            if batch_size > (whole if batch_size == common else safe):
+            largest = bounds.whole if batch_size == common else bounds.pieces
+            if batch_size > (largest.safe or 0):
                 continue
             found = self._assess(batch_size, checkpointing=checkpointing)
             if found.peak.process_bytes <= capacity:
@@ -234,9 +250,12 @@ class GroupSearch:
         quickest = min(timed, key=lambda one: (one.step_s or math.inf, -one.batch_size))
         return quickest.named(FASTEST, "the shortest step that was measured", source="measured")
 
-    def _widest(self, checkpointing: bool, *, safe: int) -> Iterator[Suggestion]:
+    def _widest(self, checkpointing: bool) -> Iterator[Suggestion]:
         """The whole safe batch at the configured accumulation: it changes the effective batch."""
         steps = {stage.name: stage.accumulation.value for stage in self.stages}
+        safe = self._largest(checkpointing, accumulation=max(steps.values())).safe
+        if safe is None:
+            return
         found = self._assess(safe, checkpointing=checkpointing, accumulations=steps)
         kept = {stage.name: self._per_rank(stage) * self.ranks for stage in self.stages}
         wider = all(found.effective_batches[name] > effective for name, effective in kept.items())

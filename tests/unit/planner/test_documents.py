@@ -52,7 +52,8 @@ def test_every_scalar_has_its_own_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["1", "-7", "+3", "0", "010", "0x1F", "0b101", "1_000", "1.5", "-.5", "2.0e-4", "1e3", "yes", "Off"]
+    "word",
+    ["1", "-7", "+3", "0", "010", "0x1F", "0b101", "1_000", "1.5", "-.5", "2.0e-4", "1e3", "yes", "Off"],
 )
 def test_plain_values_are_those_of_pyyaml_where_it_reads_a_number_or_a_switch(word: str) -> None:
     loaded = yaml.safe_load(word)
@@ -61,12 +62,16 @@ def test_plain_values_are_those_of_pyyaml_where_it_reads_a_number_or_a_switch(wo
     assert type(plain_value(word)) is type(expected)
 
 
-@pytest.mark.parametrize(("word", "expected"), [("2e-4", 2e-4), ("1E5", 1e5), ("0o17", 15), ("~", None), ("", None)])
+@pytest.mark.parametrize(
+    ("word", "expected"), [("2e-4", 2e-4), ("1E5", 1e5), ("0o17", 15), ("~", None), ("", None)]
+)
 def test_plain_values_that_yaml_1_1_reads_otherwise(word: str, expected: Any) -> None:
     assert plain_value(word) == expected
 
 
-@pytest.mark.parametrize("word", ["16-mixed", "bf16", "1:30", "2024-01-31", "0x", "0b2", "e5", "a b", "-", "."])
+@pytest.mark.parametrize(
+    "word", ["16-mixed", "bf16", "1:30", "2024-01-31", "0x", "0b2", "e5", "a b", "-", "."]
+)
 def test_other_words_are_text(word: str) -> None:
     assert plain_value(word) == word
 
@@ -84,7 +89,11 @@ def test_aliases_and_merged_keys_name_where_their_characters_are() -> None:
     assert (scalars["two"].value, scalars["two"].alias_of) == (5, "one")
     assert (scalars["more.x"].value, scalars["more.x"].alias_of) == (1, "base.x")
     assert (scalars["more.y"].value, scalars["more.y"].alias_of) == (3, None)
-    assert (scalars["one"].num_aliases, scalars["base.x"].num_aliases, scalars["base.y"].num_aliases) == (1, 1, 0)
+    assert (scalars["one"].num_aliases, scalars["base.x"].num_aliases, scalars["base.y"].num_aliases) == (
+        1,
+        1,
+        0,
+    )
 
 
 def test_an_anchor_inside_itself_ends() -> None:
@@ -94,7 +103,7 @@ def test_an_anchor_inside_itself_ends() -> None:
 def test_a_text_that_unfolds_without_end_is_refused() -> None:
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 8)]
-    with pytest.raises(BadInput, match="unfolds into more than 100,000 values"):
+    with pytest.raises(BadInput, match="unfolds into more than 20,000 values"):
         parse("\n".join(lines))
 
 
@@ -143,13 +152,19 @@ def test_json_positions() -> None:
 
 keys = st.text(alphabet=st.characters(exclude_characters="."), max_size=4)
 documents = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys.filter(bool), inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(keys.filter(bool), documents, max_size=4), st.sampled_from([None, 1, "\t"]), st.booleans())
+@given(
+    st.dictionaries(keys.filter(bool), documents, max_size=4), st.sampled_from([None, 1, "\t"]), st.booleans()
+)
 def test_every_json_value_is_found_at_its_characters(data: Any, indent: Any, ascii_only: bool) -> None:
     text = json.dumps(data, indent=indent, ensure_ascii=ascii_only)
     document = parse(text, format="json")
@@ -161,7 +176,9 @@ def test_every_json_value_is_found_at_its_characters(data: Any, indent: Any, asc
             items = {str(i): item for i, item in enumerate(value)}.items()
         else:
             return {key: value}
-        return {k: v for name, item in items for k, v in leaves(item, f"{key}.{name}" if key else name).items()}
+        return {
+            k: v for name, item in items for k, v in leaves(item, f"{key}.{name}" if key else name).items()
+        }
 
     assert {key: scalar.value for key, scalar in document.scalars.items()} == leaves(data, "")
     for key, scalar in document.scalars.items():

@@ -8,7 +8,9 @@ from tests.plans import GIB, ToyForecast
 
 
 @pytest.mark.parametrize(("accumulation", "expected"), [(1, 1), (2, 2), (16, 2)])
-def test_no_more_micro_batches_are_traced_than_memory_can_tell_apart(accumulation: int, expected: int) -> None:
+def test_no_more_micro_batches_are_traced_than_memory_can_tell_apart(
+    accumulation: int, expected: int
+) -> None:
     recipe = Recipe(precision="bf16", accumulation=accumulation, clip_norm=1.0, checkpointing=True)
     assert traced(recipe) == Recipe(
         precision="bf16", accumulation=expected, clip_norm=1.0, checkpointing=True

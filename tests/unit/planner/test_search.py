@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from flatout.errors import BadInput, BatchDoesNotFit
+from flatout.planner.search import SAFEST_SHARE, GroupSearch
+from flatout.planner.settings import StageSettings
+from flatout.planner.suggestions import GroupFit, Suggestion, Wish
+from tests import plans
+from tests.plans import GIB, ToyForecast
+
+
+def search(
+    *stages: StageSettings,
+    usable_gib: float = 20,
+    ranks: int = 1,
+    wish: Wish | None = None,
+    forecast: ToyForecast | None = None,
+) -> GroupFit:
+    return GroupSearch(
+        stages=stages or (plans.stage(),),
+        budget=plans.budget(round(usable_gib * GIB)),
+        forecast=forecast or ToyForecast(),
+        wish=wish or Wish(),
+        ranks=ranks,
+    ).fit()
+
+
+def by_name(group: GroupFit) -> dict[str, Suggestion]:
+    return {name: one for one in group.suggestions for name in one.names}
+
+
+def test_the_largest_divisor_that_is_safe_is_taken() -> None:
+    group = search(plans.stage(4, 16))
+    best = by_name(group)["largest batch"]
+    assert best.batch_size * best.accumulations["training"] == 64
+    assert 64 % best.batch_size == 0
+    assert best.batch_size <= group.safe < 2 * best.batch_size
+    assert group.limit is not None and group.limit > group.safe
+
+
+@given(
+    batch_size=st.integers(1, 64),
+    accumulation=st.integers(1, 32),
+    ranks=st.integers(1, 8),
+    usable_gib=st.integers(5, 120),
+    negatives=st.lists(st.integers(0, 64), min_size=1, max_size=4),
+    eval_batch_size=st.none() | st.integers(1, 256),
+    checkpointing=st.booleans(),
+)
+def test_whatever_is_suggested_fits_and_keeps_the_effective_batch(
+    batch_size: int,
+    accumulation: int,
+    ranks: int,
+    usable_gib: int,
+    negatives: list[int],
+    eval_batch_size: int | None,
+    checkpointing: bool,
+) -> None:
+    forecast = ToyForecast()
+    stages = [
+        plans.stage(
+            batch_size,
+            accumulation,
+            name=f"{number:02}",
+            sizes={"n_negatives": count},
+            eval_batch_size=eval_batch_size,
+            checkpointing=checkpointing,
+        )
+        for number, count in enumerate(negatives)
+    ]
+    try:
+        group = search(*stages, usable_gib=usable_gib, ranks=ranks, forecast=forecast)
+    except (BatchDoesNotFit, BadInput):
+        assume(False)
+    for one in group.suggestions:
+        assert one.peak.process_bytes <= usable_gib * GIB
+        for stage in stages:
+            recipe = dataclasses.replace(
+                stage.recipe, checkpointing=one.checkpointing, accumulation=one.accumulations[stage.name]
+            )
+            sizes = {"batch_size": one.batch_size, "n_negatives": stage.sizes["n_negatives"].value}
+            assert forecast.peak_bytes(sizes, recipe=recipe).process_bytes <= one.peak.process_bytes
+            effective = one.batch_size * one.accumulations[stage.name] * ranks
+            assert one.effective_batches[stage.name] == effective
+            assert one.keeps_effective_batch == (effective == batch_size * accumulation * ranks)
+
+
+def test_the_worst_stage_decides_for_a_shared_batch() -> None:
+    light, heavy = (
+        plans.stage(name=name, sizes={"n_negatives": count}) for name, count in (("01", 2), ("02", 24))
+    )
+    assert search(light, heavy).safe == search(heavy).safe < search(light).safe
+    assert search(light, heavy).suggestions[0].worst_stage == "02"
+
+
+def test_stages_with_their_own_accumulation_keep_their_own_effective_batch() -> None:
+    group = search(plans.stage(4, 16, name="01"), plans.stage(4, 24, name="02"), usable_gib=60)
+    best = group.suggestion(None)
+    assert best.effective_batches == {"01": 64, "02": 96}
+    assert 32 % best.batch_size == 0
+
+
+def test_without_accumulation_more_fits_and_that_is_used() -> None:
+    """In one piece no gradients wait: 8 in one step fit where 8 of several do not."""
+    forecast = ToyForecast(weights_bytes=4 * GIB)
+    usable = forecast.peak_bytes({"batch_size": 8, "n_negatives": 1}, recipe=plans.stage(8, 1).recipe)
+    group = search(plans.stage(4, 2), usable_gib=usable.process_bytes / GIB, forecast=forecast)
+    assert (group.safe, group.suggestion(None).batch_size) == (8, 8)
+    with pytest.raises(BatchDoesNotFit):  # nine have to be accumulated, and not even one of them fits
+        search(plans.stage(9, 1), usable_gib=usable.process_bytes / GIB, forecast=forecast)
+
+
+def test_a_prime_effective_batch_is_refused_with_the_nearest() -> None:
+    with pytest.raises(BadInput) as error:
+        search(plans.stage(61, 1), usable_gib=15)
+    assert "the effective batch of 61 cannot be kept" in error.value.message
+    assert "the largest that divides it is 1" in error.value.message
+    assert error.value.hint is not None and "60 (" in error.value.hint and "--effective" in error.value.hint
+
+
+def test_a_prime_effective_batch_that_fits_is_kept() -> None:
+    assert search(plans.stage(61, 1), usable_gib=80).suggestion(None).batch_size == 61
+
+
+def test_an_effective_batch_that_was_asked_for() -> None:
+    best = search(plans.stage(4, 16), ranks=2, wish=Wish(effective_batch=96)).suggestion(None)
+    assert best.effective_batches == {"training": 96}
+    assert best.keeps_effective_batch
+
+
+def test_the_safest_leaves_more_free_and_the_widest_changes_the_objective() -> None:
+    group = search(plans.stage(4, 16), usable_gib=15)
+    found = by_name(group)
+    assert (
+        found["safest"].peak.process_bytes
+        <= 15 * GIB * SAFEST_SHARE
+        < found["largest batch"].peak.process_bytes
+    )
+    widest = found["largest effective batch"]
+    assert (widest.batch_size, widest.accumulations) == (group.safe, {"training": 16})
+    assert not widest.keeps_effective_batch
+    assert f"--effective {group.safe * 16}" in widest.reason.reason
+
+
+@pytest.mark.parametrize(
+    ("configured", "name"), [(False, "with checkpointing"), (True, "without checkpointing")]
+)
+def test_the_other_side_of_checkpointing_is_offered(configured: bool, name: str) -> None:
+    group = search(plans.stage(checkpointing=configured))
+    assert by_name(group)[name].checkpointing is not configured
+    assert group.suggestion(None).checkpointing is configured
+
+
+def test_a_model_without_the_switch_is_planned_without_it() -> None:
+    assert "with checkpointing" not in by_name(search(forecast=ToyForecast(can_checkpoint=False)))
+    with pytest.raises(BadInput, match="gradient_checkpointing_enable"):
+        search(plans.stage(checkpointing=True), forecast=ToyForecast(can_checkpoint=False))
+
+
+def test_stages_that_differ_keep_their_own_switch() -> None:
+    stages = (plans.stage(name="01", checkpointing=True), plans.stage(name="02"))
+    assert search(*stages).safe == search(stages[1]).safe
+
+
+def test_nothing_timed_is_assumed_and_said_so() -> None:
+    fastest = by_name(search(plans.stage(checkpointing=True)))["fastest"]
+    assert (fastest.checkpointing, fastest.reason.source, fastest.step_s) == (False, "assumed", None)
+
+
+def test_what_was_timed_decides() -> None:
+    """A step that grows faster than the batch: the largest batch is not the quickest."""
+    forecast = ToyForecast(
+        seconds=lambda batch, checkpointing: (batch / 8) ** 2 * (1.3 if checkpointing else 1)
+    )
+    group = search(plans.stage(4, 16), forecast=forecast)
+    fastest = group.suggestion(None)
+    assert "fastest" in fastest.names
+    assert fastest.reason.source == "measured"
+    assert (fastest.batch_size, fastest.step_s) == (1, pytest.approx(64 * (1 / 8) ** 2))
+
+
+def test_checkpointing_is_not_chosen_where_the_config_cannot_say_it() -> None:
+    forecast = ToyForecast(seconds=lambda batch, checkpointing: 0.1 if checkpointing else 1.0)
+    stage = plans.stage()
+    assert search(stage, forecast=forecast).suggestion(None).checkpointing
+    fixed = dataclasses.replace(stage, checkpointing=dataclasses.replace(stage.checkpointing, place=None))
+    assert not search(fixed, forecast=forecast).suggestion(None).checkpointing
+
+
+def test_evaluation_has_a_size_of_its_own() -> None:
+    kept = search(plans.stage(eval_batch_size=16)).evaluation
+    assert (kept.batch_size, kept.suggested) == (16, None)
+    assert kept.largest_safe is not None and kept.largest_safe > 16
+    raised = search(plans.stage(eval_batch_size=16), wish=Wish(allow=("eval_batch_size",))).evaluation
+    assert raised.suggested == kept.largest_safe
+    lowered = search(plans.stage(eval_batch_size=100_000)).evaluation
+    assert (lowered.suggested, lowered.reason) == (kept.largest_safe, "the configured size does not fit")
+    shared = search(plans.stage()).evaluation
+    assert shared.suggested is None and "uses the batch of training" in shared.reason
+
+
+def test_evaluation_through_the_loader_of_training_bounds_the_batch() -> None:
+    """Here evaluation needs more than training: checkpointing makes training cheap."""
+    stage = plans.stage(64, 64, checkpointing=True)
+    forecast = ToyForecast(weights_bytes=1, sample_bytes=64 * GIB // 100)
+    with_own = search(dataclasses.replace(stage, eval_batch_size=plans.setting(1, "eval")), forecast=forecast)
+    heavy = dataclasses.replace(forecast, fragmentation=1.05)
+    assert search(stage, forecast=heavy).safe <= with_own.safe
+
+
+def test_nothing_fits_unless_checkpointing_is_asked_for() -> None:
+    stage = plans.stage(4, 16)
+    forecast = ToyForecast(sample_bytes=8 * GIB)
+    with pytest.raises(BatchDoesNotFit, match="checkpointing"):
+        search(stage, usable_gib=9, forecast=forecast)
+    for wish in (Wish(choose="with checkpointing"), Wish(allow=("checkpointing",))):
+        group = search(stage, usable_gib=9, forecast=forecast, wish=wish)
+        assert group.suggestion(None).checkpointing
+
+
+def test_an_allowed_size_is_lowered_only_where_it_must_be() -> None:
+    stages = [plans.stage(name=f"0{i}", sizes={"n_negatives": count}) for i, count in ((1, 200), (2, 4))]
+    with pytest.raises(BatchDoesNotFit, match="in 01"):
+        search(*stages, usable_gib=8)
+    group = search(*stages, usable_gib=8, wish=Wish(allow=("n_negatives",)))
+    assert set(group.lowered) == {"01"}
+    value = group.lowered["01"]["n_negatives"]
+    assert 4 < value < 200
+    assert group.suggestion(None).peak.process_bytes <= 8 * GIB

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.memory.job import Recipe
+from flatout.planner.show import Overview, evaluation_recipe, job_sizes, overview, room
+from tests import plans
+from tests.plans import GIB, ToyForecast
+
+
+def seen(batch_size: int, *, free_gib: float, accumulation: int = 4, margin: float = 0.85) -> Overview:
+    found = plans.settings(plans.stage(batch_size, accumulation))
+    budget = plans.budget(round(free_gib * GIB * margin), margin=margin)
+    return overview(found, budget=budget, forecast=ToyForecast())
+
+
+def test_without_a_model_memory_is_unknown() -> None:
+    found = overview(plans.settings(plans.stage(4, 16), ranks=2), budget=None, forecast=None)
+    (stage,) = found.stages
+    assert (stage.effective_batch, stage.verdict) == (128, "unknown")
+    assert stage.training is stage.evaluation is stage.largest is stage.device_share is None
+    assert not found.has_findings and not found.recommendations
+
+
+def test_without_a_device_there_is_a_peak_but_no_verdict() -> None:
+    (stage,) = overview(plans.settings(), budget=None, forecast=ToyForecast()).stages
+    assert stage.training is not None and stage.evaluation is not None
+    assert (stage.verdict, stage.device_share) == ("unknown", None)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "free_gib", "verdict"),
+    [(4, 20, "under-used"), (25, 20, "well used"), (40, 18, "beyond the margin"), (80, 20, "does not fit")],
+)
+def test_the_verdict(batch_size: int, free_gib: float, verdict: str) -> None:
+    found = seen(batch_size, free_gib=free_gib)
+    assert found.stages[0].verdict == verdict
+    assert found.has_findings == (verdict != "well used")
+    assert bool(found.recommendations) == (verdict != "well used")
+
+
+def test_the_share_is_of_the_device_and_the_worse_of_training_and_evaluation() -> None:
+    stage = plans.stage(1, 2, eval_batch_size=500)
+    budget = plans.budget(100 * GIB)
+    (found,) = overview(plans.settings(stage), budget=budget, forecast=ToyForecast()).stages
+    assert found.training is not None and found.evaluation is not None
+    assert found.evaluation.process_bytes > found.training.process_bytes
+    assert found.device_share == found.evaluation.process_bytes / budget.total_bytes
+
+
+def test_stages_are_seen_apart() -> None:
+    stages = (
+        plans.stage(8, name="01", sizes={"n_negatives": 24}),
+        plans.stage(8, name="02", sizes={"n_negatives": 8}),
+    )
+    budget = plans.budget(30 * GIB)
+    found = overview(plans.settings(*stages), budget=budget, forecast=ToyForecast())
+    one, two = found.stages
+    assert one.training is not None and two.training is not None
+    assert one.training.process_bytes > two.training.process_bytes
+    assert one.largest is not None and two.largest is not None
+    assert (one.largest.safe or 0) < (two.largest.safe or 0)
+    assert found.recommendations[0].startswith(
+        f"a batch of {one.largest.safe} is safe in every stage; flatout plan fit"
+    )
+
+
+def test_what_a_full_effective_batch_leaves_unused_is_said_otherwise() -> None:
+    (said,) = seen(4, free_gib=40, accumulation=1).recommendations
+    assert "only a larger effective batch would use it" in said
+
+
+def test_a_stage_that_does_not_fit_is_named_with_what_there_is() -> None:
+    (said,) = seen(80, free_gib=20).recommendations
+    assert said.startswith("training needs ")
+    assert "24GB has 20.0 GiB free, 17.0 GiB at a margin of 85 %" in said
+    assert room(plans.budget(17 * GIB, margin=0.85)) in said
+
+
+def test_sizes_are_the_jobs_own_with_the_stages_over_them() -> None:
+    stage = plans.stage(sizes={"n_negatives": 24, "unknown": 3})
+    forecast = ToyForecast(sizes={"batch_size": 8, "n_negatives": 1, "length": 128})
+    assert job_sizes(stage, forecast, batch_size=2) == {"batch_size": 2, "n_negatives": 24, "length": 128}
+    assert job_sizes(stage, forecast, batch_size=2, over={"n_negatives": 5})["n_negatives"] == 5
+
+
+def test_evaluation_keeps_nothing_of_training_but_its_precision() -> None:
+    stage = plans.stage(precision="bf16", checkpointing=True)
+    assert evaluation_recipe(stage) == Recipe(precision="bf16", mode="evaluate")
