@@ -101,6 +101,7 @@ class ToyForecast:
     context_bytes: int = 500 * MIB
     fragmentation: float = 1.05  # reserved over allocated
     can_checkpoint: bool = True
+    evaluation_share: float = 0.125  # of the activations of training
     seconds: Callable[[int, bool], float] | None = None  # of (batch, checkpointing)
     sizes: Mapping[str, int] = field(default_factory=lambda: {"batch_size": 8, "n_negatives": 1})
 
@@ -111,7 +112,7 @@ class ToyForecast:
         if recipe.precision not in ("fp32", "tf32"):
             activations //= 2
         if recipe.mode != "train":
-            return self.weights_bytes + sizes["batch_size"] * activations // 8
+            return self.weights_bytes + int(sizes["batch_size"] * activations * self.evaluation_share)
         if recipe.checkpointing:
             activations //= 4
         copies = 4 if recipe.accumulation > 1 else 3  # weights, two moments, and gradients that wait

@@ -10,11 +10,22 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatout
-from flatout.api import Diagnosis, diagnose, diagnose_evidence, diagnose_script
+from flatout.api import (
+    Diagnosis,
+    ForecastRequest,
+    PlanOptions,
+    apply_config,
+    diagnose,
+    diagnose_evidence,
+    diagnose_script,
+    fit_config,
+    plan_config,
+    undo_config,
+)
 from flatout.doctor.examine import examine
 from flatout.errors import BadInput, EvidenceUnreadable
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
-from tests import builders
+from tests import builders, plans
 from tests.jobs import write_script
 
 
@@ -93,3 +104,50 @@ def test_a_script_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
 def test_the_package_hands_these_out() -> None:
     assert flatout.diagnose is diagnose
     assert flatout.Diagnosis is Diagnosis
+
+
+def test_a_config_is_shown_without_a_model_or_a_device(tmp_path: Path) -> None:
+    planned = plan_config(plans.write_curriculum(tmp_path))
+    assert [stage.verdict for stage in planned.overview.stages] == ["unknown", "unknown"]
+    assert planned.missing is not None and "--model" in planned.missing
+    document = json.loads(json.dumps(planned.to_json(), allow_nan=False, default=str))
+    assert (document["format"], document["version"]) == ("flatout-plan", 1)
+
+
+def test_a_config_is_fitted_written_and_taken_back(tmp_path: Path) -> None:
+    conf = plans.write_curriculum(tmp_path)
+    before = plans.contents(conf)
+    asked: list[ForecastRequest] = []
+
+    def make_forecast(request: ForecastRequest) -> plans.ToyForecast:
+        asked.append(request)
+        return plans.ToyForecast()
+
+    options = PlanOptions(
+        model="pkg:build", gpu_memory="24GB", overrides=("model.lora.r=16",), ranks=2, profile=True
+    )
+    fitted = fit_config(conf, options, make_forecast=make_forecast)
+    (request,) = asked
+    assert (request.model, request.device.name, request.profile) == ("pkg:build", "24GB", True)
+    assert request.overrides == {"model.lora.r": 16}
+    assert (request.values["model.lora.r"], request.values["n_negatives"]) == (16, 24)
+    assert plans.contents(conf) == before
+    backup = apply_config(fitted)
+    assert backup is not None and plans.contents(conf) != before
+    again = fit_config(conf, options, make_forecast=plans.toy_maker())
+    assert apply_config(again) is None
+    assert again.fit.groups[0].suggestion(None).effective_batches == {"01_stage": 128, "02_stage": 128}
+    assert undo_config(conf) == backup
+    assert plans.contents(conf) == before
+    document = json.loads(json.dumps(fitted.to_json(), allow_nan=False, default=str))
+    assert (document["format"], document["version"]) == ("flatout-fit", 1)
+    assert document["usable_bytes"] == int(24 * 10**9 * 0.85)
+
+
+def test_a_config_that_does_not_say_its_model(tmp_path: Path) -> None:
+    conf = plans.write_curriculum(tmp_path)
+    with pytest.raises(BadInput, match=r"a fit needs to know the model .*flatout-plan.toml"):
+        fit_config(conf, PlanOptions(gpu_memory="24GB"), make_forecast=plans.toy_maker())
+    (conf / "flatout-plan.toml").write_text('model = "pkg:build"\n')
+    fitted = fit_config(conf, PlanOptions(gpu_memory="24GB"), make_forecast=plans.toy_maker())
+    assert fitted.fit.groups

@@ -216,8 +216,12 @@ def undo(
 def _check_apply(*, apply: bool, yes: bool, json_output: bool) -> None:
     if yes and not apply:
         raise BadInput("--yes answers the question of --apply, which is not given", hint="add --apply")
-    if apply and not yes and (json_output or not sys.stdin.isatty()):
+    if apply and not yes and (json_output or not somebody_answers()):
         raise BadInput("--apply asks before it writes, and nobody can answer here", hint="add --yes")
+
+
+def somebody_answers() -> bool:
+    return sys.stdin.isatty()
 
 
 def _edits(fitted: ConfigFit, *, needed: bool) -> tuple[tuple[FileEdit, ...], str | None]:
@@ -234,7 +238,11 @@ def _apply(fitted: ConfigFit, edits: tuple[FileEdit, ...], *, yes: bool) -> None
     if not edits:
         _say(f"nothing to change: {fitted.opened.config.path} already is as planned")
         return
-    if not yes and not typer.confirm(f"Write {_files(edits)}?", err=True):
+    try:
+        wanted = yes or typer.confirm(f"Write {', '.join(edit.path.name for edit in edits)}?", err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt("interrupted: nothing was written") from None
+    if not wanted:
         _say("nothing was written")
         return
     _write(fitted)
@@ -248,10 +256,6 @@ def _write(fitted: ConfigFit) -> Backup | None:
         names = ", ".join(saved.path for saved in backup.files)
         _say(f"wrote {names}; flatout plan undo takes it back (backup in {backup.folder})")
     return backup
-
-
-def _files(edits: tuple[FileEdit, ...]) -> str:
-    return ", ".join(edit.path.name for edit in edits)
 
 
 def _fit_document(

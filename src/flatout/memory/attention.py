@@ -119,20 +119,20 @@ def _as_bias(mask: Tensor, query: Tensor) -> Tensor:
     return torch.empty_like(mask, dtype=query.dtype)  # one kernel writes 0 or minus infinity
 
 
-def backward_workspace(func: Any, args: Any) -> tuple[int, ...]:
-    """Accumulators of a fused backward."""
+def backward_workspace(func: Any, args: Any) -> tuple[tuple[int, ...], ...]:
+    """Accumulators of a fused backward: groups of blocks, one group after the other."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
     rows = batch * heads * length
     if func is CUDNN_BACKWARD:
         grouped = 0 if key.shape[1] == heads else 2 * batch * heads * key.shape[2] * width * 2
-        return (rows * width * 4 + rows * 4 + 256 + grouped,)
+        return ((rows * width * 4 + rows * 4 + 256 + grouped,),)
     if func is FLASH_BACKWARD:
         rows = batch * heads * _up(length, 128)
-        return (rows * _up(width, 32) * 4, rows * 4)
-    product = rows * width * 4
+        return ((rows * _up(width, 32) * 4, rows * 4),)
+    product = rows * width * query.dtype.itemsize
     blocks = batch * heads * (_up(length, 128) * _up(width, 64) + 8 * _up(length, 128) // 128) * 4
-    return (max(product, blocks), rows * 4, rows * 4)
+    return ((product, rows * 4, rows * 4), (rows * 4, blocks))
 
 
 def _up(count: int, multiple: int) -> int:

@@ -19,6 +19,7 @@ from flatout.memory import shadows
 aten = torch.ops.aten
 SIZED_BY_VALUES = {
     aten.nonzero.default,
+    aten._pack_padded_sequence.default,
     aten.masked_select.default,
     aten.repeat_interleave.Tensor,
     aten.bincount.default,

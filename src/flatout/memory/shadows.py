@@ -1,8 +1,8 @@
-"""Real values of small integer and boolean tensors, kept beside tensors that have no data.
+"""Real values of integers, booleans and short tables, kept beside tensors that have no data.
 
-Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths.  Integers are
-small, so they are computed for real next to their fake counterparts, and such branches go the way the real
-run goes.  Where a value comes from floating point there is none: choices among several (argmax, top-k) are
+Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths or of rates.  These
+are small, so they are computed for real next to their fake counterparts, and such branches go the way the
+real run goes.  Where a value comes from floating point there is none: choices among several (argmax, top-k) are
 answered evenly, comparisons as true, and every such answer is noted as a guess.
 """
 
@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 aten = torch.ops.aten
 LARGEST = 1 << 25  # elements; larger integer tensors are not computed
+LARGEST_FLOAT = 1 << 8
+UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VALUE = "_flatout_value"
 # the place of the indices among the results; None where they are the only one
 CHOICES = {
@@ -47,22 +49,49 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str,
     """Compute `func` for real where its inputs are known and its results are small integers."""
     outs = list(_tensors(out))
     if not outs:
+        _follow_changes(func, args, kwargs)
         return
     if func in CHOICES:
         _choose_evenly(func, args, outs, guess=guess)
         return
-    if any(t.dtype.is_floating_point or t.dtype.is_complex or t.numel() > LARGEST for t in outs):
+    if torch.Tag.nondeterministic_seeded in func.tags or func.overloadpacket in UNWRITTEN:
+        _forget(outs)
+        return
+    if any(not _is_followed(t) for t in outs):
         return
     ins = list(_tensors((args, kwargs)))
     if any(value_of(t) is None for t in ins):
         if func._schema.is_mutable:
-            for t in ins:
-                setattr(t, VALUE, None)  # written from an unknown value
+            _forget(ins)  # written from an unknown value
         return
     real = _run_for_real(func, args, kwargs)
     for fake, value in zip(outs, _tensors(real), strict=False):
-        if fake.shape == value.shape and not value.dtype.is_floating_point:
+        if fake.shape == value.shape:
             setattr(fake, VALUE, value)
+
+
+def _follow_changes(func: Any, args: Any, kwargs: Any) -> None:
+    """Operations that only change what they are given, such as the step counters of an optimizer."""
+    ins = list(_tensors((args, kwargs)))
+    if not func._schema.is_mutable or not any(value_of(t) is not None for t in ins):
+        return
+    if all(value_of(t) is not None for t in ins):
+        _run_for_real(func, args, kwargs)
+    else:
+        _forget(ins)
+
+
+def _is_followed(tensor: Tensor) -> bool:
+    """Integers, and tables of floating point so small that they are settings rather than data."""
+    if tensor.dtype.is_complex or isinstance(tensor, nn.Parameter):
+        return False
+    return tensor.numel() <= (LARGEST_FLOAT if tensor.dtype.is_floating_point else LARGEST)
+
+
+def _forget(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        if getattr(tensor, VALUE, None) is not None:
+            setattr(tensor, VALUE, None)
 
 
 def real_result(func: Any, args: Any, kwargs: Any) -> Any | None:

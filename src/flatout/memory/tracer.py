@@ -12,10 +12,8 @@ import gc
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -24,24 +22,16 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from flatout.memory import dynamic_sizes, shadows
 from flatout.memory.job import Job, Recipe, Sizes
+from flatout.memory.log import Born, Event, two_steps
 from flatout.memory.step import make_parts, run_step
-from flatout.memory.trace import Component, Guess, Phase, Storage, Trace
+from flatout.memory.trace import Component, Guess, Phase, Trace
 from flatout.memory.workspaces import Workspaces
 
 aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
 SCALAR = aten._local_scalar_dense.default
 TO_COPY = aten._to_copy.default
-
-
-class _Born:
-    """A storage under way: what is known of it so far."""
-
-    __slots__ = ("component", "module", "num_bytes", "op", "phase")
-
-    def __init__(self, num_bytes: int, op: str, phase: Phase, module: str | None) -> None:
-        self.num_bytes, self.op, self.phase, self.module = num_bytes, op, phase, module
-        self.component: Component | None = None
+ADD = aten.add.Tensor
 
 
 class Tracer(TorchDispatchMode):
@@ -51,12 +41,13 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self.device = device
         self.workspaces = workspaces
-        self.born: list[_Born] = []
-        self.events: list[int] = []
+        self.born: list[Born] = []
+        self.events: list[Event] = []
         self.phase: Phase = "setup"
         self.modules: list[str] = []
         self.guesses: dict[Guess, None] = {}
         self.attention: Counter[str] = Counter()
+        self.sums: list[tuple[int, int]] = []  # (sum, first summand) of gradients that meet
         self._alive: dict[int, tuple[int, Any]] = {}  # storage -> (number, weak reference)
 
     # -- storages
@@ -87,7 +78,7 @@ class Tracer(TorchDispatchMode):
 
     def _birth(self, num_bytes: int, op: str, component: Component | None) -> int:
         number = len(self.born)
-        born = _Born(num_bytes, op, self.phase, self.modules[-1] if self.modules else None)
+        born = Born(num_bytes, op, self.phase, self.modules[-1] if self.modules else None)
         born.component = component
         self.born.append(born)
         self.events.append(number)
@@ -120,6 +111,8 @@ class Tracer(TorchDispatchMode):
             component = "autocast copies"
         elif "attention" in name:
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
+        if func is ADD and self.phase == "backward" and not torch.is_grad_enabled():
+            self._note_sum(args, out)
         for leaf in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(leaf, Tensor):
                 self.track(leaf, name, component)
@@ -127,12 +120,19 @@ class Tracer(TorchDispatchMode):
                 for inner in tree_iter(leaf):
                     if isinstance(inner, Tensor):
                         self.track(inner, name, component)
-        temporary = [
-            self._birth(num_bytes, f"workspace of {name}", "workspaces")
-            for num_bytes in self.workspaces.of(func, args, kwargs)
-        ]
-        self.events.extend(~number for number in reversed(temporary))
+        for group in self.workspaces.of(func, args, kwargs):
+            held = [self._birth(num_bytes, f"workspace of {name}", "workspaces") for num_bytes in group]
+            self.events.extend(~number for number in held)
         return out
+
+    def _note_sum(self, args: Any, out: Tensor) -> None:
+        first = args[0]
+        if not isinstance(first, Tensor) or first.shape != out.shape or first.dtype is not out.dtype:
+            return
+        known = self._alive.get(first.untyped_storage()._cdata)
+        number = self.track(out, str(ADD))
+        if known is not None and number is not None and first.is_contiguous():
+            self.sums.append((number, known[0]))
 
     def _scalar(self, tensor: Tensor) -> Any:
         """`.item()` and `bool(...)`: the real value of integers, a guess for floating point."""
@@ -158,7 +158,6 @@ def trace_job(
     sizes = dict(sizes if sizes is not None else job.sizes)
     batch_on_host = job.make_batch(**sizes)
     gc.collect()
-    marks: list[tuple[int, str, Phase]] = []
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     tracer = Tracer(device=device, workspaces=workspaces or Workspaces())
     with mode, tracer, _ModuleNames(tracer):
@@ -175,18 +174,18 @@ def trace_job(
             if phase == "optimizer":
                 _track_gradients(tracer, parts.model)
             tracer.phase = phase
-            marks.append((len(tracer.events), "first", phase))
+            tracer.events.append(phase)
 
         run_step(parts, job, recipe, batch, device=device, mark=mark)
         hosted = _track_state(tracer, parts.optimizer)
-        end = len(tracer.events)
+        events = list(tracer.events)  # what dies with this function is no part of the step
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in parts.model.parameters()]
-    storages, events, marks = _two_steps(tracer, start=start, end=end, marks=marks, hosted=hosted)
+    log = two_steps(events, tracer.born, start=start, hosted=hosted, sums=tracer.sums)
     return Trace(
         sizes=sizes,
-        storages=storages,
-        events=events,
-        marks=tuple(marks),
+        storages=log.storages,
+        events=log.events,
+        marks=log.marks,
         num_parameters=sum(count for count, _ in counts),
         num_trainable=sum(count for count, trainable in counts if trainable),
         guesses=tuple(tracer.guesses),
@@ -259,93 +258,3 @@ def _track_state(tracer: Tracer, optimizer: torch.optim.Optimizer | None) -> set
                 else:
                     tracer.track(value, "optimizer state", "optimizer state")
     return hosted
-
-
-def _two_steps(
-    tracer: Tracer, *, start: int, end: int, marks: list[tuple[int, str, Phase]], hosted: set[int]
-) -> tuple[tuple[Storage, ...], np.ndarray[Any, np.dtype[np.int64]], list[tuple[int, str, Phase]]]:
-    """What is alive at the start, the traced step, and the step after it, as one log.
-
-    The step after it is the same, but gradients left by the first are dropped at its start and the
-    optimizer's state is there.
-    """
-    events = tracer.events[:end]
-    before, step = _alive_after(events[:start]), [e for e in events[start:] if _number(e) not in hosted]
-    alive = set(before)
-    born_in_step = {event for event in step if event >= 0}
-    died_in_step = {~event for event in step if event < 0}
-    shift = {}  # index in the log of all events -> index among those kept
-    kept = 0
-    for index in range(start, end):
-        shift[index] = kept
-        kept += _number(events[index]) not in hosted
-    shift[end] = kept
-    components = _components(tracer, marks, events)
-    state = {n for n in born_in_step if components[n] == "optimizer state"}
-    lasting = born_in_step - died_in_step
-    num = len(tracer.born)
-    first = [*before, *step]
-    dropped = [~n for n in sorted(lasting - state)]
-    second = [
-        (event + num if event >= 0 else ~(~event + num))
-        for event in step
-        if _number(event) not in state and not (event < 0 and ~event in alive)
-    ]
-    log = np.array([*first, *dropped, *second], dtype=np.int64)
-    storages = tuple(
-        Storage(
-            num_bytes=born.num_bytes,
-            component=components[number],
-            phase=born.phase,
-            op=born.op,
-            module=born.module,
-        )
-        for number, born in enumerate(tracer.born)
-    )
-    used, log = np.unique(np.where(log >= 0, log, ~log), return_inverse=True), log
-    numbers, inverse = used
-    renumbered = np.where(log >= 0, inverse, ~inverse).astype(np.int64)
-    chosen = tuple(storages[number % num] for number in numbers.tolist())
-    first_marks = [(len(before) + shift[at], which, phase) for at, which, phase in marks]
-    offset = len(first)
-    second_marks = []
-    for at, _which, phase in marks:
-        position = sum(
-            _number(event) not in state and not (event < 0 and ~event in alive) for event in step[: shift[at]]
-        )
-        second_marks.append((offset + (len(dropped) if position else 0) + position, "next", phase))
-    return chosen, renumbered, [*first_marks, *second_marks]
-
-
-def _number(event: int) -> int:
-    return event if event >= 0 else ~event
-
-
-def _alive_after(events: list[int]) -> list[int]:
-    alive: dict[int, None] = {}
-    for event in events:
-        if event >= 0:
-            alive[event] = None
-        else:
-            alive.pop(~event, None)
-    return list(alive)
-
-
-def _components(tracer: Tracer, marks: list[tuple[int, str, Phase]], events: list[int]) -> list[Component]:
-    """What each storage is for; one that outlives the forward that made it is an activation."""
-    backward_starts = [at for at, _which, phase in marks if phase == "backward"]
-    birth = {event: at for at, event in enumerate(events) if event >= 0}
-    death = {~event: at for at, event in enumerate(events) if event < 0}
-    result: list[Component] = []
-    for number, born in enumerate(tracer.born):
-        component = born.component
-        if component is None:
-            outlives = any(
-                birth.get(number, 0) < at < death.get(number, len(events)) for at in backward_starts
-            )
-            component = "activations" if born.phase == "forward" and outlives else "temporaries"
-        result.append(component)
-    return result
-
-
-Progress = Callable[[str], None]

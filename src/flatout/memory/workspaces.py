@@ -25,15 +25,19 @@ WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # per thread
 SORTED_FROM = 3072  # indices: fewer are added without sorting
 ROWS_PER_PIECE = 10
-SPLIT_BYTES = 4 << 20  # about what a weight gradient takes for sums over parts of the batch
+SPLIT_BYTES, SMALL_SPLIT_BYTES = 6 << 20, 2 << 20  # what a weight gradient takes for sums over parts
+SMALL_PROBLEM = 1 << 14  # positions of a batch
+ALIGNED_BYTES = 16
+WIDE = 512  # channels
 
+Group = tuple[int, ...]  # blocks that are held together
 
 class Workspaces:
-    """Bytes that an operation takes beside its results, on a GPU with `num_multiprocessors`."""
+    """Blocks that an operation takes beside its results, one group of them after the other."""
 
     def __init__(self, *, num_multiprocessors: int = 132) -> None:
         self.num_multiprocessors = num_multiprocessors
-        self._rules: dict[Any, Callable[[Any, Any], tuple[int, ...]]] = {
+        self._rules: dict[Any, Callable[[Any, Any], tuple[Group, ...]]] = {
             aten.sum.dim_IntList: self._sum,
             aten.mean.dim: self._sum,
             aten.embedding_dense_backward.default: _embedding,
@@ -44,11 +48,11 @@ class Workspaces:
         for func in attention.BACKWARDS:
             self._rules[func] = lambda args, _kwargs, func=func: attention.backward_workspace(func, args)
 
-    def of(self, func: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
+    def of(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
         rule = self._rules.get(func)
         return () if rule is None else rule(args, kwargs)
 
-    def _sum(self, args: Any, kwargs: Any) -> tuple[int, ...]:
+    def _sum(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
         x, dims = args[0], args[1]
         if dims is None or not dims or not x.dim():
             return ()
@@ -60,7 +64,7 @@ class Workspaces:
             return ()
         return self._partial_sums(num_outputs, num_inputs)
 
-    def _partial_sums(self, num_outputs: int, num_inputs: int) -> tuple[int, ...]:
+    def _partial_sums(self, num_outputs: int, num_inputs: int) -> tuple[Group, ...]:
         """Sums over slow dimensions: block.x runs over outputs, four at a time where they divide."""
         vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
         columns, threads = num_outputs // vector, MOST_THREADS // vector
@@ -78,60 +82,86 @@ class Workspaces:
         blocks = max(min(-(-target // grid), -(-values // FEWEST_VALUES)), -(-values // MOST_VALUES))
         if blocks <= 1:
             return ()
-        return (4 * num_outputs * blocks * width * vector,)
+        return ((4 * num_outputs * blocks * width * vector,),)
 
 
 def _power_below(count: int, most: int) -> int:
     return most if count >= most else 1 << (count.bit_length() - 1) if count else 1
 
 
-def _embedding(args: Any, kwargs: Any) -> tuple[int, ...]:
+def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
     gradient, indices, num_rows = args[0], args[1], args[2]
     count, width = indices.numel(), gradient.shape[-1]
     if count <= SORTED_FROM:
         return ()
     pieces = count // ROWS_PER_PIECE + min(count, num_rows)
     width = -(-width // WARP) * WARP
-    return (8 * count, 8 * count, 8 * count, pieces * width * 4)
+    return ((8 * count, 8 * count, 8 * count, pieces * width * 4),)
 
 
-def _softmax(args: Any, kwargs: Any) -> tuple[int, ...]:
-    return (args[1].numel() * args[1].dtype.itemsize,)
+def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return ((args[1].numel() * args[1].dtype.itemsize,),)
 
 
-def _convolution(args: Any, kwargs: Any) -> tuple[int, ...]:
+def _convolution(args: Any, kwargs: Any) -> tuple[Group, ...]:
     x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
-    if not _copies(x, weight, stride, groups):
+    if _is_depthwise(x, groups) or not _copies(x, weight, stride):
         return ()
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
-    return (_channels_last_bytes(x, weight, out),)
+    return ((_channels_last_bytes(x, weight, out),),)
 
 
-def _convolution_backward(args: Any, kwargs: Any) -> tuple[int, ...]:
-    gradient, x, weight, _bias_sizes, stride, _padding, _dilation, _transposed = args[:8]
+def _convolution_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    gradient, x, weight, _bias_sizes, stride = args[:5]
     groups, mask = args[9], args[10]
-    if groups > 1 and groups == x.shape[1]:
+    if _is_depthwise(x, groups):
         return ()
-    split = SPLIT_BYTES if mask[1] else 0
-    if not _copies(x, weight, stride, groups):
-        return (split,) if split and math.prod(weight.shape[2:]) > 1 else ()
-    return (_channels_last_bytes(x, weight, gradient.numel()) + split,)
+    result: list[Group] = []
+    copies = _copies(x, weight, stride)
+    if mask[0] and copies:
+        result.append((_channels_last_bytes(x, weight, gradient.numel()),))
+    if mask[1]:
+        result.append((_weight_gradient_bytes(x, weight, gradient, copies=copies),))
+    return tuple(result)
 
 
-def _copies(x: Tensor, weight: Tensor, stride: Any, groups: int) -> bool:
-    """Whether cuDNN copies to channels last; one-by-one kernels are plain products."""
-    if groups > 1 and groups == x.shape[1]:
+def _weight_gradient_bytes(x: Tensor, weight: Tensor, gradient: Tensor, *, copies: bool) -> int:
+    positions = gradient.numel() // gradient.shape[1]
+    split = SPLIT_BYTES if positions >= SMALL_PROBLEM else SMALL_SPLIT_BYTES
+    if _is_channels_last(x):
+        return split
+    if math.prod(weight.shape[2:]) == 1 and _is_aligned(x) and not copies:
+        return int(x.shape[0] * weight.numel() * 4)  # one product for each sample, then their sum
+    return _channels_last_bytes(x, weight, gradient.numel()) + split
+
+
+def _is_depthwise(x: Tensor, groups: int) -> bool:
+    return groups > 1 and groups == x.shape[1]
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _is_aligned(x: Tensor) -> bool:
+    return math.prod(x.shape[2:]) * x.dtype.itemsize % ALIGNED_BYTES == 0
+
+
+def _copies(x: Tensor, weight: Tensor, stride: Any) -> bool:
+    """Whether cuDNN copies to channels last; kernels of one position are plain products where they can be."""
+    if _is_channels_last(x):
         return False
     if math.prod(weight.shape[2:]) == 1 and all(each == 1 for each in stride):
-        return False
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return not last
+        odd = math.prod(x.shape[2:]) % 2 == 1
+        return not _is_aligned(x) and (odd or min(weight.shape[:2]) >= WIDE)
+    return True
 
 
 def _channels_last_bytes(x: Tensor, weight: Tensor, num_output: int) -> int:
     channels = x.shape[1] if x.dtype.itemsize > 2 else -(-x.shape[1] // 8) * 8
     num_input = x.numel() // x.shape[1] * channels
-    return (num_input + num_output + weight.numel()) * x.dtype.itemsize
+    num_weights = weight.numel() if math.prod(weight.shape[2:]) > 1 else 0
+    return int((num_input + num_output + num_weights) * x.dtype.itemsize)
 
 
 def _output_elements(

@@ -9,6 +9,7 @@ never a guess, because the answer is going to be written to.  A mapping file (`f
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ MAPPING_FILE = "flatout-plan.toml"
 LAST_NAMES: dict[str, tuple[str, ...]] = {
     "batch_size": (
         "per_device_train_batch_size",
+        "train_micro_batch_size_per_gpu",
         "train_batch_size",
         "micro_batch_size",
         "batch_size",
@@ -57,7 +59,10 @@ LAST_NAMES: dict[str, tuple[str, ...]] = {
     "n_negatives": ("n_negatives", "num_negatives"),
 }
 PLANNED = frozenset(LAST_NAMES) - {"length", "n_positives", "n_negatives"}  # the others are sizes of a job
-EVALUATION = ("eval", "val", "test", "predict", "infer", "generat")
+EVALUATION = frozenset(
+    {"eval", "evaluation", "val", "valid", "validation", "test", "testing"}
+    | {"predict", "prediction", "inference", "generation"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +175,9 @@ def find_key(knob: str, stage: Stage, *, style: Style, mapped: Mapped) -> str | 
 
 
 def is_evaluation(key: str) -> bool:
-    return any(part.startswith(EVALUATION) for part in key.casefold().split("."))
+    """Whether a word of the key says so: `val_loader` and `testLoader` do, `value_head` does not."""
+    words = re.split(r"[._-]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).casefold())
+    return not EVALUATION.isdisjoint(words)
 
 
 def _eval_section(stage: Stage) -> str | None:

@@ -13,7 +13,8 @@ from flatout.planner.forecast import Forecast, LargestBatch, Peak, traced
 from flatout.planner.settings import Settings, StageSettings
 from flatout.units import show_bytes, show_share
 
-Verdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "unknown"]
+# "held back": the stage has room, and another that shares its batch size has not
+Verdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "held back", "unknown"]
 UNDER_USED = 2  # a device that could take this many times the batch is under-used
 
 
@@ -42,7 +43,7 @@ class Overview:
 
     @property
     def has_findings(self) -> bool:
-        return any(stage.verdict not in ("well used", "unknown") for stage in self.stages)
+        return any(stage.verdict not in ("well used", "held back", "unknown") for stage in self.stages)
 
 
 def overview(settings: Settings, *, budget: Budget | None, forecast: Forecast | None) -> Overview:
@@ -51,6 +52,7 @@ def overview(settings: Settings, *, budget: Budget | None, forecast: Forecast | 
         _stage_memory(stage, ranks=settings.ranks.value, budget=budget, forecast=forecast)
         for stage in settings.stages
     )
+    stages = tuple(_held_back(stage, stages) for stage in stages)
     return Overview(
         settings=settings,
         budget=budget,
@@ -109,6 +111,14 @@ def _verdict(needed_bytes: int, *, largest: LargestBatch, batch_size: int, budge
     if needed_bytes > budget.usable_bytes:
         return "beyond the margin"
     return "under-used" if (largest.safe or 0) >= UNDER_USED * batch_size else "well used"
+
+
+def _held_back(stage: StageMemory, stages: tuple[StageMemory, ...]) -> StageMemory:
+    """A shared batch can only grow as far as the worst stage lets it."""
+    sharing = [other for other in stages if other.settings.batch_size == stage.settings.batch_size]
+    if stage.verdict == "under-used" and any(other.verdict != "under-used" for other in sharing):
+        return dataclasses.replace(stage, verdict="held back")
+    return stage
 
 
 def room(budget: Budget) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput
@@ -230,6 +230,7 @@ pieces = st.sampled_from(
 )
 
 
+@settings(max_examples=40)  # each writes to the disk and waits for it
 @given(
     st.lists(pieces, min_size=1),
     st.sampled_from(["", "end: 5", "end: 5\n"]),

@@ -71,6 +71,7 @@ def test_a_style_is_recognised_with_its_reason(
         ("batch_size: 1\neval_batch_size: 2", "eval_batch_size", "eval_batch_size"),
         ("batch_size: 1\nmicro_batch_size: 2", "batch_size", "micro_batch_size"),
         ("batch_size: 1", "eval_batch_size", None),
+        ("value_head: {batch_size: 1}\ntestLoader: {batch_size: 2}", "batch_size", "value_head.batch_size"),
         ("optim: {lr: 1}", "learning_rate", "optim.lr"),
         ("x: {my_knob: 1}", "my_knob", "x.my_knob"),
     ],

@@ -205,12 +205,12 @@ def test_evaluation_has_a_size_of_its_own() -> None:
 
 
 def test_evaluation_through_the_loader_of_training_bounds_the_batch() -> None:
-    """Here evaluation needs more than training: checkpointing makes training cheap."""
+    """Checkpointing makes training so cheap here that evaluation needs more."""
     stage = plans.stage(64, 64, checkpointing=True)
-    forecast = ToyForecast(weights_bytes=1, sample_bytes=64 * GIB // 100)
-    with_own = search(dataclasses.replace(stage, eval_batch_size=plans.setting(1, "eval")), forecast=forecast)
-    heavy = dataclasses.replace(forecast, fragmentation=1.05)
-    assert search(stage, forecast=heavy).safe <= with_own.safe
+    own = dataclasses.replace(stage, eval_batch_size=plans.setting(1, "eval_batch_size"))
+    forecast = ToyForecast(evaluation_share=1.0)
+    assert search(stage, forecast=forecast).safe < search(own, forecast=forecast).safe
+    assert search(stage, forecast=forecast).safe == search(stage, forecast=forecast).evaluation.largest_safe
 
 
 def test_nothing_fits_unless_checkpointing_is_asked_for() -> None:

@@ -65,6 +65,19 @@ def test_stages_are_seen_apart() -> None:
     )
 
 
+def test_a_stage_with_room_is_held_back_by_one_without() -> None:
+    stages = (
+        plans.stage(24, name="01", sizes={"n_negatives": 24}),
+        plans.stage(24, name="02", sizes={"n_negatives": 1}),
+        plans.stage(24, name="03", sizes={"n_negatives": 1}, batch_file="03.yaml"),
+    )
+    budget = plans.budget(30 * GIB)
+    found = overview(plans.settings(*stages), budget=budget, forecast=ToyForecast())
+    assert [stage.verdict for stage in found.stages] == ["well used", "held back", "under-used"]
+    settled = overview(plans.settings(*stages[:2]), budget=budget, forecast=ToyForecast())
+    assert not settled.has_findings and not settled.recommendations
+
+
 def test_what_a_full_effective_batch_leaves_unused_is_said_otherwise() -> None:
     (said,) = seen(4, free_gib=40, accumulation=1).recommendations
     assert "only a larger effective batch would use it" in said

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flatout.api import ConfigFit, ConfigPlan, PlanOptions, fit_config, plan_config
+from flatout.cli.render_plan import render_fit, render_overview
+from tests import plans
+
+
+def console(width: int = 80, *, colour: bool = False) -> Console:
+    return Console(
+        width=width, force_terminal=colour, color_system="standard" if colour else None, markup=False
+    )
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    return plans.write_curriculum(tmp_path)
+
+
+def shown(conf: Path, **options: str) -> ConfigPlan:
+    return plan_config(conf, PlanOptions(**options), make_forecast=plans.toy_maker())  # type: ignore[arg-type]
+
+
+def fitted(conf: Path, **forecast: object) -> ConfigFit:
+    options = PlanOptions(model="x", gpu_memory="24GB")
+    return fit_config(conf, options, make_forecast=plans.toy_maker(**forecast))
+
+
+def test_the_overview_without_a_model(conf: Path) -> None:
+    text = render_overview(shown(conf), console=console())
+    assert "device: n/a" in text
+    assert "n_negatives    24 / 8" in text
+    assert text.count("n/a") >= 10
+    assert "is given 2 times; the last one counts" in text
+
+
+def test_the_overview_with_one(conf: Path) -> None:
+    text = render_overview(shown(conf, model="x", gpu_memory="24GB"), console=console())
+    assert "24GB: 22.4 GiB free of 22.4 GiB" in text
+    assert "01_stage      4         64  6.79 GiB" in text
+    assert "recommended:\n- a batch of 27 is safe in every stage" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_everything_but_the_diff_keeps_to_the_width(conf: Path, width: int) -> None:
+    fit = fitted(conf)
+    text = render_fit(fit, (), console=console(width))
+    text += render_overview(shown(conf, model="x", gpu_memory="24GB"), console=console(width))
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_a_fit_marks_what_is_chosen_and_ends_with_the_diff(conf: Path) -> None:
+    fit = fitted(conf)
+    text = render_fit(fit, fit.edits(), console=console(100))
+    (chosen,) = [line for line in text.splitlines() if line.startswith(">")]
+    assert "largest batch" in chosen and "13.1 GiB" in chosen and "59 %" in chosen and chosen.endswith("n/a")
+    assert "a batch of up to 27 is safe, up to 29 trains with the allocator flushing" in text
+    assert text.rstrip().endswith("\\ No newline at end of file")
+    assert "\x1b[" not in text
+
+
+def test_measured_time_is_shown(conf: Path) -> None:
+    text = render_fit(fitted(conf, seconds=lambda batch, checkpointing: 0.1), (), console=console(100))
+    assert "the shortest step that was measured" in text
+    assert "100 ms" in text
+
+
+def test_nothing_to_change_and_nothing_that_can_be_written(conf: Path) -> None:
+    fit = fitted(conf)
+    assert "Nothing to change" in render_fit(fit, (), console=console())
+    text = render_fit(fit, (), unwritable="no place for it", console=console())
+    assert "this suggestion cannot be written:\n- no place for it" in text
+    assert "Nothing to change" not in text
+
+
+def test_a_diff_is_coloured_on_a_terminal_and_harmless_there(conf: Path) -> None:
+    path = conf / "config.yaml"
+    path.write_bytes(path.read_bytes().replace(b"# per device", "# per \u202edevice".encode()))
+    fit = fitted(conf)
+    text = render_fit(fit, fit.edits(), console=console(100, colour=True))
+    assert "\x1b[32m+  batch_size: 16" in text
+    assert "\u202e" not in text
