@@ -58,6 +58,7 @@ def _install_kernels(
 
     _install_autocast(library)
     library.impl("dropout", _dropout, "AutogradCPU")
+    library.impl("linear", _linear, "AutogradCPU")
     library.impl("softmax.int", _softmax_like(aten._softmax.default), "AutogradCPU")
     library.impl("log_softmax.int", _softmax_like(aten._log_softmax.default), "AutogradCPU")
     attention.install(library, compute_capability=compute_capability)
@@ -130,6 +131,15 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     if train and 0 < p < 1:
         return torch.native_dropout(x, p, True)[0]
     return x if not train or p == 0 else x * 0
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As PyTorch has it, but a bias is added in place, which it avoids for tensors without data."""
+    if bias is None or x.dim() < 3 or x.is_contiguous():
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        result: Tensor = aten.linear.default._op_dk(composite, x, weight, bias)
+        return result
+    return torch.matmul(x, weight.t()).add_(bias)
 
 
 def _softmax_like(kernel: Any) -> Callable[..., Tensor]:

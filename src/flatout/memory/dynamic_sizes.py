@@ -19,7 +19,6 @@ from flatout.memory import shadows
 aten = torch.ops.aten
 SIZED_BY_VALUES = {
     aten.nonzero.default,
-    aten._pack_padded_sequence.default,
     aten.masked_select.default,
     aten.repeat_interleave.Tensor,
     aten.bincount.default,
@@ -76,9 +75,6 @@ def _positions(index: Any, func: Any, *, guess: Callable[[str, str], None]) -> l
 
 
 def _without_data(real: Tensor) -> Tensor:
-    with _disable_current_modes():
-        shape, dtype = tuple(real.shape), real.dtype
-    fake = torch.empty(shape, dtype=dtype)
-    if not dtype.is_floating_point:
-        setattr(fake, shadows.VALUE, real)
-    return fake
+    if real.dtype.is_floating_point:
+        return torch.empty(tuple(real.shape), dtype=real.dtype)
+    return shadows.with_value(real)

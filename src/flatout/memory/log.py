@@ -3,7 +3,7 @@
 The log of a tracer holds births, deaths and the names of phases as they begin.  Two things are put right
 here.  Where gradients of several uses meet, autograd adds into the first one if nobody else holds it; tensors
 without data are added into a third, so such a sum is made one with its first summand.  And the step after the
-first is the same step again, except that gradients are dropped at its start and the optimizer's state exists.
+first is the same step again, except that gradients are dropped at its start and the optimizer's state and the libraries' workspaces exist.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ def two_steps(
     inherited = set(before)
     births = {event for event in step if isinstance(event, int) and event >= 0}
     deaths = {~event for event in step if isinstance(event, int) and event < 0}
-    state = {number for number in births if components[number] == "optimizer state"}
+    state = {
+        number
+        for number in births
+        if components[number] == "optimizer state"
+        or (components[number] == "workspaces" and number not in deaths)
+    }
     dropped = [~number for number in sorted(births - deaths - state)]
     again = [
         _moved(event, len(born))

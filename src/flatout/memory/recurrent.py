@@ -12,17 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flatout.memory import shadows
 
 GATES_KEPT = {"lstm": 5, "gru": 6, "rnn": 1}
 STEPS_IN_WORKSPACE = {"lstm": 5.5, "gru": 4.5, "rnn": 4.0}
 WORKSPACE_PER_LAYER = 8_470_000
 RESERVE_HEAD = 256
+WIDE_BATCH, STEPS_OF_WIDE_BATCH = 128, 8  # in float16 wide batches take another kernel
 
 
 def install(library: torch.library.Library) -> None:
     for name, kind in (("lstm", "lstm"), ("gru", "gru"), ("rnn_tanh", "rnn"), ("rnn_relu", "rnn")):
         library.impl(f"{name}.input", _padded(kind), "AutogradCPU")
         library.impl(f"{name}.data", _packed(kind), "AutogradCPU")
+    library.impl("_pack_padded_sequence", _pack, "AutogradCPU")
+    library.impl("_pad_packed_sequence", _pad, "AutogradCPU")
 
 
 def _padded(kind: str) -> Any:
@@ -69,11 +75,10 @@ def _packed(kind: str) -> Any:
 
 
 def _cast(params: Sequence[Tensor]) -> list[Tensor]:
-    """Under autocast: all weights in one flat buffer of the lower precision."""
-    if not torch.is_autocast_enabled("cpu"):
-        return list(params)
-    dtype = torch.get_autocast_dtype("cpu")
-    if all(parameter.dtype is dtype for parameter in params):
+    """The weights as cuDNN wants them: in one flat buffer of the dtype it computes in."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else params[0].dtype
+    # nn.LSTM and its kin lay their weights out flat, but not in bfloat16: those are copied at every call
+    if params[0].dtype is dtype and dtype is not torch.bfloat16:
         return list(params)
     return list(_Flat.apply(dtype, *params))
 
@@ -113,22 +118,22 @@ class _Cudnn(torch.autograd.Function):
         dtype = weights[0].dtype
         directions, hidden = (2 if bidirectional else 1), states[0].shape[-1]
         x = x.to(dtype) if x.dtype is not dtype else x
-        x = x.contiguous()
+        steps = x.contiguous()
         lower = [state.to(dtype) for state in states]
         output = torch.empty((*x.shape[:-1], hidden * directions), dtype=dtype)
         last = [torch.empty(state.shape, dtype=dtype) for state in states]
         units = output.numel()
-        workspace_bytes = int(
-            sum(weight.numel() for weight in weights) * dtype.itemsize
-            + WORKSPACE_PER_LAYER * num_layers * directions
-            + STEPS_IN_WORKSPACE[kind] * units * dtype.itemsize
-        )
+        weight_bytes = sum(weight.numel() for weight in weights) * dtype.itemsize
+        in_steps = STEPS_IN_WORKSPACE[kind] * units * dtype.itemsize
+        workspace_bytes = int(weight_bytes + WORKSPACE_PER_LAYER * num_layers * directions + in_steps)
+        if dtype is torch.float16 and states[0].shape[1] >= WIDE_BATCH:
+            workspace_bytes = max(workspace_bytes, STEPS_OF_WIDE_BATCH * units * dtype.itemsize)
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
         kept = units * (GATES_KEPT[kind] * num_layers + num_layers - 1) * dtype.itemsize
         masks = (num_layers - 1) * units // 8 if dropout else 0
         needs = any(ctx.needs_input_grad)
         reserve = torch.empty(kept + masks + RESERVE_HEAD, dtype=torch.uint8) if needs else None
-        del workspace, lower
+        del workspace, lower, steps
         ctx.save_for_backward(*([x, output, reserve, *states] if reserve is not None else []), *weights)
         ctx.num_kept = 3 + num_states
         ctx.workspace_bytes = workspace_bytes
@@ -140,12 +145,49 @@ class _Cudnn(torch.autograd.Function):
         x, _output, _reserve = ctx.saved_tensors[:3]
         states = ctx.saved_tensors[3 : ctx.num_kept]
         weights = ctx.saved_tensors[ctx.num_kept :]
-        grad_x = torch.empty_like(x)
+        steps, grad_output = x.contiguous(), grads[0].contiguous()
+        grad_x = torch.empty(x.shape, dtype=x.dtype)
         grad_states = [torch.empty_like(state) for state in states]
         workspace = torch.empty(ctx.workspace_bytes, dtype=torch.uint8)
         del workspace
         flat = torch.empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
         workspace = torch.empty(ctx.workspace_bytes, dtype=torch.uint8)
-        del workspace
+        del workspace, steps, grad_output
         views = _views(flat, [weight.shape for weight in weights])
         return (None, None, None, None, None, grad_x, *grad_states, *views)
+
+
+class _Reshaped(torch.autograd.Function):
+    """A copy of another shape: rows without their padding, or with it again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        ctx.shape = x.shape
+        return torch.empty(shape, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return torch.empty(ctx.shape, dtype=grad.dtype), None
+
+
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    known = shadows.value_of(lengths)
+    longest = x.shape[1] if batch_first else x.shape[0]
+    with _disable_current_modes():
+        rows = known if known is not None else torch.full(lengths.shape, longest)
+        sizes = torch.stack([(rows > step).sum() for step in range(int(rows.max()))])
+        total = int(rows.sum())
+    data = _Reshaped.apply(x, (total, *x.shape[2:]))
+    return data, shadows.with_value(sizes)
+
+
+def _pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    sizes = shadows.value_of(batch_sizes)
+    assert sizes is not None
+    with _disable_current_modes():
+        num_rows, num_steps = int(sizes[0]), max(len(sizes), total_length)
+        lengths = torch.stack([(sizes > row).sum() for row in range(num_rows)])
+    padded = _Reshaped.apply(data, (num_steps, num_rows, *data.shape[1:]))
+    return padded.transpose(0, 1) if batch_first else padded, shadows.with_value(lengths)

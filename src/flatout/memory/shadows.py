@@ -45,13 +45,20 @@ def value_of(tensor: Tensor) -> Tensor | None:
     return tensor
 
 
+def with_value(real: Tensor) -> Tensor:
+    """A tensor without data that has the value `real`."""
+    fake = torch.empty(tuple(real.shape), dtype=real.dtype)
+    setattr(fake, VALUE, real)
+    return fake
+
+
 def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str, str], None]) -> None:
     """Compute `func` for real where its inputs are known and its results are small integers."""
     outs = list(_tensors(out))
     if not outs:
         _follow_changes(func, args, kwargs)
         return
-    if func in CHOICES:
+    if func in CHOICES and value_of(args[0]) is None:
         _choose_evenly(func, args, outs, guess=guess)
         return
     if torch.Tag.nondeterministic_seeded in func.tags or func.overloadpacket in UNWRITTEN:
@@ -124,11 +131,6 @@ def _choose_evenly(func: Any, args: Any, outs: list[Tensor], *, guess: Callable[
     if indices.numel() > LARGEST or indices.dtype.is_floating_point:
         return
     source = args[0]
-    known = value_of(source)
-    if known is not None:
-        real = _run_for_real(func, args, {})
-        setattr(indices, VALUE, list(_tensors(real))[-1])
-        return
     dim = _dimension(func, args)
     choices = source.shape[dim] if source.dim() else 1
     with _disable_current_modes():

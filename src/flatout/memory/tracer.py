@@ -120,6 +120,9 @@ class Tracer(TorchDispatchMode):
                 for inner in tree_iter(leaf):
                     if isinstance(inner, Tensor):
                         self.track(inner, name, component)
+        if self.phase != "setup":
+            for num_bytes in self.workspaces.lasting(func, in_backward=self.phase == "backward"):
+                self._birth(num_bytes, "cuBLAS", "workspaces")
         for group in self.workspaces.of(func, args, kwargs):
             held = [self._birth(num_bytes, f"workspace of {name}", "workspaces") for num_bytes in group]
             self.events.extend(~number for number in held)

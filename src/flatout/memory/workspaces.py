@@ -29,14 +29,32 @@ SPLIT_BYTES, SMALL_SPLIT_BYTES = 6 << 20, 2 << 20  # what a weight gradient take
 SMALL_PROBLEM = 1 << 14  # positions of a batch
 ALIGNED_BYTES = 16
 WIDE = 512  # channels
+WIDE_PATCH = 8
 
 Group = tuple[int, ...]  # blocks that are held together
 
-class Workspaces:
-    """Blocks that an operation takes beside its results, one group of them after the other."""
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+BIASED_PRODUCT = aten.addmm.default
+HOPPER = (9, 0)
+PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 20
 
-    def __init__(self, *, num_multiprocessors: int = 132) -> None:
-        self.num_multiprocessors = num_multiprocessors
+
+class Workspaces:
+    """Blocks that an operation takes beside its results, one group of them after the other.
+
+    cuBLAS takes a block for good with the first product of each thread: one in the forward, one in the
+    backward; and a small one with the first product that adds a bias.
+    """
+
+    def __init__(
+        self, *, compute_capability: tuple[int, int] | None = None, num_multiprocessors: int | None = None
+    ) -> None:
+        self.num_multiprocessors = num_multiprocessors or 132
+        capability = compute_capability or HOPPER
+        self._product_bytes = HOPPER_PRODUCT_BYTES if capability >= HOPPER else PRODUCT_BYTES
+        if capability[0] == 12:  # not of the datacentre line
+            self._product_bytes = PRODUCT_BYTES
+        self._taken: set[str] = set()
         self._rules: dict[Any, Callable[[Any, Any], tuple[Group, ...]]] = {
             aten.sum.dim_IntList: self._sum,
             aten.mean.dim: self._sum,
@@ -51,6 +69,17 @@ class Workspaces:
     def of(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
         rule = self._rules.get(func)
         return () if rule is None else rule(args, kwargs)
+
+    def lasting(self, func: Any, *, in_backward: bool) -> Group:
+        """Blocks that the library takes with this operation and never gives back."""
+        if func not in PRODUCTS:
+            return ()
+        wanted = {"backward" if in_backward else "forward": self._product_bytes}
+        if func is BIASED_PRODUCT:
+            wanted["epilogue"] = EPILOGUE_BYTES
+        fresh = tuple(num_bytes for name, num_bytes in wanted.items() if name not in self._taken)
+        self._taken.update(wanted)
+        return fresh
 
     def _sum(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
         x, dims = args[0], args[1]
@@ -106,6 +135,9 @@ def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
 def _convolution(args: Any, kwargs: Any) -> tuple[Group, ...]:
     x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
     if _is_depthwise(x, groups) or not _copies(x, weight, stride):
+        return _padded_channels(x, weight)
+    patches = tuple(stride) == tuple(weight.shape[2:])  # each input is read once
+    if patches and not transposed and (x.dtype.itemsize > 2 or max(stride) < WIDE_PATCH):
         return ()
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
     return ((_channels_last_bytes(x, weight, out),),)
@@ -133,6 +165,14 @@ def _weight_gradient_bytes(x: Tensor, weight: Tensor, gradient: Tensor, *, copie
     if math.prod(weight.shape[2:]) == 1 and _is_aligned(x) and not copies:
         return int(x.shape[0] * weight.numel() * 4)  # one product for each sample, then their sum
     return _channels_last_bytes(x, weight, gradient.numel()) + split
+
+
+def _padded_channels(x: Tensor, weight: Tensor) -> tuple[Group, ...]:
+    """Channels last, but not a multiple of eight in half precision: copied with more channels."""
+    if not _is_channels_last(x) or x.dtype.itemsize > 2 or x.shape[1] % 8 == 0 or weight.shape[1] != x.shape[1]:
+        return ()
+    num_input = x.numel() // x.shape[1] * (-(-x.shape[1] // 8) * 8)
+    return ((int(num_input + weight.numel()) * x.dtype.itemsize,),)
 
 
 def _is_depthwise(x: Tensor, groups: int) -> bool:
