@@ -3,7 +3,7 @@
     cudnn       half precision on Hopper and datacentre Blackwell, masks included
     flash       half precision without a mask, from compute capability 8.0
     efficient   float32, any mask, and half precision on older GPUs
-    math        what none of them takes, such as grouped heads in float32: keeps the whole matrix of scores
+    math        what none of them takes: a trained bias, grouped heads in float32; keeps the matrix of scores
 
 The fused kernels keep one float per row, and take accumulators in float32 for the time of their backward.
 Measured on an H200 with torch 2.11 and cuDNN 9.19; the choice for other GPUs is PyTorch's documented order.
@@ -43,7 +43,8 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
     ) -> Tensor:
         grouped = enable_gqa and key.shape[1] != query.shape[1]
         half = query.dtype in HALF
-        fused = query.dim() == 4 and query.shape[-1] <= WIDEST and (half or not grouped)
+        trained = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+        fused = query.dim() == 4 and query.shape[-1] <= WIDEST and (half or not grouped) and not trained
         if fused and half and capability in CUDNN_FIRST and query.shape[-1] % 8 == 0:
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if fused and half and capability >= (8, 0) and attn_mask is None:

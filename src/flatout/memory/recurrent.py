@@ -130,7 +130,7 @@ class _Cudnn(torch.autograd.Function):
             workspace_bytes = max(workspace_bytes, STEPS_OF_WIDE_BATCH * units * dtype.itemsize)
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
         kept = units * (GATES_KEPT[kind] * num_layers + num_layers - 1) * dtype.itemsize
-        masks = (num_layers - 1) * units // 8 if dropout else 0
+        masks = (num_layers - 1) * units * directions // 8 if dropout else 0
         needs = any(ctx.needs_input_grad)
         reserve = torch.empty(kept + masks + RESERVE_HEAD, dtype=torch.uint8) if needs else None
         del workspace, lower, steps

@@ -31,7 +31,16 @@ aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
 SCALAR = aten._local_scalar_dense.default
 TO_COPY = aten._to_copy.default
-ADD = aten.add.Tensor
+DROPOUT = aten.native_dropout.default
+# what autograd writes in place, except for tensors without data
+IN_PLACE = {
+    aten.add.Tensor,
+    aten.index_add.default,
+    aten.index_put.default,
+    aten.scatter_add.default,
+    aten.masked_fill.Scalar,
+    aten.masked_scatter.default,
+}
 
 
 class Tracer(TorchDispatchMode):
@@ -111,9 +120,9 @@ class Tracer(TorchDispatchMode):
             component = "autocast copies"
         elif "attention" in name:
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
-        if func is ADD and self.phase == "backward" and not torch.is_grad_enabled():
-            self._note_sum(args, out)
-        for leaf in out if isinstance(out, (tuple, list)) else (out,):
+        if func in IN_PLACE and self.phase == "backward" and not torch.is_grad_enabled():
+            self._note_sum(func, args, out)
+        for leaf in self._in_order_of_birth(func, out):
             if isinstance(leaf, Tensor):
                 self.track(leaf, name, component)
             elif isinstance(leaf, (tuple, list)):
@@ -128,12 +137,18 @@ class Tracer(TorchDispatchMode):
             self.events.extend(~number for number in held)
         return out
 
-    def _note_sum(self, args: Any, out: Tensor) -> None:
+    @staticmethod
+    def _in_order_of_birth(func: Any, out: Any) -> Any:
+        if func is DROPOUT:
+            return reversed(out)  # its mask comes first
+        return out if isinstance(out, (tuple, list)) else (out,)
+
+    def _note_sum(self, func: Any, args: Any, out: Tensor) -> None:
         first = args[0]
         if not isinstance(first, Tensor) or first.shape != out.shape or first.dtype is not out.dtype:
             return
         known = self._alive.get(first.untyped_storage()._cdata)
-        number = self.track(out, str(ADD))
+        number = self.track(out, str(func))
         if known is not None and number is not None and first.is_contiguous():
             self.sums.append((number, known[0]))
 
