@@ -127,7 +127,7 @@ def backward_workspace(func: Any, args: Any) -> tuple[tuple[int, ...], ...]:
     rows = batch * heads * length
     if func is CUDNN_BACKWARD:
         grouped = 0 if key.shape[1] == heads else 2 * batch * heads * key.shape[2] * width * 2
-        return ((rows * width * 4 + rows * 4 + 256 + grouped,),)
+        return ((rows * width * 4 + rows * 4 + grouped,),)
     if func is FLASH_BACKWARD:
         rows = batch * heads * _up(length, 128)
         return ((rows * _up(width, 32) * 4, rows * 4),)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.memory.formulas import Formula
 from flatout.memory.trace import Component, Phase, Storage
 
 Event = int | Phase  # i: storage i is born; ~i: it dies; a word: this phase begins
@@ -28,6 +29,7 @@ class Born:
     phase: Phase
     module: str | None
     component: Component | None = None
+    formula: Formula | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,6 +179,7 @@ def _renumbered(
                         phase=each.phase,
                         op=each.op,
                         module=each.module,
+                        formula=each.formula,
                     )
                 )
             else:

@@ -61,6 +61,26 @@ def _bytes_of(trace: Trace) -> Numbers:
     return np.fromiter((storage.num_bytes for storage in trace.storages), np.int64, len(trace.storages))
 
 
+def _numbers_of(trace: Trace) -> Numbers:
+    """What is a polynomial: bytes of storages without a formula, then the counts of those with one."""
+    plain = [0 if storage.formula else storage.num_bytes for storage in trace.storages]
+    counts = [count for storage in trace.storages if storage.formula for count in storage.formula.counts]
+    return np.array([*plain, *counts], dtype=np.int64)
+
+
+def _evaluated(trace: Trace, numbers: Numbers) -> Numbers:
+    """Bytes of every storage from `numbers`, which are laid out as `_numbers_of` has them."""
+    num_bytes = numbers[: len(trace.storages)].copy()
+    counts = numbers[len(trace.storages) :].tolist()
+    start = 0
+    for index, storage in enumerate(trace.storages):
+        if storage.formula is not None:
+            end = start + len(storage.formula.counts)
+            num_bytes[index] = storage.formula._replace(counts=tuple(counts[start:end])).num_bytes
+            start = end
+    return num_bytes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Knob:
     """Bytes of every storage along one size, the others at the base: Newton's forward differences."""
@@ -119,7 +139,8 @@ class Replay:
         """The step at `sizes`; a size that is not given is the base's."""
         self._refuse_uncovered(sizes)
         wanted = {**self.base.sizes, **sizes}
-        num_bytes = _combine({knob.name: knob.at(wanted[knob.name]) for knob in self.knobs}, self)
+        numbers = _combine({knob.name: knob.at(wanted[knob.name]) for knob in self.knobs}, self)
+        num_bytes = _evaluated(self.base, numbers)
         if num_bytes.min(initial=0) < 0:
             storage = storage_name(self.base, int(num_bytes.argmin()))
             raise StructureChanges(
@@ -163,9 +184,9 @@ def fit_replay(traces: Sequence[Trace], *, periods: Mapping[str, int] = PERIODS)
     )
     replay = Replay(
         base=base,
-        num_bytes=_bytes_of(base),
+        num_bytes=_numbers_of(base),
         knobs=knobs,
-        forms=np.zeros(len(base.storages), np.int8),
+        forms=np.zeros(len(_numbers_of(base)), np.int8),
         traced=tuple(dict(trace.sizes) for trace in traces),
     )
     crosses = [trace for trace in traces if _num_moved(base, trace) > 1]
@@ -197,10 +218,10 @@ def _num_moved(base: Trace, trace: Trace) -> int:
 
 
 def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int) -> Knob:
-    rows = {base.sizes[name]: _bytes_of(base)}
+    rows = {base.sizes[name]: _numbers_of(base)}
     for trace in traces:
         if _num_moved(base, trace) == 1 and trace.sizes[name] != base.sizes[name]:
-            rows[trace.sizes[name]] = _bytes_of(trace)
+            rows[trace.sizes[name]] = _numbers_of(trace)
     points = tuple(sorted(rows)[:NUM_POINTS])
     step = points[1] - points[0] if len(points) > 1 else 0
     if len(points) < NUM_POINTS or points[2] - points[1] != step:
@@ -212,8 +233,8 @@ def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int) -
     # Three values always lie on a quadratic; one that bends down or shrinks comes from rounding.
     bent = np.flatnonzero((first < 0) | (second < 0))
     if len(bent):
-        storage = int(bent[0])
-        found = ", ".join(str(int(row[storage])) for row in (low, middle, high))
+        storage = min(int(bent[0]), len(base.storages) - 1)
+        found = ", ".join(str(int(row[bent[0]])) for row in (low, middle, high))
         raise StructureChanges(
             f"{storage_name(base, storage)} has {found} bytes at {name}={', '.join(map(str, points))}",
             hint="trace it at the sizes asked for",
@@ -231,10 +252,10 @@ def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:
         agrees = np.ones(len(forms), bool)
         for trace in crosses:
             along = {knob.name: knob.at(trace.sizes[knob.name]) for knob in replay.knobs}
-            agrees &= _combine(along, tried) == _bytes_of(trace)
+            agrees &= _combine(along, tried) == _numbers_of(trace)
         forms[agrees] = index
     if (forms < 0).any():
-        storage = int(np.flatnonzero(forms < 0)[0])
+        storage = min(int(np.flatnonzero(forms < 0)[0]), len(replay.base.storages) - 1)
         raise StructureChanges(
             f"the bytes of {storage_name(replay.base, storage)} are neither a product nor a sum of what "
             f"{', '.join(knob.name for knob in replay.knobs)} make of them",

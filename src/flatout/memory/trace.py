@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.memory.formulas import Formula
+
 Component = Literal[
     "parameters",
     "gradients",
@@ -48,6 +50,7 @@ class Storage:
     phase: Phase
     op: str  # "aten.mm", or "parameter", "gradient", ... for what has a name of its own
     module: str | None = None  # dotted name of the innermost module whose forward made it
+    formula: Formula | None = None  # where the size grows in steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from flatout.memory import dynamic_sizes, shadows
+from flatout.memory import cuda_rules, dynamic_sizes, shadows
+from flatout.memory.formulas import Formula
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
 from flatout.memory.step import make_parts, run_step
@@ -93,6 +94,12 @@ class Tracer(TorchDispatchMode):
         self.events.append(number)
         return number
 
+    def _workspace(self, block: int | Formula, op: str) -> int:
+        number = self._birth(block.num_bytes if isinstance(block, Formula) else block, op, "workspaces")
+        if isinstance(block, Formula):
+            self.born[number].formula = block
+        return number
+
     def forget(self, tensor: Tensor) -> int | None:
         """Take a storage out of the log again: it is the host's, not the device's."""
         known = self._alive.pop(tensor.untyped_storage()._cdata, None)
@@ -133,7 +140,7 @@ class Tracer(TorchDispatchMode):
             for num_bytes in self.workspaces.lasting(func, in_backward=self.phase == "backward"):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
         for group in self.workspaces.of(func, args, kwargs):
-            held = [self._birth(num_bytes, f"workspace of {name}", "workspaces") for num_bytes in group]
+            held = [self._workspace(block, f"workspace of {name}") for block in group]
             self.events.extend(~number for number in held)
         return out
 
@@ -180,6 +187,7 @@ def trace_job(
     tracer = Tracer(device=device, workspaces=workspaces or Workspaces())
     with mode, tracer, _ModuleNames(tracer):
         parts = make_parts(job, recipe, device=device)
+        cuda_rules.after_imports()  # building the model imported what it needs
         for parameter in parts.model.parameters():
             tracer.track(parameter, "parameter", "parameters")
         for buffer in parts.model.buffers():

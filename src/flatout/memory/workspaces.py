@@ -19,19 +19,14 @@ import torch
 from torch import Tensor
 
 from flatout.memory import attention
+from flatout.memory.formulas import Formula
 
 aten = torch.ops.aten
-WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
-FEWEST_VALUES, MOST_VALUES = 16, 256  # per thread
-SORTED_FROM = 3072  # indices: fewer are added without sorting
-ROWS_PER_PIECE = 10
-SPLIT_BYTES, SMALL_SPLIT_BYTES = 6 << 20, 2 << 20  # what a weight gradient takes for sums over parts
-SMALL_PROBLEM = 1 << 14  # positions of a batch
 ALIGNED_BYTES = 16
 WIDE = 512  # channels
 WIDE_PATCH = 8
 
-Group = tuple[int, ...]  # blocks that are held together
+Group = tuple[int | Formula, ...]  # blocks that are held together
 
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 BIASED_PRODUCT = aten.addmm.default
@@ -82,50 +77,24 @@ class Workspaces:
         return fresh
 
     def _sum(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        """Sums over slow dimensions: the gradient of a bias."""
         x, dims = args[0], args[1]
-        if dims is None or not dims or not x.dim():
+        if not dims or not x.dim() or x.dtype.itemsize > 4:
             return ()
         reduced = {dim % x.dim() for dim in dims}
         num_inputs = math.prod(x.shape[dim] for dim in reduced)
-        num_outputs = x.numel() // max(1, num_inputs)
         fastest = min((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride, default=None)
-        if fastest is None or fastest in reduced or x.dtype.itemsize > 4:
+        if fastest is None or fastest in reduced:
             return ()
-        return self._partial_sums(num_outputs, num_inputs)
-
-    def _partial_sums(self, num_outputs: int, num_inputs: int) -> tuple[Group, ...]:
-        """Sums over slow dimensions: block.x runs over outputs, four at a time where they divide."""
-        vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
-        columns, threads = num_outputs // vector, MOST_THREADS // vector
-        width = min(_power_below(columns, threads), WARP)
-        height = min(_power_below(num_inputs, threads), threads // width)
-        width = min(_power_below(columns, threads), threads // height)
-        values = num_inputs
-        if values < min(height * 16, MOST_VALUES):
-            return ()
-        values = -(-num_inputs // height)
-        grid = -(-columns // width)
-        target = self.num_multiprocessors * (THREADS_PER_MULTIPROCESSOR // (width * height))
-        if values < MOST_VALUES or grid > target:
-            return ()
-        blocks = max(min(-(-target // grid), -(-values // FEWEST_VALUES)), -(-values // MOST_VALUES))
-        if blocks <= 1:
-            return ()
-        return ((4 * num_outputs * blocks * width * vector,),)
-
-
-def _power_below(count: int, most: int) -> int:
-    return most if count >= most else 1 << (count.bit_length() - 1) if count else 1
+        numbers = (x.numel() // max(1, num_inputs), num_inputs, self.num_multiprocessors)
+        return ((Formula("partial sums", numbers),),)
 
 
 def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
     gradient, indices, num_rows = args[0], args[1], args[2]
-    count, width = indices.numel(), gradient.shape[-1]
-    if count <= SORTED_FROM:
-        return ()
-    pieces = count // ROWS_PER_PIECE + min(count, num_rows)
-    width = -(-width // WARP) * WARP
-    return ((8 * count, 8 * count, 8 * count, pieces * width * 4),)
+    count = indices.numel()
+    order = Formula("sorted indices", (count,))
+    return ((order, order, order, Formula("pieces of a table", (count, num_rows, gradient.shape[-1]))),)
 
 
 def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -153,18 +122,17 @@ def _convolution_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
     if mask[0] and copies:
         result.append((_channels_last_bytes(x, weight, gradient.numel()),))
     if mask[1]:
-        result.append((_weight_gradient_bytes(x, weight, gradient, copies=copies),))
+        result.append((_weight_gradient(x, weight, gradient, copies=copies),))
     return tuple(result)
 
 
-def _weight_gradient_bytes(x: Tensor, weight: Tensor, gradient: Tensor, *, copies: bool) -> int:
+def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, *, copies: bool) -> int | Formula:
     positions = gradient.numel() // gradient.shape[1]
-    split = SPLIT_BYTES if positions >= SMALL_PROBLEM else SMALL_SPLIT_BYTES
     if _is_channels_last(x):
-        return split
+        return Formula("split sums", (positions, 0))
     if math.prod(weight.shape[2:]) == 1 and _is_aligned(x) and not copies:
         return int(x.shape[0] * weight.numel() * 4)  # one product for each sample, then their sum
-    return _channels_last_bytes(x, weight, gradient.numel()) + split
+    return Formula("split sums", (positions, _channels_last_bytes(x, weight, gradient.numel())))
 
 
 def _padded_channels(x: Tensor, weight: Tensor) -> tuple[Group, ...]:

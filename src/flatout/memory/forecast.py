@@ -1,0 +1,194 @@
+"""The memory of a job on a device, asked in the terms of people: how much, and how large a batch.
+
+A `Forecaster` traces its job at three small batches in a child process, replays any other size from them,
+and simulates PyTorch's allocator on the result.  An answer that matters is traced afresh at its own sizes:
+where the step allocates otherwise there than at small sizes, the fresh trace is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from flatout.decisions import Decision
+from flatout.errors import BadInput, StructureChanges
+from flatout.hardware.device import Device
+from flatout.hardware.simulated import simulated_device
+from flatout.memory.allocator import simulate
+from flatout.memory.child import run_in_child
+from flatout.memory.estimate import MemoryEstimate, add_workspaces, estimate
+from flatout.memory.fit import largest_batch as search
+from flatout.memory.job import Job, Recipe, Sizes
+from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
+from flatout.memory.samples import BATCH, sample_sizes
+from flatout.memory.trace import Trace
+
+CONTEXT_BYTES = 600 << 20
+CONTEXT = Decision(
+    value=CONTEXT_BYTES,
+    reason="a CUDA context with the kernels of a training job takes 500 to 600 MiB; a probe measures it",
+    source="assumed",
+)
+MOST_RETRIES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Largest:
+    """The largest batch that never makes the allocator flush, and the largest that trains; 0: not even 1."""
+
+    safe: int
+    limit: int
+    reserved_bytes: int | None = None  # at `safe`
+
+
+class Forecaster:
+    """Forecasts for one job on one device; traces are kept."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        device: Device | str | None = None,
+        context: Decision[int] = CONTEXT,
+        on_progress: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.job = job
+        self.device = simulated_device(device) if isinstance(device, str) else device
+        self.context = context
+        self.on_progress = on_progress
+        self._replays: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Replay | None] = {}
+        self._traces: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
+
+    # -- answers
+
+    def estimate(self, recipe: Recipe, *, sizes: Sizes | None = None) -> MemoryEstimate:
+        """What one step takes at `sizes`, traced at these very sizes."""
+        trace = self.trace(recipe, self._complete(sizes))
+        return estimate(
+            trace,
+            context_bytes=self.context.value,
+            precision=recipe.precision,
+            device=self.device.name if self.device else None,
+        )
+
+    def what_if(self, recipe: Recipe, *, sizes: Sizes | None = None) -> SizedTrace:
+        """The step at `sizes`: replayed where it follows from small traces, else traced."""
+        wanted = self._complete(sizes)
+        replay = self._replay(recipe, wanted)
+        if replay is not None:
+            try:
+                return replay.at(**wanted)
+            except StructureChanges:
+                pass
+        return sized(self.trace(recipe, wanted))
+
+    def largest_batch(self, recipe: Recipe, *, cap_bytes: int, sizes: Sizes | None = None) -> Largest:
+        """The largest batches for which the allocator stays within `cap_bytes`, the first verified."""
+        wanted = self._complete(sizes)
+
+        def step_at(batch_size: int) -> SizedTrace:
+            return self.what_if(recipe, sizes={**wanted, BATCH: batch_size})
+
+        found = search(step_at, capacity_bytes=cap_bytes)
+        safe, limit = found.safe.value, found.limit.value
+        reserved = found.safe_reserved_bytes
+        for _ in range(MOST_RETRIES):
+            if not safe:
+                break
+            log = add_workspaces(sized(self.trace(recipe, {**wanted, BATCH: safe})))
+            done = simulate(log.events, log.num_bytes, cap_bytes=cap_bytes)
+            if done.out_of_memory_at is None and not done.num_flushes:
+                reserved = done.peak_reserved_bytes
+                break
+            safe -= max(1, safe // 50)
+        return Largest(safe=safe, limit=max(safe, limit), reserved_bytes=reserved if safe else None)
+
+    # -- traces
+
+    def trace(self, recipe: Recipe, sizes: Sizes) -> Trace:
+        key = (recipe, _key(sizes))
+        if key not in self._traces:
+            self._traces[key] = self._traced(recipe, [sizes])[0]
+        return self._traces[key]
+
+    def _replay(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
+        """A replay in the batch size, the other sizes as they are; None where the job has none."""
+        key = (recipe, _key({name: size for name, size in sizes.items() if name != BATCH}))
+        if key not in self._replays:
+            try:
+                self._replays[key] = fit_replay(self._traced(recipe, sample_sizes(sizes)))
+            except StructureChanges:
+                self._replays[key] = None
+        return self._replays[key]
+
+    def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes]) -> list[Trace]:
+        chosen = [dict(sizes) for sizes in all_sizes]
+        self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, {len(chosen)} step(s)")
+        return run_in_child(trace_all, self.job, recipe, chosen, device=self.device)
+
+    def _complete(self, sizes: Sizes | None) -> dict[str, int]:
+        unknown = set(sizes or ()) - set(self.job.sizes)
+        if unknown:
+            raise BadInput(
+                f"{', '.join(sorted(unknown))} is no size of {self.job.name}; it has {', '.join(self.job.sizes)}"
+            )
+        return {**self.job.sizes, **(sizes or {})}
+
+
+def trace_all(job: Job, recipe: Recipe, all_sizes: list[Sizes], *, device: Device | None) -> list[Trace]:
+    """Traces in this process, which is changed by it for good: call it in a child."""
+    from flatout.memory import cuda_rules
+    from flatout.memory.tracer import trace_job
+    from flatout.memory.workspaces import Workspaces
+
+    capability = capability_of(device)
+    cuda_rules.install(compute_capability=capability)
+    return [
+        trace_job(job, recipe, sizes=sizes, workspaces=Workspaces(compute_capability=capability))
+        for sizes in all_sizes
+    ]
+
+
+def capability_of(device: Device | None) -> tuple[int, int] | None:
+    if device is None or device.compute_capability is None:
+        return None
+    major, _, minor = device.compute_capability.partition(".")
+    return int(major), int(minor or 0)
+
+
+def estimate_job(
+    job: Job,
+    recipe: Recipe | None = None,
+    *,
+    sizes: Sizes | None = None,
+    device: Device | str | None = None,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> MemoryEstimate:
+    """What one step of `job` takes on `device`."""
+    return Forecaster(job, device=device, on_progress=on_progress).estimate(recipe or Recipe(), sizes=sizes)
+
+
+def largest_batch(
+    job: Job,
+    recipe: Recipe | None = None,
+    *,
+    cap_bytes: int,
+    sizes: Sizes | None = None,
+    device: Device | str | None = None,
+) -> Largest:
+    """The largest batch of `job` within `cap_bytes` of the allocator."""
+    return Forecaster(job, device=device).largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes)
+
+
+def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(sizes.items()))
+
+
+def _describe(recipe: Recipe) -> str:
+    parts = [recipe.precision, recipe.mode]
+    if recipe.checkpointing:
+        parts.append("checkpointing")
+    if recipe.accumulation > 1:
+        parts.append(f"accumulation {recipe.accumulation}")
+    return ", ".join(parts)
+

@@ -1,0 +1,77 @@
+"""Workspaces whose size grows in steps: what a kernel takes, from a few counts.
+
+Everything else in a trace is a polynomial in the batch; these are not, because kernels choose grids and
+paths.  A storage that has a formula keeps its counts, which are polynomials, so that a replay at another
+size evaluates the formula there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
+FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
+SORTED_FROM = 3072  # indices: fewer are added without sorting
+ROWS_PER_PIECE = 10
+SPLIT_BYTES, SMALL_SPLIT_BYTES = 6 << 20, 2 << 20  # what a weight gradient takes for sums over parts
+SMALL_PROBLEM = 1 << 14  # positions of a batch
+
+
+class Formula(NamedTuple):
+    """A name in `FORMULAS` and the counts it takes."""
+
+    name: str
+    counts: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return FORMULAS[self.name](*self.counts)
+
+
+def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> int:
+    """Few outputs, each a sum of many inputs: several blocks share an output and leave partial sums.
+
+    Threads of a block run along the outputs, up to four of them at a time.
+    """
+    vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
+    columns, threads = num_outputs // vector, MOST_THREADS // vector
+    width = min(_power_below(columns, threads), WARP)
+    height = min(_power_below(num_inputs, threads), threads // width)
+    width = min(_power_below(columns, threads), threads // height)
+    if num_inputs < min(height * 16, MOST_VALUES):
+        return 0
+    values, grid = -(-num_inputs // height), -(-columns // width)
+    target = num_multiprocessors * (THREADS_PER_MULTIPROCESSOR // (width * height))
+    if values < MOST_VALUES or grid > target:
+        return 0
+    blocks = max(min(-(-target // grid), -(-values // FEWEST_VALUES)), -(-values // MOST_VALUES))
+    return 4 * num_outputs * blocks * width * vector if blocks > 1 else 0
+
+
+def _power_below(count: int, most: int) -> int:
+    return most if count >= most else 1 << (count.bit_length() - 1) if count else 1
+
+
+def sorted_indices(count: int) -> int:
+    return 8 * count if count > SORTED_FROM else 0
+
+
+def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
+    """The gradient of an embedding: rows of equal index are summed in pieces, then the pieces."""
+    if count <= SORTED_FROM:
+        return 0
+    return (count // ROWS_PER_PIECE + min(count, num_rows)) * (-(-width // WARP) * WARP) * 4
+
+
+def split_sums(num_positions: int, num_bytes: int) -> int:
+    """The gradient of a convolution's weight: copies of `num_bytes`, and sums over parts of the batch."""
+    return num_bytes + (SPLIT_BYTES if num_positions >= SMALL_PROBLEM else SMALL_SPLIT_BYTES)
+
+
+FORMULAS: Mapping[str, Callable[..., int]] = {
+    "partial sums": partial_sums,
+    "sorted indices": sorted_indices,
+    "pieces of a table": pieces_of_a_table,
+    "split sums": split_sums,
+}
