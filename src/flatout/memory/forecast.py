@@ -30,6 +30,7 @@ CONTEXT = Decision(
     source="assumed",
 )
 MOST_RETRIES = 4
+MULTIPLES = (16, 32, 48)  # of most numbers of experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,11 +116,19 @@ class Forecaster:
         """A replay in the batch size, the other sizes as they are; None where the job has none."""
         key = (recipe, _key({name: size for name, size in sizes.items() if name != BATCH}))
         if key not in self._replays:
-            try:
-                self._replays[key] = fit_replay(self._traced(recipe, sample_sizes(sizes)))
-            except StructureChanges:
-                self._replays[key] = None
+            self._replays[key] = self._fitted(recipe, sizes)
         return self._replays[key]
+
+    def _fitted(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
+        try:
+            return fit_replay(self._traced(recipe, sample_sizes(sizes)))
+        except StructureChanges:
+            pass
+        multiples = [{**sizes, BATCH: batch_size} for batch_size in MULTIPLES]
+        try:
+            return fit_replay(self._traced(recipe, multiples), exact=False)
+        except StructureChanges:
+            return None
 
     def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes]) -> list[Trace]:
         chosen = [dict(sizes) for sizes in all_sizes]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flatout.memory.formulas import Formula
 from flatout.memory.trace import Component, Phase, Storage
 
+STRAY_BYTES = 512
 Event = int | Phase  # i: storage i is born; ~i: it dies; a word: this phase begins
 
 
@@ -53,8 +54,10 @@ def two_steps(
 
     `hosted` storages live on the host and are left out; `sums` are pairs of a sum and its first summand.
     """
-    before = alive_after(events[:start])
-    step = [event for event in sum_in_place(events[start:], sums) if _number(event) not in hosted]
+    before = [number for number in alive_after(events[:start]) if not _is_stray(born[number])]
+    strays = set(alive_after(events[:start])) - set(before)
+    left_out = strays | set(hosted)
+    step = [event for event in sum_in_place(events[start:], sums) if _number(event) not in left_out]
     components = name_components(step, born)
     inherited = set(before)
     births = {event for event in step if isinstance(event, int) and event >= 0}
@@ -74,6 +77,11 @@ def two_steps(
     head = 1 if again and isinstance(again[0], str) else 0
     next_step = [*again[:head], *dropped, *again[head:]]
     return _renumbered([("setup", before), ("first", step), ("next", next_step)], born, components)
+
+
+def _is_stray(each: Born) -> bool:
+    """A scalar that building the model left behind, in a library's cache: not part of the job."""
+    return each.component is None and each.num_bytes <= STRAY_BYTES
 
 
 def alive_after(events: Iterable[Event]) -> list[int]:

@@ -91,6 +91,7 @@ class Knob:
     start: Numbers
     first: Numbers
     second: Numbers
+    exact: bool = True  # False: between the points, rounded up
 
     @property
     def step(self) -> int:
@@ -98,12 +99,18 @@ class Knob:
 
     def covers(self, value: int) -> bool:
         """Whether the polynomial holds at `value`."""
+        if not self.exact:
+            return value >= 1
         if value < 1 or (value - self.points[0]) % self.step:
             return False
         block = block_of(self.period)
         return self.step % self.period == 0 or (value - 1) // block == (self.points[-1] - 1) // block
 
     def at(self, value: int) -> Numbers:
+        if not self.exact:
+            steps_taken = (value - self.points[0]) / self.step
+            bent = self.second * (steps_taken * (steps_taken - 1) / 2)
+            return np.ceil(self.start + self.first * steps_taken + bent).astype(np.int64)
         steps = (value - self.points[0]) // self.step
         found = self.start + self.first * steps
         if steps * (steps - 1):
@@ -172,14 +179,20 @@ class Replay:
             )
 
 
-def fit_replay(traces: Sequence[Trace], *, periods: Mapping[str, int] = PERIODS) -> Replay:
-    """A replay from traces of one job at `sample_sizes`, in any order."""
+def fit_replay(
+    traces: Sequence[Trace], *, periods: Mapping[str, int] = PERIODS, exact: bool = True
+) -> Replay:
+    """A replay from traces of one job at `sample_sizes`, in any order.
+
+    Where sizes are shared out, as tokens among experts, no polynomial is exact between multiples of the
+    number of shares: without `exact` such sizes are rounded up from traces at multiples.
+    """
     base = _base_of(traces)
     for trace in traces:
         compare(base, trace)
     moved = {name for trace in traces for name in base.sizes if trace.sizes.get(name) != base.sizes[name]}
     knobs = tuple(
-        _fit_knob(name, base, traces, period=periods.get(name, 1))
+        _fit_knob(name, base, traces, period=periods.get(name, 1), exact=exact)
         for name in sorted(moved, key=lambda name: (name != BATCH, name))
     )
     replay = Replay(
@@ -217,7 +230,7 @@ def _num_moved(base: Trace, trace: Trace) -> int:
     return sum(trace.sizes[name] != value for name, value in base.sizes.items())
 
 
-def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int) -> Knob:
+def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int, exact: bool) -> Knob:
     rows = {base.sizes[name]: _numbers_of(base)}
     for trace in traces:
         if _num_moved(base, trace) == 1 and trace.sizes[name] != base.sizes[name]:
@@ -239,7 +252,9 @@ def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int) -
             f"{storage_name(base, storage)} has {found} bytes at {name}={', '.join(map(str, points))}",
             hint="trace it at the sizes asked for",
         )
-    return Knob(name=name, points=points, period=period, start=low, first=first, second=second)
+    return Knob(
+        name=name, points=points, period=period, start=low, first=first, second=second, exact=exact
+    )
 
 
 def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:

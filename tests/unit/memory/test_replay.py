@@ -168,7 +168,7 @@ def test_a_traced_model_is_replayed_to_the_byte() -> None:
     replay = fit_replay(traces)
     replay.check(fresh)
     assert replay.at(batch_size=50, length=512).peak_allocated_bytes() == sized(fresh).peak_allocated_bytes()
-    assert sized(fresh).peak_allocated_bytes() > 10 * sized(traces[0]).peak_allocated_bytes()
+    assert sized(fresh).peak_allocated_bytes() > 1.3 * sized(traces[0]).peak_allocated_bytes()
 
 
 def _trace_all(samples: list[dict[str, int]]) -> list[Trace]:
