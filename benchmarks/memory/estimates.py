@@ -65,6 +65,7 @@ def predict_largest(configuration: Configuration) -> dict[str, Any]:
     """The largest batch under the cap without a flush of the allocator's cache, and with flushes."""
     from flatout.memory.forecast import largest_batch
 
+    assert configuration.cap_bytes is not None
     found = largest_batch(
         configuration.job,
         configuration.recipe,
@@ -72,4 +73,4 @@ def predict_largest(configuration: Configuration) -> dict[str, Any]:
         device=DEVICE,
         cap_bytes=configuration.cap_bytes,
     )
-    return {"safe": found.safe, "limit": found.limit}
+    return {"safe": found.safe, "limit": found.limit, "reserved_bytes": found.reserved_bytes}

@@ -34,7 +34,14 @@ from benchmarks.memory.configuration import Configuration  # noqa: E402
 from benchmarks.memory.configurations import every_configuration  # noqa: E402
 from benchmarks.memory.peers import PEERS  # noqa: E402
 from benchmarks.memory.preparation import import_everything  # noqa: E402
-from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, unmatched  # noqa: E402
+from benchmarks.memory.table import (  # noqa: E402
+    RESULTS,
+    latest_table,
+    measured_rows,
+    read_table,
+    unmatched,
+    write_table,
+)
 
 OURS = "flatout"
 PROBED = "flatout with probe"
@@ -161,6 +168,15 @@ def write_predictions(arguments: argparse.Namespace) -> int:
     return 0 if len(found) == len(chosen) else 1
 
 
+def without_places(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the first line of each error alone: tracebacks name folders of this machine."""
+    answers = {
+        name: {"error": answer["error"].splitlines()[0]} if "error" in answer else answer
+        for name, answer in row["estimates"].items()
+    }
+    return {**row, "estimates": answers}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -174,7 +190,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after this long")
     parser.add_argument("--child-seconds", type=float, default=300.0, help="limit of one estimate")
     parser.add_argument("--predictions", help="write the predicted largest batches to this file, and end")
-    parser.add_argument("--save", action="store_true", help="write results/memory_HARDWARE_DATE.json")
+    parser.add_argument("--save", action="store_true", help="write results/estimates_HARDWARE_DATE.json")
     arguments = parser.parse_args()
     path = Path(arguments.measured) if arguments.measured else latest_table()
     if path is None and not arguments.predictions:
@@ -213,8 +229,8 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
     print(json.dumps(result))
     if arguments.save:
         name = "-".join(hardware.lower().split())
-        file = RESULTS / f"memory_{name}_{datetime.date.today().isoformat()}.json"
-        file.write_text(json.dumps({**result, "rows": compared}, indent=1) + "\n", encoding="utf-8")
+        file = RESULTS / f"estimates_{name}_{datetime.date.today().isoformat()}.json"
+        write_table(file, {**result, "rows": [without_places(row) for row in compared]})
     return 0
 
 

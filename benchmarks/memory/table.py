@@ -23,6 +23,13 @@ def read_table(path: Path) -> dict[str, Any]:
     return table
 
 
+def write_table(path: Path, table: dict[str, Any]) -> None:
+    """One line per key and one per row, so that a change of one row is a change of one line."""
+    heads = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items() if key != "rows"]
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in table["rows"])
+    path.write_text("{\n" + ",\n".join([*heads, f' "rows": [\n{rows}\n ]']) + "\n}\n", encoding="utf-8")
+
+
 def measured_rows(table: dict[str, Any]) -> list[tuple[Configuration, dict[str, Any]]]:
     """Every measured configuration that still exists, with its row; failed rows are left out."""
     configurations = {each.label: each for each in every_configuration()}

@@ -117,7 +117,11 @@ ForecastMaker = Callable[[ForecastRequest], "Forecast"]
 
 def _forecast(request: ForecastRequest) -> Forecast:
     """The memory room behind a plan: the one place where `planner` meets `memory`."""
-    raise FlatoutError(f"no forecast can be made for {request.model}: the memory room is not connected")
+    from flatout.memory.sources import load_job
+    from flatout.planner.traced import TracedForecast, nested
+
+    job, _recipe = load_job(request.model, settings=nested(request.values))
+    return TracedForecast(job, device=request.device, on_progress=request.on_progress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@
     ├── BatchDoesNotFit          not even the smallest batch fits the memory that is free
     ├── MissingExtra             an optional package is not installed
     ├── Interrupted              the user ended the work; what was known is kept
+    ├── ChildDied                a process that was asked for an answer ended without one
     ├── StructureChanges         a step allocates in another way at other sizes: it must be traced there
     └── NothingMeasured          the job ran, but gave no step to measure
         └── ScriptFailed         the job raised before it could be measured
@@ -56,6 +57,10 @@ class MissingExtra(FlatoutError):
 
 class Interrupted(FlatoutError):
     """The user ended the work; what was known is kept."""
+
+
+class ChildDied(FlatoutError):
+    """A process that was asked for an answer ended without one."""
 
 
 class StructureChanges(FlatoutError):

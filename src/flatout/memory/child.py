@@ -14,13 +14,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from flatout.errors import BadInput, FlatoutError
+from flatout.errors import BadInput, ChildDied, FlatoutError
 
 Result = TypeVar("Result")
-
-
-class ChildDied(FlatoutError):
-    """The process that was asked ended without an answer."""
 
 
 def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
@@ -61,10 +57,20 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: A
     except FlatoutError as error:
         answer = ("error", error)
     except Exception as error:  # noqa: BLE001  the model's own code can raise anything
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        answer = ("error", _raised(error, f"{where.filename}:{where.lineno}"))
+        answer = ("error", _raised(error, _place(error)))
     pipe.send(answer)
     pipe.close()
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of neither PyTorch nor the trace: the one its reader can change."""
+    import torch
+
+    others = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
+    where = own[-1] if own else frames[-1]
+    return f"{where.filename}:{where.lineno}"
 
 
 def _raised(error: Exception, where: str) -> FlatoutError:

@@ -26,11 +26,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-LOWER = """addmv addr mv chain_matmul einsum linalg_multi_dot linalg_vecdot _thnn_fused_lstm_cell
-_thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""".split()
-OWN_DTYPE = """softmax.int log_softmax.int cumsum cumprod prod prod.dim_int sum sum.dim_IntList linalg_vector_norm
-linalg_matrix_norm linalg_matrix_norm.str_ord""".split()
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+# fmt: off
+LOWER = {
+    "addmv", "addr", "mv", "chain_matmul", "einsum", "linalg_multi_dot", "linalg_vecdot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell",
+    "rnn_relu_cell",
+}
+OWN_DTYPE = {
+    "softmax.int", "log_softmax.int", "cumsum", "cumprod", "prod", "prod.dim_int", "sum", "sum.dim_IntList",
+    "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
+}
+PROMOTE = {
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
+    "tensordot", "scatter_add",
+}
+# fmt: on
 NOT_OVERRIDDEN = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attention"}
 _installed: list[torch.library.Library] = []
 
@@ -48,12 +58,10 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
     _install_scaler()
     _install_module_apply()
     # draws until every value lies within its bounds, which without data is never
-    torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor  # type: ignore[attr-defined]
+    torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor
 
 
-def _install_kernels(
-    library: torch.library.Library, *, compute_capability: tuple[int, int] | None
-) -> None:
+def _install_kernels(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:
     from flatout.memory import attention, recurrent
 
     _install_autocast(library)
@@ -67,10 +75,15 @@ def _install_kernels(
 
 def after_imports() -> None:
     """Rules for libraries that are loaded by the time a model is built."""
-    for name, module in list(sys.modules.items()):
+    loaded: list[tuple[str, Any]] = list(sys.modules.items())
+    for name, module in loaded:
         # transformers takes tensors without data for a compiler's and then keeps masks it would drop
         if name.startswith("transformers") and callable(getattr(module, "is_tracing", None)):
-            module.is_tracing = lambda *args, **kwargs: False
+            module.is_tracing = _never
+
+
+def _never(*args: Any, **kwargs: Any) -> bool:
+    return False
 
 
 def _install_autocast(library: torch.library.Library) -> None:
@@ -146,15 +159,16 @@ def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
     def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         if x.dtype is torch.float16 and dtype is torch.float32:
             result: Tensor = kernel(x, dim, True)
-            return result
-        result = kernel(x if dtype is None else x.to(dtype), dim, False)
+        else:
+            result = kernel(x if dtype is None else x.to(dtype), dim, False)
         return result
 
     return softmax
 
 
 def _install_foreach() -> None:
-    for module in (torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]):
+    places: list[Any] = [torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]]
+    for module in places:
         supported = getattr(module, "_foreach_supported_types", None)
         if supported is not None and FakeTensor not in supported:
             supported.append(FakeTensor)
@@ -166,14 +180,16 @@ def _install_scaler() -> None:
     def always_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
-    torch.amp.GradScaler._maybe_opt_step = always_step  # type: ignore[method-assign]
+    scaler: Any = torch.amp.GradScaler
+    scaler._maybe_opt_step = always_step
 
 
 def _install_module_apply() -> None:
     """`Module.to` and its kin exchange data behind a parameter, which fake tensors refuse: exchange the
     parameter itself, one replacement for all places that share it.
     """
-    plain = nn.Module._apply
+    plain: Callable[..., nn.Module] = nn.Module._apply
+    every_module: Any = nn.Module
 
     def apply(self: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         tensors = [*self.parameters(), *self.buffers()]
@@ -190,7 +206,7 @@ def _install_module_apply() -> None:
                     group[name] = replaced[id(tensor)][1]
         return self
 
-    nn.Module._apply = apply  # type: ignore[method-assign,assignment]
+    every_module._apply = apply
 
 
 def _applied(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

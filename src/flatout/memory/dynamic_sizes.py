@@ -1,7 +1,8 @@
 """Operations whose result has as many rows as the data says: `nonzero`, boolean indexing, `unique`.
 
 Integers and booleans carry their real values through a trace, so most of these have a true answer.  Where a
-mask comes from floating point, every element is taken as true: the largest result there can be.
+mask comes from floating point, every element is taken as true, and of values to be told apart every one as
+different: the largest result there can be.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from torch.utils._pytree import tree_iter, tree_map
 from flatout.memory import shadows
 
 aten = torch.ops.aten
-SIZED_BY_VALUES = {
+MASKED_SELECT = aten.masked_select.default
+UNIQUE = {aten.unique_consecutive.default, aten._unique2.default, aten.unique_dim.default}
+SIZED_BY_VALUES = UNIQUE | {
     aten.nonzero.default,
-    aten.masked_select.default,
+    MASKED_SELECT,
     aten.repeat_interleave.Tensor,
     aten.bincount.default,
-    aten.unique_consecutive.default,
-    aten._unique2.default,
-    aten.unique_dim.default,
 }
 
 
@@ -42,20 +42,31 @@ def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None])
         indices = [_positions(index, func, guess=guess) for index in args[1]]
         flat = [part for parts in indices for part in parts]
         return func(args[0], flat, *args[2:], **kwargs)
-    for tensor in tree_iter((args, kwargs)):
-        if isinstance(tensor, Tensor) and shadows.value_of(tensor) is None:
-            _assume(tensor, func, guess=guess)
+    unknown = [
+        leaf
+        for leaf in tree_iter((args, kwargs))
+        if isinstance(leaf, Tensor) and shadows.value_of(leaf) is None
+    ]
+    for tensor in unknown:
+        _assume(tensor, func, guess=guess)
     real = shadows.real_result(func, args, kwargs)
+    for tensor in unknown:
+        if tensor.dtype.is_floating_point:  # its size is answered, its values stay unknown
+            setattr(tensor, shadows.VALUE, None)
     return tree_map(lambda leaf: _without_data(leaf) if isinstance(leaf, Tensor) else leaf, real)
 
 
 def _assume(tensor: Tensor, func: Any, *, guess: Callable[[str, str], None]) -> None:
     """Give `tensor` the values that make the result largest."""
+    differ = func in UNIQUE
     with _disable_current_modes():
-        ones = torch.ones(tensor.shape, dtype=tensor.dtype)
-    setattr(tensor, shadows.VALUE, ones)
-    if not tensor.dtype.is_floating_point:
-        guess(str(func), "every element taken as true")
+        if differ and tensor.dtype is not torch.bool:
+            values = torch.arange(tensor.numel()).to(tensor.dtype).reshape(tensor.shape)
+        else:
+            values = torch.ones(tensor.shape, dtype=tensor.dtype)
+    setattr(tensor, shadows.VALUE, values)
+    if func is not MASKED_SELECT or tensor.dtype is torch.bool:
+        guess(str(func), "every element taken as different" if differ else "every element taken as true")
 
 
 def _positions(index: Any, func: Any, *, guess: Callable[[str, str], None]) -> list[Any]:

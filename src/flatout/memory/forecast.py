@@ -7,7 +7,9 @@ where the step allocates otherwise there than at small sizes, the fresh trace is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from flatout.decisions import Decision
@@ -20,7 +22,7 @@ from flatout.memory.estimate import MemoryEstimate, add_workspaces, estimate
 from flatout.memory.fit import largest_batch as search
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
-from flatout.memory.samples import BATCH, sample_sizes
+from flatout.memory.samples import BATCH
 from flatout.memory.trace import Trace
 
 CONTEXT_BYTES = 600 << 20
@@ -29,8 +31,7 @@ CONTEXT = Decision(
     reason="a CUDA context with the kernels of a training job takes 500 to 600 MiB; a probe measures it",
     source="assumed",
 )
-MOST_RETRIES = 4
-MULTIPLES = (16, 32, 48)  # of most numbers of experts
+SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,15 +94,15 @@ class Forecaster:
         found = search(step_at, capacity_bytes=cap_bytes)
         safe, limit = found.safe.value, found.limit.value
         reserved = found.safe_reserved_bytes
-        for _ in range(MOST_RETRIES):
-            if not safe:
-                break
+        smaller = 0
+        while safe:
             log = add_workspaces(sized(self.trace(recipe, {**wanted, BATCH: safe})))
             done = simulate(log.events, log.num_bytes, cap_bytes=cap_bytes)
             if done.out_of_memory_at is None and not done.num_flushes:
                 reserved = done.peak_reserved_bytes
                 break
-            safe -= max(1, safe // 50)
+            smaller = max(1, safe // 50, 2 * smaller)  # ever larger steps: each is a trace
+            safe = max(0, safe - smaller)
         return Largest(safe=safe, limit=max(safe, limit), reserved_bytes=reserved if safe else None)
 
     # -- traces
@@ -120,42 +121,42 @@ class Forecaster:
         return self._replays[key]
 
     def _fitted(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
+        samples = [{**sizes, BATCH: batch_size} for batch_size in SAMPLES]
         try:
-            return fit_replay(self._traced(recipe, sample_sizes(sizes)))
-        except StructureChanges:
-            pass
-        multiples = [{**sizes, BATCH: batch_size} for batch_size in MULTIPLES]
-        try:
-            return fit_replay(self._traced(recipe, multiples), exact=False)
+            return fit_replay(self._traced(recipe, samples), exact=False)
         except StructureChanges:
             return None
 
     def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes]) -> list[Trace]:
         chosen = [dict(sizes) for sizes in all_sizes]
-        self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, {len(chosen)} step(s)")
-        return run_in_child(trace_all, self.job, recipe, chosen, device=self.device)
+        batches = ", ".join(str(sizes[BATCH]) for sizes in chosen)
+        self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")
+
+        def one(sizes: Sizes) -> Trace:
+            return run_in_child(trace_here, self.job, recipe, sizes, device=self.device)
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(one, chosen))
 
     def _complete(self, sizes: Sizes | None) -> dict[str, int]:
         unknown = set(sizes or ()) - set(self.job.sizes)
         if unknown:
             raise BadInput(
-                f"{', '.join(sorted(unknown))} is no size of {self.job.name}; it has {', '.join(self.job.sizes)}"
+                f"{', '.join(sorted(unknown))} is no size of {self.job.name}",
+                hint=f"it has {', '.join(self.job.sizes)}",
             )
         return {**self.job.sizes, **(sizes or {})}
 
 
-def trace_all(job: Job, recipe: Recipe, all_sizes: list[Sizes], *, device: Device | None) -> list[Trace]:
-    """Traces in this process, which is changed by it for good: call it in a child."""
+def trace_here(job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None) -> Trace:
+    """A trace in this process, which is changed by it for good: call it in a child."""
     from flatout.memory import cuda_rules
     from flatout.memory.tracer import trace_job
     from flatout.memory.workspaces import Workspaces
 
     capability = capability_of(device)
     cuda_rules.install(compute_capability=capability)
-    return [
-        trace_job(job, recipe, sizes=sizes, workspaces=Workspaces(compute_capability=capability))
-        for sizes in all_sizes
-    ]
+    return trace_job(job, recipe, sizes=sizes, workspaces=Workspaces(compute_capability=capability))
 
 
 def capability_of(device: Device | None) -> tuple[int, int] | None:
@@ -194,10 +195,9 @@ def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _describe(recipe: Recipe) -> str:
-    parts = [recipe.precision, recipe.mode]
+    parts: list[str] = [recipe.precision, recipe.mode]
     if recipe.checkpointing:
         parts.append("checkpointing")
     if recipe.accumulation > 1:
         parts.append(f"accumulation {recipe.accumulation}")
     return ", ".join(parts)
-

@@ -3,7 +3,8 @@
 The log of a tracer holds births, deaths and the names of phases as they begin.  Two things are put right
 here.  Where gradients of several uses meet, autograd adds into the first one if nobody else holds it; tensors
 without data are added into a third, so such a sum is made one with its first summand.  And the step after the
-first is the same step again, except that gradients are dropped at its start and the optimizer's state and the libraries' workspaces exist.
+first is the same step again, except that gradients are dropped at its start, and that the optimizer's state
+and the libraries' workspaces exist.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ def two_steps(
     before = [number for number in alive_after(events[:start]) if not _is_stray(born[number])]
     strays = set(alive_after(events[:start])) - set(before)
     left_out = strays | set(hosted)
-    step = [event for event in sum_in_place(events[start:], sums) if _number(event) not in left_out]
+    pairs = list(sums)
+    step = [event for event in sum_in_place(events[start:], pairs) if _number(event) not in left_out]
     components = name_components(step, born)
+    _name_sums(components, step, born, pairs)
     inherited = set(before)
     births = {event for event in step if isinstance(event, int) and event >= 0}
     deaths = {~event for event in step if isinstance(event, int) and event < 0}
@@ -107,7 +110,7 @@ def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> li
         if isinstance(event, str):
             result.append(event)
             continue
-        number = _number(event)
+        number = event if event >= 0 else ~event
         if number in skipped and event < 0:
             skipped.discard(number)
             continue
@@ -120,6 +123,18 @@ def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> li
         real = standing_for.get(number, number)
         result.append(real if event >= 0 else ~real)
     return result
+
+
+def _name_sums(
+    components: list[Component], step: Sequence[Event], born: Sequence[Born], sums: Sequence[tuple[int, int]]
+) -> None:
+    """What a sum was known to be for goes to the summand that stands for it, a gradient to begin with."""
+    births = {event for event in step if isinstance(event, int) and event >= 0}
+    known = {number: each.component for number, each in enumerate(born) if each.component is not None}
+    for number, first in reversed(sums):
+        if number in known and number not in births:
+            known.setdefault(first, known[number])
+            components[first] = known[first]
 
 
 def _dies_next(events: Sequence[Event], place: int, number: int) -> bool:

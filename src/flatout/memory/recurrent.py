@@ -46,9 +46,8 @@ def _padded(kind: str) -> Any:
         states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
         if batch_first:
             x = x.transpose(0, 1)
-        output, *last = _Cudnn.apply(
-            kind, num_layers, bidirectional, dropout if train else 0.0, len(states), x, *states, *_cast(params)
-        )
+        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states))
+        output, *last = _apply(_Cudnn, *settings, x, *states, *_cast(params))
         return (output.transpose(0, 1) if batch_first else output, *last)
 
     return run
@@ -67,9 +66,8 @@ def _packed(kind: str) -> Any:
         bidirectional: bool,
     ) -> Any:
         states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        return _Cudnn.apply(
-            kind, num_layers, bidirectional, dropout if train else 0.0, len(states), data, *states, *_cast(params)
-        )
+        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states))
+        return _apply(_Cudnn, *settings, data, *states, *_cast(params))
 
     return run
 
@@ -80,7 +78,11 @@ def _cast(params: Sequence[Tensor]) -> list[Tensor]:
     # nn.LSTM and its kin lay their weights out flat, but not in bfloat16: those are copied at every call
     if params[0].dtype is dtype and dtype is not torch.bfloat16:
         return list(params)
-    return list(_Flat.apply(dtype, *params))
+    return list(_apply(_Flat, dtype, *params))
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)
 
 
 class _Flat(torch.autograd.Function):
@@ -110,6 +112,7 @@ class _Cudnn(torch.autograd.Function):
         num_layers: int,
         bidirectional: bool,
         dropout: float,
+        train: bool,
         num_states: int,
         x: Tensor,
         *rest: Tensor,
@@ -131,10 +134,10 @@ class _Cudnn(torch.autograd.Function):
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
         kept = units * (GATES_KEPT[kind] * num_layers + num_layers - 1) * dtype.itemsize
         masks = (num_layers - 1) * units * directions // 8 if dropout else 0
-        needs = any(ctx.needs_input_grad)
-        reserve = torch.empty(kept + masks + RESERVE_HEAD, dtype=torch.uint8) if needs else None
+        needs = train and any(ctx.needs_input_grad)
+        reserve = torch.empty(kept + masks + RESERVE_HEAD if needs else 0, dtype=torch.uint8)
         del workspace, lower, steps
-        ctx.save_for_backward(*([x, output, reserve, *states] if reserve is not None else []), *weights)
+        ctx.save_for_backward(x, output, reserve, *states, *weights)
         ctx.num_kept = 3 + num_states
         ctx.workspace_bytes = workspace_bytes
         ctx.num_states = num_states
@@ -154,7 +157,7 @@ class _Cudnn(torch.autograd.Function):
         workspace = torch.empty(ctx.workspace_bytes, dtype=torch.uint8)
         del workspace, steps, grad_output
         views = _views(flat, [weight.shape for weight in weights])
-        return (None, None, None, None, None, grad_x, *grad_states, *views)
+        return (None, None, None, None, None, None, grad_x, *grad_states, *views)
 
 
 class _Reshaped(torch.autograd.Function):
@@ -177,7 +180,7 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
         rows = known if known is not None else torch.full(lengths.shape, longest)
         sizes = torch.stack([(rows > step).sum() for step in range(int(rows.max()))])
         total = int(rows.sum())
-    data = _Reshaped.apply(x, (total, *x.shape[2:]))
+    data = _apply(_Reshaped, x, (total, *x.shape[2:]))
     return data, shadows.with_value(sizes)
 
 
@@ -189,5 +192,5 @@ def _pad(
     with _disable_current_modes():
         num_rows, num_steps = int(sizes[0]), max(len(sizes), total_length)
         lengths = torch.stack([(sizes > row).sum() for row in range(num_rows)])
-    padded = _Reshaped.apply(data, (num_steps, num_rows, *data.shape[1:]))
+    padded = _apply(_Reshaped, data, (num_steps, num_rows, *data.shape[1:]))
     return padded.transpose(0, 1) if batch_first else padded, shadows.with_value(lengths)

@@ -28,6 +28,7 @@ from flatout.memory.structure import compare, show_sizes, storage_name
 from flatout.memory.trace import Trace
 
 Form = Literal["product", "sum", "batch times sum"]
+ROUNDING = 1e-3  # bytes: what doubles may be off by
 FORMS: tuple[Form, ...] = ("product", "sum", "batch times sum")
 Numbers = NDArray[np.int64]
 
@@ -110,7 +111,9 @@ class Knob:
         if not self.exact:
             steps_taken = (value - self.points[0]) / self.step
             bent = self.second * (steps_taken * (steps_taken - 1) / 2)
-            return np.ceil(self.start + self.first * steps_taken + bent).astype(np.int64)
+            found = self.start + self.first * steps_taken + bent
+            rounded: Numbers = np.ceil(found - ROUNDING).astype(np.int64)
+            return rounded
         steps = (value - self.points[0]) // self.step
         found = self.start + self.first * steps
         if steps * (steps - 1):

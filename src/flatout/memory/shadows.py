@@ -1,9 +1,9 @@
 """Real values of integers, booleans and short tables, kept beside tensors that have no data.
 
-Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths or of rates.  These
-are small, so they are computed for real next to their fake counterparts, and such branches go the way the
-real run goes.  Where a value comes from floating point there is none: choices among several (argmax, top-k) are
-answered evenly, comparisons as true, and every such answer is noted as a guess.
+Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths or of rates.
+These are small, so they are computed for real next to their fake counterparts, and such branches go the way
+the real run goes.  Where a value comes from floating point there is none: choices among several (argmax,
+top-k) are answered evenly, comparisons as true, and every such answer is noted as a guess.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _enable_checkpointing(model: nn.Module, name: str) -> None:
     enable = getattr(model, "gradient_checkpointing_enable", None)
     if enable is None:
         raise BadInput(
-            f"{name} has no gradient_checkpointing_enable, so checkpointing cannot be switched on from outside",
+            f"{name} has no gradient_checkpointing_enable, so checkpointing cannot be switched on",
             hint="give the model that method, or plan without checkpointing",
         )
     enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -48,7 +48,7 @@ class Tracer(TorchDispatchMode):
     """Logs births and deaths while it is active; must be entered inside a FakeTensorMode."""
 
     def __init__(self, *, device: str, workspaces: Workspaces) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.workspaces = workspaces
         self.born: list[Born] = []
@@ -121,6 +121,11 @@ class Tracer(TorchDispatchMode):
         else:
             out = func(*args, **kwargs)
             shadows.follow(func, args, kwargs, out, guess=self.guess)
+        self._log(func, args, kwargs, out)
+        return out
+
+    def _log(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Births by one operation: its results, then the blocks its kernel takes."""
         name = str(func)
         component: Component | None = None
         if func is TO_COPY and isinstance(args[0], nn.Parameter) and torch.is_autocast_enabled(self.device):
@@ -129,26 +134,15 @@ class Tracer(TorchDispatchMode):
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
         if func in IN_PLACE and self.phase == "backward" and not torch.is_grad_enabled():
             self._note_sum(func, args, out)
-        for leaf in self._in_order_of_birth(func, out):
+        for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
             if isinstance(leaf, Tensor):
                 self.track(leaf, name, component)
-            elif isinstance(leaf, (tuple, list)):
-                for inner in tree_iter(leaf):
-                    if isinstance(inner, Tensor):
-                        self.track(inner, name, component)
         if self.phase != "setup":
             for num_bytes in self.workspaces.lasting(func, in_backward=self.phase == "backward"):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
         for group in self.workspaces.of(func, args, kwargs):
             held = [self._workspace(block, f"workspace of {name}") for block in group]
             self.events.extend(~number for number in held)
-        return out
-
-    @staticmethod
-    def _in_order_of_birth(func: Any, out: Any) -> Any:
-        if func is DROPOUT:
-            return reversed(out)  # its mask comes first
-        return out if isinstance(out, (tuple, list)) else (out,)
 
     def _note_sum(self, func: Any, args: Any, out: Tensor) -> None:
         first = args[0]
@@ -166,7 +160,8 @@ class Tracer(TorchDispatchMode):
             with _disable_current_modes():
                 return value.item()
         answer = 1.0 if tensor.dtype.is_floating_point else tensor.dtype is torch.bool or 1
-        self.guess(str(SCALAR), f"the value of a {str(tensor.dtype).removeprefix('torch.')} taken as {answer}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.guess(str(SCALAR), f"the value of a {dtype} taken as {answer}")
         return answer
 
 
@@ -253,7 +248,7 @@ class _ModuleNames:
 def _faked(leaf: Any, mode: FakeTensorMode, tracer: Tracer) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    fake = mode.from_tensor(leaf, static_shapes=True)
+    fake: Tensor = mode.from_tensor(leaf, static_shapes=True)
     if tracer.device != "cpu":
         fake = fake.to(tracer.device)
     if not leaf.dtype.is_floating_point:

@@ -59,13 +59,13 @@ class Workspaces:
             aten.convolution_backward.default: _convolution_backward,
         }
         for func in attention.BACKWARDS:
-            self._rules[func] = lambda args, _kwargs, func=func: attention.backward_workspace(func, args)
+            self._rules[func] = _attention_backward(func)
 
     def of(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
         rule = self._rules.get(func)
         return () if rule is None else rule(args, kwargs)
 
-    def lasting(self, func: Any, *, in_backward: bool) -> Group:
+    def lasting(self, func: Any, *, in_backward: bool) -> tuple[int, ...]:
         """Blocks that the library takes with this operation and never gives back."""
         if func not in PRODUCTS:
             return ()
@@ -88,6 +88,10 @@ class Workspaces:
             return ()
         numbers = (x.numel() // max(1, num_inputs), num_inputs, self.num_multiprocessors)
         return ((Formula("partial sums", numbers),),)
+
+
+def _attention_backward(func: Any) -> Callable[[Any, Any], tuple[Group, ...]]:
+    return lambda args, _kwargs: attention.backward_workspace(func, args)
 
 
 def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -137,7 +141,9 @@ def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, *, copies: boo
 
 def _padded_channels(x: Tensor, weight: Tensor) -> tuple[Group, ...]:
     """Channels last, but not a multiple of eight in half precision: copied with more channels."""
-    if not _is_channels_last(x) or x.dtype.itemsize > 2 or x.shape[1] % 8 == 0 or weight.shape[1] != x.shape[1]:
+    if not _is_channels_last(x) or weight.shape[1] != x.shape[1]:
+        return ()
+    if x.dtype.itemsize > 2 or x.shape[1] % 8 == 0:
         return ()
     num_input = x.numel() // x.shape[1] * (-(-x.shape[1] // 8) * 8)
     return ((int(num_input + weight.numel()) * x.dtype.itemsize,),)
@@ -181,5 +187,8 @@ def _output_elements(
         x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=False
     ):
         reach = spread * (kernel - 1)
-        spatial *= (size - 1) * step - 2 * pad + reach + 1 if transposed else (size + 2 * pad - reach - 1) // step + 1
+        if transposed:
+            spatial *= (size - 1) * step - 2 * pad + reach + 1
+        else:
+            spatial *= (size + 2 * pad - reach - 1) // step + 1
     return int(x.shape[0] * channels * spatial)

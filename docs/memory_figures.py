@@ -1,0 +1,147 @@
+"""The tables of memory.md, made from the result files of the benchmark at every build.
+
+A line `<!-- memory: NAME -->` of the page is replaced by the table of that name, from the latest result.
+What was not measured is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "memory" / "results"
+NOT_MEASURED = "*Not measured yet.*"
+OURS = "flatout"
+QUANTITIES = ("allocated", "reserved")
+
+Result = dict[str, Any]
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
+    """MkDocs calls this for each page."""
+    return with_tables(markdown) if page.file.src_uri == "memory.md" else markdown
+
+
+def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
+    tables: dict[str, Callable[[Path], str]] = {
+        "measured": measured,
+        "accuracy": accuracy,
+        "families": families,
+        "peers": peers,
+        "caps": caps,
+    }
+    return re.sub(r"<!-- memory: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
+
+
+def latest(folder: Path, subject: str) -> Result | None:
+    """The latest result of a subject; names end in the date."""
+    found = sorted(folder.glob(f"{subject}_*.json"), key=lambda path: path.stem.rsplit("_", 1)[-1])
+    return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
+
+
+def measured(folder: Path) -> str:
+    """What the tables below compare with."""
+    estimates, table = latest(folder, "estimates"), latest(folder, "measured")
+    if estimates is None or table is None:
+        return NOT_MEASURED
+    rows = table["rows"]
+    held_out = {row["family"] for row in rows if row["held_out"]}
+    return (
+        f"Measured: {len(rows)} configurations of {len({row['family'] for row in rows})} families on one"
+        f" {table['hardware']}, torch {table['versions']['torch']}, {table['date']}; estimated on a CPU with"
+        f" torch {estimates['estimated_with']['torch']}. Held out: {', '.join(sorted(held_out))}."
+    )
+
+
+def accuracy(folder: Path) -> str:
+    """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
+    estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
+    if estimates is None:
+        return NOT_MEASURED
+    lines = [
+        "| | families | estimated | failed | median | 95th percentile | worst | under | under by over 1 % |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for quantity in QUANTITIES:
+        groups = estimates["summary"][OURS][quantity]
+        named = {"tuned": groups["tuned"]}
+        if first is not None:
+            named["held out, first look"] = first["summary"][quantity]
+        named |= {"held out": groups["held out"], "all": groups["all"]}
+        lines += [row([quantity, name, *figures(summary)]) for name, summary in named.items()]
+    return "\n".join(lines)
+
+
+def families(folder: Path) -> str:
+    estimates = latest(folder, "estimates")
+    if estimates is None:
+        return NOT_MEASURED
+    held_out = {each["family"] for each in estimates["rows"] if each["held_out"]}
+    both = [estimates["summary"][OURS][quantity]["families"] for quantity in QUANTITIES]
+    lines = [
+        "| family | | configurations | allocated: median | worst | reserved: median | worst |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for family in sorted(both[0], key=lambda name: (name in held_out, name)):
+        found = [summaries[family] for summaries in both]
+        cells = [percent(summary.get(key)) for summary in found for key in ("median", "worst")]
+        kind = "held out" if family in held_out else "tuned"
+        lines.append(row([family, kind, str(found[0]["count"] + found[0]["failed"]), *cells]))
+    return "\n".join(lines)
+
+
+def peers(folder: Path) -> str:
+    """Allocated bytes, all configurations: what others answer without a GPU."""
+    estimates = latest(folder, "estimates")
+    if estimates is None:
+        return NOT_MEASURED
+    lines = [
+        "| | estimated | failed | median | 95th percentile | worst | under | under by over 1 % |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, quantities in estimates["summary"].items():
+        lines.append(row([name, *figures(quantities["allocated"]["all"])]))
+    return "\n".join(lines)
+
+
+def caps(folder: Path) -> str:
+    """The largest batch under a cap, predicted and really tried."""
+    table = latest(folder, "caps")
+    if table is None:
+        return NOT_MEASURED
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from benchmarks.memory.accuracy import caps_summary
+
+    found = caps_summary(table["rows"])
+    lines = [
+        "| recommended | trains | within 3 % or one sample of the largest that trains |",
+        "|---|--:|--:|",
+    ]
+    for name, words in (("safe", "safe"), ("limit", "limit, with flushes")):
+        if f"{name}_trains_share" in found:
+            shares = [percent(found[f"{name}_{key}_share"]) for key in ("trains", "near")]
+            lines.append(row([words, *shares]))
+    count, undecided = found["count"], found["undecided"]
+    return "\n".join([*lines, "", f"Searches that ended with an answer: {count}; without one: {undecided}."])
+
+
+def figures(summary: Mapping[str, Any]) -> list[str]:
+    keys = ("median", "p95", "worst", "under_share", "under_1pct_share")
+    return [str(summary["count"]), str(summary["failed"]), *(percent(summary.get(key)) for key in keys)]
+
+
+def percent(share: float | None) -> str:
+    """Two digits after the point where an error is small enough to need them."""
+    if share is None:
+        return "n/a"
+    return f"{100 * share:.2f} %" if abs(share) < 0.1 else f"{100 * share:.0f} %"
+
+
+def row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,291 @@
+"""A short real run of a job, well below the limit: it measures what a trace cannot know.
+
+The job is built on the GPU and stepped a few times at one or two small batches, exactly as the trace steps
+it.  Peak bytes come from PyTorch's allocator, the CUDA context from the driver: what the driver says is used,
+less what it said before, less what the allocator reserved.  The probe runs in a child process, whose context
+goes away with it; memory that others take or free meanwhile is counted as context, so a probe wants its GPU
+to itself.
+
+A process that has asked CUDA for anything, even for the number of GPUs, cannot fork a child that uses CUDA:
+the job is then sent to a fresh process, which works for jobs made of importable functions.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flatout.errors import BadInput, ChildDied, FlatoutError
+from flatout.hardware.device import Device, device_of_driver
+from flatout.hardware.nvml import read_gpus
+from flatout.hardware.snapshot import GpuSnapshot
+from flatout.memory.border import calling
+from flatout.memory.child import run_in_child
+from flatout.memory.forecast import Forecaster
+from flatout.memory.job import Job, Recipe, Sizes
+from flatout.memory.receipts import Measured, Receipt, store_receipt
+from flatout.memory.samples import BATCH
+from flatout.units import show_bytes
+
+NUM_STEPS = 3  # the first makes the optimizer's state, the second meets it, the last is timed
+MOST_SHARE = 0.25  # of free memory, that a probe may be expected to take
+Result = TypeVar("Result")
+
+
+class _ForkUnusable(FlatoutError):
+    """The parent has used CUDA, so that a forked child cannot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """A GPU before a probe."""
+
+    device: Device
+    free_bytes: int
+
+
+def probe(
+    job: Job,
+    recipe: Recipe,
+    *,
+    sizes: Sizes | None = None,
+    device_index: int = 0,
+    batch_sizes: Sequence[int] | None = None,
+    folder: Path | None = None,
+) -> Receipt:
+    """Measure `job` at two small batches and store the receipt.
+
+    Without `batch_sizes` they are chosen: at most a quarter of the batch of `sizes`, and such that the
+    estimate says at most a quarter of the memory that is free.
+    """
+    if batch_sizes is not None:
+        _check_batches(batch_sizes)
+    wanted = {**job.sizes, **(sizes or {})}
+    room = in_fresh_process(look_at, device_index)
+    if batch_sizes is None:
+        forecaster = Forecaster(job, device=room.device)
+
+        def process_bytes(batch_size: int) -> int:
+            found = forecaster.estimate(recipe, sizes={**wanted, BATCH: batch_size})
+            assert found.process_bytes is not None
+            return found.process_bytes
+
+        batch_sizes = choose_batches(
+            process_bytes, batch_size=wanted[BATCH], free_bytes=room.free_bytes, name=job.name
+        )
+    receipt = in_fresh_process(measure, job, recipe, wanted, tuple(batch_sizes), device_index)
+    store_receipt(receipt, folder=folder)
+    return receipt
+
+
+def _check_batches(batch_sizes: Sequence[int]) -> None:
+    if len(batch_sizes) not in (1, 2) or len(set(batch_sizes)) < len(batch_sizes) or min(batch_sizes) < 1:
+        raise BadInput(f"batch_sizes={tuple(batch_sizes)} must be one or two different positive numbers")
+
+
+def choose_batches(
+    process_bytes: Callable[[int], int], *, batch_size: int, free_bytes: int, name: str = "the job"
+) -> tuple[int, ...]:
+    """Half of a batch and the batch itself, which is the largest of batch/4, batch/8, ... that is small.
+
+    A batch of 1 is often a case of its own, but better than no probe.
+    """
+    allowed = int(free_bytes * MOST_SHARE)
+    upper = max(1, batch_size // 4)
+    while (needed := process_bytes(upper)) > allowed:
+        if upper == 1:
+            raise BadInput(
+                f"a probe of {name} at {BATCH}=1 would take {show_bytes(needed)}, more than a quarter of the "
+                f"{show_bytes(free_bytes)} that are free",
+                hint="free the GPU, or give the batch sizes to probe",
+            )
+        upper //= 2
+    return (upper // 2, upper) if upper > 1 else (upper,)
+
+
+def in_fresh_process(function: Callable[..., Result], *args: Any) -> Result:
+    """In a forked child; in a spawned one where CUDA was used here already."""
+    import torch
+
+    if torch.version.cuda is None:
+        raise _no_gpu("this build of torch has no CUDA")
+    if not torch.cuda.is_initialized():
+        try:
+            return run_in_child(function, *args)
+        except _ForkUnusable:
+            pass
+    return _spawned(function, *args)
+
+
+def _spawned(function: Callable[..., Result], *args: Any) -> Result:
+    try:
+        ForkingPickler.dumps((function, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise BadInput(
+            f"CUDA is in use in this process, and the job cannot be sent to another: {error}",
+            hint="probe before the first use of CUDA, or make the job of functions of an importable module",
+        ) from error
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        try:
+            return pool.submit(function, *args).result()
+        except BrokenProcessPool as error:
+            raise ChildDied(
+                "the process that probed the model ended and said nothing",
+                hint="the system may have run out of memory, or the job's module may not be importable",
+            ) from error
+
+
+def look_at(device_index: int) -> Room:
+    """The GPU and what is free of it; takes a context for a moment."""
+    import torch
+
+    _check_cuda(device_index)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device_index)
+    before = _gpu(device_index)
+    device = before.device if before is not None else None
+    if device is None:
+        major, minor = torch.cuda.get_device_capability(device_index)
+        name = torch.cuda.get_device_name(device_index)
+        device = device_of_driver(name, memory_bytes=total_bytes, compute_capability=f"{major}.{minor}")
+    return Room(device=device, free_bytes=free_bytes)
+
+
+def measure(
+    job: Job, recipe: Recipe, sizes: dict[str, int], batch_sizes: tuple[int, ...], device_index: int
+) -> Receipt:
+    """Step the job for real in this process, which must be a child: its settings and context stay."""
+    base_bytes = _used_bytes(device_index)  # NVML answers without a context
+    _check_cuda(device_index)
+    import torch
+
+    torch.cuda.set_device(device_index)
+    if recipe.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    probes = []
+    counts = (0, 0)
+    for batch_size in batch_sizes:
+        try:
+            with calling(f"a real step of {job.name} at {BATCH}={batch_size}"):
+                measured, counts = _step_at(job, recipe, {**sizes, BATCH: batch_size})
+        except BadInput as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise BadInput(
+                    f"the probe of {job.name} ran out of GPU memory at {BATCH}={batch_size}",
+                    hint="give smaller batch sizes to probe, or free the GPU",
+                ) from None
+            raise
+        probes.append(measured)
+    return Receipt(
+        device=torch.cuda.get_device_name(device_index),
+        torch_version=str(torch.__version__),
+        cuda_version=torch.version.cuda,
+        cudnn_version=_cudnn_version(),
+        job=job.name,
+        recipe=recipe,
+        other_sizes={name: size for name, size in sizes.items() if name != BATCH},
+        num_parameters=counts[0],
+        num_trainable=counts[1],
+        context_bytes=_context_bytes(device_index, base_bytes),
+        probes=tuple(probes),
+    )
+
+
+def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured, tuple[int, int]]:
+    """Peaks of a few steps of a job built afresh, with nothing of its making left in the cache."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    from flatout.memory.step import make_parts, run_step
+
+    torch.manual_seed(0)
+    parts = make_parts(job, recipe, device="cuda")
+    batch = tree_map(
+        lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, job.make_batch(**sizes)
+    )
+    _forget()
+    torch.cuda.reset_peak_memory_stats()
+    step_s = 0.0
+    for _ in range(NUM_STEPS):
+        torch.cuda.synchronize()
+        start_s = time.perf_counter()
+        run_step(parts, job, recipe, batch, device="cuda")
+        torch.cuda.synchronize()
+        step_s = time.perf_counter() - start_s
+    measured = Measured(
+        batch_size=sizes[BATCH],
+        num_steps=NUM_STEPS,
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(),
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+        micro_batch_s=step_s / recipe.accumulation,
+    )
+    parameters = [(each.numel(), each.requires_grad) for each in parts.model.parameters()]
+    counts = (sum(count for count, _ in parameters), sum(count for count, trained in parameters if trained))
+    del parts, batch
+    _forget()
+    return measured, counts
+
+
+def _forget() -> None:
+    """Give back what is not in use, cuBLAS's workspaces too: each probe meets them for the first time."""
+    import torch
+
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+def _check_cuda(device_index: int) -> None:
+    import torch
+
+    if torch.cuda._is_in_bad_fork():
+        raise _ForkUnusable("CUDA was used before this process was forked")
+    if not torch.cuda.is_available():
+        raise _no_gpu("torch sees none here")
+    count = torch.cuda.device_count()
+    if not 0 <= device_index < count:
+        raise BadInput(f"GPU {device_index} was asked for; torch sees {count}, counted from 0")
+
+
+def _no_gpu(reason: str) -> BadInput:
+    return BadInput(
+        f"--profile needs a CUDA GPU; {reason}", hint="without --profile the estimate needs no GPU at all"
+    )
+
+
+def _gpu(device_index: int) -> GpuSnapshot | None:
+    found = [each for gpu in read_gpus().gpus for each in (gpu, *gpu.instances)]
+    return next((gpu for gpu in found if gpu.cuda_index == device_index), None)
+
+
+def _used_bytes(device_index: int) -> int | None:
+    gpu = _gpu(device_index)
+    return None if gpu is None else gpu.memory_used_bytes
+
+
+def _context_bytes(device_index: int, base_bytes: int | None) -> int | None:
+    """None where NVML does not answer, or where others freed more than the context takes."""
+    import torch
+
+    used_bytes = _used_bytes(device_index)
+    if used_bytes is None or base_bytes is None:
+        return None
+    found = used_bytes - base_bytes - torch.cuda.memory_reserved(device_index)
+    return found if found > 0 else None
+
+
+def _cudnn_version() -> str | None:
+    import torch
+
+    version = torch.backends.cudnn.version()
+    return None if version is None else str(version)

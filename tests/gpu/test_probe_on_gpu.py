@@ -1,0 +1,97 @@
+"""Probes on a real GPU.  Each runs in a script of its own, as a user's process that has not met CUDA yet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+WIDTH, DEPTH = 1024, 4
+SCRIPT = f"""\
+import json, sys
+from pathlib import Path
+import torch
+from torch import nn
+from flatout.hardware import read_gpus
+from flatout.memory.forecast import Forecaster
+from flatout.memory.job import Job, Recipe
+from flatout.memory.probe import probe
+from flatout.memory.receipts import correct, load_receipt
+
+
+def make_model():
+    layers = [nn.Sequential(nn.Linear({WIDTH}, {WIDTH}), nn.GELU()) for _ in range({DEPTH})]
+    return nn.Sequential(*layers)
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, {WIDTH})
+
+
+def loss(model, batch):
+    return model(batch).float().square().mean()
+
+
+SIZES = {{"batch_size": 65536}}
+job = Job(name="stack", make_model=make_model, make_batch=make_batch, loss=loss, sizes=SIZES)
+recipe = Recipe(precision="bf16", accumulation=2)
+
+
+def main():
+    folder = Path(sys.argv[2])
+    if sys.argv[1] == "used":
+        torch.zeros(1, device="cuda")
+    receipt = probe(job, recipe, folder=folder)
+    forecaster = Forecaster(job, device=read_gpus().gpus[0].device, context=receipt.context)
+    full = forecaster.estimate(recipe)
+    there = [forecaster.estimate(recipe, sizes={{"batch_size": each.batch_size}}) for each in receipt.probes]
+    better = correct(full, receipt, at_probes=there)
+    measured = probe(job, recipe, batch_sizes=(65536,), folder=folder / "full")
+    found = load_receipt(
+        "stack", device=receipt.device, torch_version=str(torch.__version__), recipe=recipe, sizes=job.sizes,
+        num_parameters=full.num_parameters, num_trainable=full.num_trainable, folder=folder,
+    )
+    print(json.dumps({{
+        "receipt": receipt.to_json(),
+        "found": None if found is None else found.key,
+        "missed": [p.peak_allocated_bytes - e.peak_allocated_bytes for p, e in zip(receipt.probes, there)],
+        "corrected": [better.peak_allocated_bytes, better.peak_reserved_bytes],
+        "measured": [measured.probes[0].peak_allocated_bytes, measured.probes[0].peak_reserved_bytes],
+        "initialized": torch.cuda.is_initialized(),
+    }}))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def run_script(folder: Path, how: str) -> Any:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), how, str(folder / "receipts")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("how", ["untouched", "used"])
+def test_a_probe_corrects_the_estimate_of_a_larger_batch(tmp_path: Path, how: str) -> None:
+    """`used`: CUDA is initialised in the parent, and the job goes to a spawned process."""
+    said = run_script(tmp_path, how)
+    receipt = said["receipt"]
+    assert said["found"] == receipt["key"]
+    small, large = receipt["probes"]
+    assert 1 <= small["batch_size"] < large["batch_size"] <= 65536 // 4
+    assert small["peak_allocated_bytes"] <= large["peak_allocated_bytes"] <= large["peak_reserved_bytes"]
+    assert all(probe["micro_batch_s"] > 0 for probe in receipt["probes"])
+    assert 100 * 2**20 < receipt["context_bytes"] < 2 * 2**30
+    for corrected, measured in zip(said["corrected"], said["measured"], strict=True):
+        assert abs(corrected - measured) <= 0.03 * measured
+    assert said["initialized"] == (how == "used")

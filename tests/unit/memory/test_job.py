@@ -1,0 +1,50 @@
+"""Jobs and recipes refuse what cannot be stepped, all at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.errors import BadInput
+from flatout.memory.job import PRECISIONS, Job, Recipe, adamw
+
+
+def job(**sizes: int) -> Job:
+    return Job(
+        name="line",
+        make_model=lambda: nn.Linear(2, 1),
+        make_batch=lambda batch_size: torch.zeros(batch_size, 2),
+        loss=lambda model, batch: model(batch).sum(),
+        sizes=sizes,
+    )
+
+
+def test_a_job_needs_a_batch_size() -> None:
+    assert job(batch_size=2, length=3).sizes == {"batch_size": 2, "length": 3}
+    with pytest.raises(BadInput, match="line lack batch_size: {'length': 3}"):
+        job(length=3)
+
+
+def test_the_optimizer_is_adamw_over_the_given_parameters() -> None:
+    parameters = list(nn.Linear(2, 1).parameters())
+    optimizer = adamw(parameters)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.param_groups[0]["params"] == parameters
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_is_taken(precision: str) -> None:
+    assert Recipe(precision=precision).precision == precision  # type: ignore[arg-type]
+
+
+def test_everything_wrong_with_a_recipe_is_said_at_once() -> None:
+    with pytest.raises(BadInput) as caught:
+        Recipe(precision="fp8", accumulation=0, clip_norm=0.0, new_tokens=-1)  # type: ignore[arg-type]
+    for part in ("precision='fp8'", "accumulation=0", "clip_norm=0.0", "new_tokens=-1"):
+        assert part in caught.value.message
+
+
+def test_recipes_are_keys() -> None:
+    assert {Recipe(): 1}[Recipe(precision="fp32")] == 1
+    assert Recipe() != Recipe(checkpointing=True)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+
+from flatout.errors import BadInput, ChildDied
+from flatout.memory import probe as probe_module
+from flatout.memory.child import run_in_child
+from flatout.memory.job import Job, Recipe
+from flatout.memory.probe import choose_batches, in_fresh_process, probe
+
+GIB = 2**30
+needs_no_gpu = pytest.mark.skipif(torch.version.cuda is not None, reason="this build of torch has CUDA")
+
+
+def job() -> Job:
+    return Job(
+        name="line",
+        make_model=functools.partial(torch.nn.Linear, 8, 8),
+        make_batch=lambda batch_size: torch.randn(batch_size, 8),
+        loss=lambda model, batch: model(batch).square().mean(),
+    )
+
+
+@needs_no_gpu
+def test_without_a_gpu_it_is_refused_in_one_line() -> None:
+    with pytest.raises(BadInput, match=r"^--profile needs a CUDA GPU; ") as caught:
+        probe(job(), Recipe())
+    assert "\n" not in str(caught.value)
+
+
+@needs_no_gpu
+def test_the_child_refuses_as_well() -> None:
+    with pytest.raises(BadInput, match="--profile needs a CUDA GPU"):
+        run_in_child(probe_module.look_at, 0)
+    with pytest.raises(BadInput, match="--profile needs a CUDA GPU"):
+        run_in_child(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0)
+
+
+# Which batches
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(64, (8, 16)), (8, (1, 2)), (7, (1,)), (1, (1,))])
+def test_with_room_a_quarter_of_the_batch_is_probed(batch_size: int, expected: tuple[int, ...]) -> None:
+    assert choose_batches(lambda _: GIB, batch_size=batch_size, free_bytes=80 * GIB) == expected
+
+
+@pytest.mark.parametrize("free_gib", [9, 16, 40, 400])
+def test_no_probe_is_expected_above_a_quarter_of_what_is_free(free_gib: int) -> None:
+    def process_bytes(batch_size: int) -> int:
+        return 2 * GIB + batch_size * GIB // 4
+
+    chosen = choose_batches(process_bytes, batch_size=256, free_bytes=free_gib * GIB)
+    assert all(process_bytes(batch_size) <= free_gib * GIB / 4 for batch_size in chosen)
+    assert 1 <= chosen[-1] <= 64 and sorted(set(chosen)) == list(chosen)
+
+
+def test_a_job_too_large_to_probe_is_refused() -> None:
+    with pytest.raises(BadInput, match="more than a quarter"):
+        choose_batches(lambda _: 30 * GIB, batch_size=4, free_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (0, 1), (2, 2), (1, 2, 3)])
+def test_batches_that_make_no_line_are_refused(batch_sizes: tuple[int, ...]) -> None:
+    with pytest.raises(BadInput, match="one or two different positive numbers"):
+        probe(job(), Recipe(), batch_sizes=batch_sizes)
+
+
+# Which process
+
+
+def test_a_job_that_cannot_be_sent_is_refused_with_a_way_on() -> None:
+    with pytest.raises(BadInput, match="cannot be sent to another"):
+        probe_module._spawned(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0)
+
+
+def test_a_spawned_process_answers() -> None:
+    assert probe_module._spawned(os.getpid) != os.getpid()
+
+
+def test_a_spawned_process_that_dies_is_reported() -> None:
+    with pytest.raises(ChildDied, match="said nothing"):
+        probe_module._spawned(os._exit, 3)
+
+
+@needs_no_gpu
+def test_a_build_without_cuda_starts_no_process() -> None:
+    with pytest.raises(BadInput, match="has no CUDA"):
+        in_fresh_process(os.getpid)
