@@ -34,7 +34,7 @@ from flatout.measure.observer import Observer, ObserverOptions  # noqa: E402
 from flatout.measure.schedule import Block, WarmUp  # noqa: E402
 
 # (steps before timing, timed steps): past the warm-up, and with a loader past the batches looked at closely
-STEPS = {"modules": (10, 40), "encoder": (8, 10), "loader": (40, 160)}
+STEPS = {"modules": (10, 40), "encoder": (8, 10), "loader": (40, 100)}
 Arm = Callable[[], AbstractContextManager[Any]]
 
 
@@ -210,6 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--blocks", type=int, default=60)
+    parser.add_argument("--blocks-share", type=float, default=1.0, help="of blocks, where steps are longer")
     parser.add_argument("--traceml-rounds", type=int, default=5, help="pairs of processes (default: 5)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
     parser.add_argument("--quick", action="store_true", help="few blocks, to see that it runs")
@@ -221,9 +222,10 @@ def main() -> None:
     rounds = 2 if options.quick else options.traceml_rounds
     rows: dict[str, dict[str, Any]] = {}
     for workload in WORKLOADS:
+        chosen = blocks if workload == "modules" else max(3, round(blocks * options.blocks_share))
         rows[workload] = {
-            "flatout": compare(workload, observed, device=device, blocks=blocks),
-            "torch.profiler": compare(workload, profiled, device=device, blocks=max(3, blocks // 10)),
+            "flatout": compare(workload, observed, device=device, blocks=chosen),
+            "torch.profiler": compare(workload, profiled, device=device, blocks=max(3, chosen // 10)),
             "traceml": traceml(workload, device=device, rounds=rounds, num_steps=150),
             "whole": whole(workload, device=device),
         }

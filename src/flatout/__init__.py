@@ -3,6 +3,7 @@
     import flatout
 
     diagnosis = flatout.diagnose(step, loader)    # run a training loop and examine it
+    print(flatout.plan(model, batch, device="A100-80GB"))    # what a step takes of a GPU that is not here
     flatout.step()                                # mark the end of a step of a loop without an optimizer
 
 Names are resolved on first use: `import flatout` costs a training script nothing, and torch is imported
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flatout.api import Diagnosis as Diagnosis
     from flatout.api import diagnose as diagnose
+    from flatout.api import plan as plan
     from flatout.decisions import Decision as Decision
     from flatout.doctor.finding import Finding as Finding
     from flatout.errors import FlatoutError as FlatoutError
     from flatout.measure.evidence import Evidence as Evidence
     from flatout.measure.evidence_file import load_evidence as load_evidence
     from flatout.measure.marks import step as step
+    from flatout.memory.estimate import MemoryEstimate as MemoryEstimate
 
 __version__ = "0.1.0"
 
@@ -32,8 +35,10 @@ _HOMES = {
     "Evidence": "flatout.measure.evidence",
     "Finding": "flatout.doctor.finding",
     "FlatoutError": "flatout.errors",
+    "MemoryEstimate": "flatout.memory.estimate",
     "diagnose": "flatout.api",
     "load_evidence": "flatout.measure.evidence_file",
+    "plan": "flatout.api",
     "step": "flatout.measure.marks",
 }
 
@@ -43,9 +48,11 @@ __all__ = [
     "Evidence",
     "Finding",
     "FlatoutError",
+    "MemoryEstimate",
     "__version__",
     "diagnose",
     "load_evidence",
+    "plan",
     "step",
 ]
 

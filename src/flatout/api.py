@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from flatout.codec import encode
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
-from flatout.errors import BadInput, FlatoutError
+from flatout.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
 
 if TYPE_CHECKING:
     from flatout.hardware import Device
+    from flatout.memory.estimate import MemoryEstimate
+    from flatout.memory.job import Precision
     from flatout.planner.apply import Backup, FileEdit
     from flatout.planner.documents import Value
     from flatout.planner.forecast import Forecast
@@ -94,6 +96,35 @@ def diagnose(
 
     evidence = observe_loop(step, loader, seconds=seconds, on_progress=on_progress)
     return Diagnosis(evidence=evidence, findings=examine(evidence))
+
+
+def plan(
+    model_or_step: Any,
+    batch: Any,
+    *,
+    optimizer: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    device: str | None = None,
+    precision: Precision = "fp32",
+    accumulation: int = 1,
+    clip_norm: float | None = None,
+    checkpointing: bool = False,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> MemoryEstimate:
+    """The memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
+
+    `model_or_step` is a module or a function `step(batch)` that returns the loss; `batch` is an example, or
+    a function that makes one; `optimizer` an instance, a class, or None for AdamW.
+    """
+    from flatout.memory.existing import job_of
+    from flatout.memory.forecast import estimate_job
+    from flatout.memory.job import Recipe
+
+    recipe = Recipe(
+        precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
+    )
+    job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
+    return estimate_job(job, recipe, device=device, on_progress=on_progress)
 
 
 # Plans of configs

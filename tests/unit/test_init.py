@@ -19,9 +19,11 @@ def test_the_public_names_are_these() -> None:
         "Evidence",
         "Finding",
         "FlatoutError",
+        "MemoryEstimate",
         "__version__",
         "diagnose",
         "load_evidence",
+        "plan",
         "step",
     }
     assert dir(flatout) == sorted(flatout.__all__)

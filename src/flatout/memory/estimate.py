@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,12 @@ class MemoryEstimate:
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **encode(self)}
+
+    def plot(self, path: Path | str, *, capacity_bytes: int | None = None) -> None:
+        """Draw the memory over the step, stacked by component, as PNG or SVG."""
+        from flatout.memory.plot import plot_estimate
+
+        plot_estimate(self, Path(path), capacity_bytes=capacity_bytes)
 
     def __str__(self) -> str:
         return "\n".join([*_heading(self), "", *_component_table(self), "", *_phase_table(self)])

@@ -24,7 +24,7 @@ from flatout.memory import cuda_rules, dynamic_sizes, shadows
 from flatout.memory.formulas import Formula
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
-from flatout.memory.step import make_parts, run_step
+from flatout.memory.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import Component, Guess, Phase, Trace
 from flatout.memory.workspaces import Workspaces
 
@@ -47,10 +47,11 @@ IN_PLACE = {
 class Tracer(TorchDispatchMode):
     """Logs births and deaths while it is active; must be entered inside a FakeTensorMode."""
 
-    def __init__(self, *, device: str, workspaces: Workspaces) -> None:
+    def __init__(self, *, device: str, workspaces: Workspaces, autocast: torch.dtype | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.workspaces = workspaces
+        self.autocast = autocast  # what weights are cast to: beneath autocast one cannot ask for it
         self.born: list[Born] = []
         self.events: list[Event] = []
         self.phase: Phase = "setup"
@@ -128,7 +129,8 @@ class Tracer(TorchDispatchMode):
         """Births by one operation: its results, then the blocks its kernel takes."""
         name = str(func)
         component: Component | None = None
-        if func is TO_COPY and isinstance(args[0], nn.Parameter) and torch.is_autocast_enabled(self.device):
+        is_cast = self.autocast is not None and kwargs.get("dtype") is self.autocast
+        if func is TO_COPY and is_cast and isinstance(args[0], nn.Parameter):
             component = "autocast copies"
         elif "attention" in name:
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
@@ -179,7 +181,8 @@ def trace_job(
     batch_on_host = job.make_batch(**sizes)
     gc.collect()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    tracer = Tracer(device=device, workspaces=workspaces or Workspaces())
+    autocast = AUTOCAST.get(recipe.precision)
+    tracer = Tracer(device=device, workspaces=workspaces or Workspaces(), autocast=autocast)
     with mode, tracer, _ModuleNames(tracer):
         parts = make_parts(job, recipe, device=device)
         cuda_rules.after_imports()  # building the model imported what it needs

@@ -22,7 +22,7 @@ def job(**sizes: int) -> Job:
 
 def test_a_job_needs_a_batch_size() -> None:
     assert job(batch_size=2, length=3).sizes == {"batch_size": 2, "length": 3}
-    with pytest.raises(BadInput, match="line lack batch_size: {'length': 3}"):
+    with pytest.raises(BadInput, match=r"line lack batch_size: \{'length': 3\}"):
         job(length=3)
 
 

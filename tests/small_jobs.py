@@ -1,0 +1,164 @@
+"""Small jobs for tests of the trace, and how to trace them without changing the process of the tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flatout.hardware.device import Device
+from flatout.memory import cuda_rules
+from flatout.memory.child import run_in_child
+from flatout.memory.forecast import trace_here
+from flatout.memory.job import Job, Recipe
+from flatout.memory.log import Born
+from flatout.memory.trace import Storage, Trace
+from flatout.memory.tracer import Tracer
+from flatout.memory.workspaces import Workspaces
+
+
+def _load_what_a_step_loads() -> None:
+    """PyTorch imports much with the first optimizer: once here instead of in every child."""
+    parameter = nn.Parameter(torch.ones(2, 2))
+    parameter.grad = torch.ones(2, 2)
+    torch.optim.AdamW([parameter]).step()
+    with FakeTensorMode():
+        nn.Linear(2, 2)(torch.ones(2, 2)).sum().backward()
+
+
+_load_what_a_step_loads()
+
+
+class Made(NamedTuple):
+    """What a function made under the rules of CUDA."""
+
+    result: Any
+    storages: list[Born]
+    guesses: list[str]
+    attention: dict[str, int]
+
+    def sizes_of(self, op: str) -> list[int]:
+        return [storage.num_bytes for storage in self.storages if op in storage.op]
+
+
+def under_rules(
+    function: Callable[..., Any], *args: Any, compute_capability: tuple[int, int] = (9, 0)
+) -> Made:
+    """`function(*args)` on tensors without data, with the rules of CUDA, in a child process."""
+    return run_in_child(_under_rules, function, args, compute_capability)
+
+
+def _under_rules(function: Callable[..., Any], args: Any, compute_capability: tuple[int, int]) -> Made:
+    cuda_rules.install(compute_capability=compute_capability)
+    tracer = Tracer(device="cpu", workspaces=Workspaces(compute_capability=compute_capability))
+    with FakeTensorMode(allow_non_fake_inputs=True), tracer:
+        result = function(*args)
+    guesses = [guess.answer for guess in tracer.guesses]
+    return Made(result, tracer.born, guesses, dict(tracer.attention))
+
+
+def traced(job: Job, recipe: Recipe | None = None, *, device: Device | None = None, **sizes: int) -> Trace:
+    """The trace of `job`, taken in a child process."""
+    wanted = {**job.sizes, **sizes}
+    return run_in_child(trace_here, job, recipe or Recipe(), wanted, device=device)
+
+
+def job_of(
+    make_model: Callable[[], nn.Module],
+    make_batch: Callable[..., Any],
+    *,
+    loss: Callable[[nn.Module, Any], Tensor] = lambda model, batch: model(batch).sum(),
+    **more: Any,
+) -> Job:
+    return Job(name="job", make_model=make_model, make_batch=make_batch, loss=loss, **more)
+
+
+def mlp_job(*, width: int = 32, **more: Any) -> Job:
+    """Two layers with biases: 2 x (width² + width) parameters."""
+    return job_of(
+        lambda: nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)),
+        lambda batch_size: torch.randn(batch_size, width),
+        **more,
+    )
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm = nn.LayerNorm(width)
+        self.project = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        batch_size, length, width = x_BTD.shape
+        heads = self.project(self.norm(x_BTD)).view(batch_size, length, 3, self.num_heads, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).reshape(batch_size, length, width))
+        result: Tensor = x_BTD + self.feed(x_BTD)
+        return result
+
+
+class LanguageModel(nn.Module):
+    """A transformer whose embedding is also its last layer; it can checkpoint its blocks."""
+
+    def __init__(self, *, num_tokens: int = 100, width: int = 32, num_layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(num_layers))
+        self.head = nn.Linear(width, num_tokens, bias=False)
+        self.head.weight = self.embedding.weight
+        self.is_checkpointed = False
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
+        assert gradient_checkpointing_kwargs == {"use_reentrant": False}
+        self.is_checkpointed = True
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(tokens_BT)
+        for block in self.blocks:
+            if self.is_checkpointed:
+                x_BTD = torch.utils.checkpoint.checkpoint(block, x_BTD, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD)
+        result: Tensor = self.head(x_BTD)
+        return result
+
+
+def language_model_job(*, length: int = 64, **more: Any) -> Job:
+    def loss(model: nn.Module, tokens_BT: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens_BT).flatten(0, 1), tokens_BT.flatten())
+
+    return job_of(
+        LanguageModel,
+        lambda batch_size, length: torch.randint(0, 100, (batch_size, length)),
+        loss=loss,
+        sizes={"batch_size": 4, "length": length},
+        **more,
+    )
+
+
+def alive_at_end_of_first_step(trace: Trace) -> list[Storage]:
+    """What is alive when the next step begins, its gradients not yet dropped."""
+    end = next(at for at, step, _phase in trace.marks if step == "next")
+    alive: dict[int, None] = {}
+    for event in trace.events[:end].tolist():
+        if event >= 0:
+            alive[event] = None
+        else:
+            del alive[~event]
+    return [trace.storages[number] for number in alive]
+
+
+def bytes_by_component(storages: list[Storage]) -> dict[str, int]:
+    total: defaultdict[str, int] = defaultdict(int)
+    for storage in storages:
+        total[storage.component] += storage.num_bytes
+    return dict(total)

@@ -1,0 +1,96 @@
+"""Results sized by values: true where these are known, the largest where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.memory.dynamic_sizes import depends_on_values
+from tests.small_jobs import under_rules
+
+aten = torch.ops.aten
+
+
+def shapes(*tensors: Tensor) -> list[list[int]]:
+    return [list(tensor.shape) for tensor in tensors]
+
+
+def of_known() -> list[list[int]]:
+    mask = torch.tensor([[1, 0, 1], [0, 0, 1]])
+    x = torch.randn(2, 3, 5)
+    return shapes(
+        mask.nonzero(),
+        x[mask.bool()],
+        torch.masked_select(x[..., 0], mask.bool()),
+        torch.tensor([4, 4, 7]).unique(),
+        torch.tensor([4, 4, 7]).bincount(),
+        torch.arange(2).repeat_interleave(torch.tensor([3, 1])),
+    )
+
+
+def test_known_values_give_the_true_size() -> None:
+    made = under_rules(of_known)
+    assert made.result == [[3, 2], [3, 5], [3], [2], [8], [4]]
+    assert made.guesses == []
+
+
+def of_unknown() -> list[list[int]]:
+    x = torch.randn(2, 3, 5)
+    mask = x[..., 0] > 0
+    return shapes(mask.nonzero(), x[x[..., 1] > 0], torch.masked_select(x, x > 0))
+
+
+def test_a_comparison_of_floats_gives_the_largest_and_is_a_guess() -> None:
+    made = under_rules(of_unknown)
+    assert made.result == [[6, 2], [6, 5], [30]]
+    assert set(made.guesses) == {"every element taken as true"}
+
+
+def of_unknown_to_be_told_apart() -> list[list[int]]:
+    codes = (torch.randn(7) * 10).long()
+    return shapes(codes.unique(), torch.randn(4).unique(), torch.randn(5).nonzero())
+
+
+def test_unknown_values_are_all_different_and_a_guess() -> None:
+    made = under_rules(of_unknown_to_be_told_apart)
+    assert made.result == [[7], [4], [5, 1]]
+    assert set(made.guesses) == {"every element taken as different", "every element taken as true"}
+
+
+def of_size_then_value() -> Any:
+    x = torch.randn(4)
+    torch.masked_select(x, x > 0)
+    return x.sum().item()
+
+
+def test_a_size_that_was_assumed_gives_floats_no_value() -> None:
+    made = under_rules(of_size_then_value)
+    assert made.result == 1.0  # the guess for any scalar, not the sum of four ones
+    assert "the value of a float32 taken as 1.0" in made.guesses
+
+
+def of_writing() -> tuple[list[int], list[int]]:
+    x = torch.zeros(4, 3)
+    x[torch.tensor([True, False, True, False])] = 1.0
+    return list(x.shape), list(x[torch.tensor([0, 2])].shape)
+
+
+def test_writing_under_a_mask_keeps_the_shape() -> None:
+    made = under_rules(of_writing)
+    assert made.result == ([4, 3], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "depends"),
+    [
+        (aten.nonzero.default, (), True),
+        (aten.index.Tensor, (None, [torch.ones(2, dtype=torch.bool)]), True),
+        (aten.index.Tensor, (None, [None, torch.ones(2, dtype=torch.long)]), False),
+        (aten.mm.default, (), False),
+    ],
+)
+def test_only_masks_and_counts_size_a_result(func: Any, args: Any, depends: bool) -> None:
+    assert depends_on_values(func, args) is depends

@@ -1,0 +1,150 @@
+"""Forecasts: replayed as traced, and the largest batch is the largest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import BadInput
+from flatout.hardware.simulated import simulated_device
+from flatout.memory.allocator import simulate
+from flatout.memory.estimate import add_workspaces
+from flatout.memory.forecast import Forecaster, capability_of, estimate_job, largest_batch
+from flatout.memory.job import Job, Recipe
+from flatout.memory.replay import sized
+from tests.small_jobs import job_of, language_model_job, mlp_job, traced
+
+MIB = 1 << 20
+RECIPES = [Recipe(), Recipe(precision="bf16", clip_norm=1.0)]
+
+
+@pytest.fixture(scope="module")
+def forecaster() -> Forecaster:
+    return Forecaster(language_model_job(), device="H200")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("batch_size", [3, 37])
+def test_what_if_is_a_fresh_trace_to_the_byte(
+    forecaster: Forecaster, recipe: Recipe, batch_size: int
+) -> None:
+    replayed = forecaster.what_if(recipe, sizes={"batch_size": batch_size})
+    fresh = sized(traced(forecaster.job, recipe, device=forecaster.device, batch_size=batch_size))
+    assert replayed.num_bytes.tolist() == fresh.num_bytes.tolist()
+    assert replayed.peak_allocated_bytes() == fresh.peak_allocated_bytes()
+    assert replayed.sizes == {"batch_size": batch_size, "length": 64}
+
+
+def reserved_at(job: Job, batch_size: int, cap_bytes: int, *, recipe: Recipe | None = None) -> bool:
+    """Whether a fresh trace at `batch_size` stays within `cap_bytes` without a flush."""
+    log = add_workspaces(sized(traced(job, recipe, batch_size=batch_size)))
+    done = simulate(log.events, log.num_bytes, cap_bytes=cap_bytes)
+    return done.out_of_memory_at is None and not done.num_flushes
+
+
+@pytest.mark.parametrize("cap_bytes", [150 * MIB, 301 * MIB])
+def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaster, cap_bytes: int) -> None:
+    found = forecaster.largest_batch(Recipe(), cap_bytes=cap_bytes)
+    assert found.limit >= found.safe > 1
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes <= cap_bytes
+    assert reserved_at(forecaster.job, found.safe, cap_bytes)
+    assert not reserved_at(forecaster.job, found.safe + 1, cap_bytes)
+
+
+def test_what_does_not_fit_at_all_is_zero() -> None:
+    found = largest_batch(mlp_job(), cap_bytes=1 * MIB)
+    assert (found.safe, found.limit, found.reserved_bytes) == (0, 0, None)
+
+
+class Experts(nn.Module):
+    """Rows go to the expert that scores highest: as many operations as there are experts in use."""
+
+    def __init__(self, width: int = 64, num_experts: int = 4) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, num_experts)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(num_experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.score(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().squeeze(-1)
+            out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+def test_a_model_that_shares_out_its_rows_is_answered() -> None:
+    job = job_of(Experts, lambda batch_size: torch.empty(batch_size, 64), sizes={"batch_size": 8})
+    cap_bytes = 80 * MIB
+    forecaster = Forecaster(job)
+    found = forecaster.largest_batch(Recipe(), cap_bytes=cap_bytes)
+    assert found.safe > 8
+    assert reserved_at(job, found.safe, cap_bytes)
+    guesses = forecaster.estimate(Recipe()).guesses
+    assert any("equally often" in str(guess) for guess in guesses)
+
+
+class LowRank(nn.Module):
+    """A frozen layer and a trained change of low rank."""
+
+    def __init__(self, width: int = 64, rank: int = 4) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.base(x) + self.up(self.down(x))
+        return result
+
+
+def test_a_low_rank_change_of_a_frozen_model_is_answered() -> None:
+    job = job_of(LowRank, lambda batch_size: torch.empty(batch_size, 64))
+    cap_bytes = 80 * MIB
+    found = Forecaster(job).largest_batch(Recipe(), cap_bytes=cap_bytes)
+    assert found.safe > 1
+    assert reserved_at(job, found.safe, cap_bytes)
+
+
+class SizeDecides(nn.Module):
+    """Another operation at every batch size: nothing to replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(len(x)):
+            x = self.layer(x).relu()
+        return x
+
+
+def test_a_step_that_cannot_be_replayed_is_traced() -> None:
+    messages: list[str] = []
+    job = job_of(SizeDecides, lambda batch_size: torch.empty(batch_size, 64))
+    forecaster = Forecaster(job, on_progress=messages.append)
+    found = forecaster.what_if(Recipe(), sizes={"batch_size": 5})
+    assert found.num_bytes.tolist() == sized(traced(job, batch_size=5)).num_bytes.tolist()
+    assert len(messages) == 2
+    assert messages[0].startswith("tracing job, fp32, train")
+    forecaster.what_if(Recipe(), sizes={"batch_size": 5})
+    assert len(messages) == 2  # traces are kept
+
+
+def test_an_estimate_names_the_device_and_adds_the_context() -> None:
+    found = estimate_job(mlp_job(), device="A100-80GB")
+    assert found.device == simulated_device("A100-80GB").name
+    assert found.context_bytes == 600 * MIB
+    assert found.by_component["parameters"] >= 4 * 2 * (32 * 32 + 32)
+
+
+def test_the_capability_is_that_of_the_device() -> None:
+    assert capability_of(None) is None
+    assert capability_of(simulated_device("H200")) == (9, 0)
+    assert capability_of(simulated_device("T4")) == (7, 5)
+
+
+def test_an_unknown_size_is_refused(forecaster: Forecaster) -> None:
+    with pytest.raises(BadInput, match=r"negatives is no size of job .*batch_size, length"):
+        forecaster.what_if(Recipe(), sizes={"negatives": 3})

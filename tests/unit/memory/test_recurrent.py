@@ -1,0 +1,90 @@
+"""Recurrent layers: the reserve that was measured, and the shapes of PyTorch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tests.small_jobs import under_rules
+
+STEPS, BATCH, WIDTH, HIDDEN = 64, 16, 128, 256
+EMPTY = "empty"
+
+
+def run(kind: type[nn.RNNBase], train: bool = True, **options: Any) -> list[tuple[int, ...]]:
+    layer = kind(WIDTH, HIDDEN, **options).train(train)
+    x = torch.empty(STEPS, BATCH, WIDTH)
+    if not train:
+        with torch.no_grad():
+            output, last = layer(x)
+    else:
+        output, last = layer(x)
+        output.sum().backward()
+        assert all(parameter.grad is not None for parameter in layer.parameters())
+    states = last if isinstance(last, tuple) else (last,)
+    return [tuple(each.shape) for each in (output, *states)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reserve_bytes"),
+    [
+        (nn.LSTM, {}, 5_243_136),
+        (nn.LSTM, {"num_layers": 2}, 11_534_592),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True}, 23_068_928),
+        (nn.LSTM, {"num_layers": 2, "dropout": 0.2}, 11_567_360),
+        (nn.GRU, {}, 6_291_712),
+    ],
+)
+def test_the_reserve_is_as_measured(kind: Any, options: dict[str, Any], reserve_bytes: int) -> None:
+    made = under_rules(lambda: run(kind, **options))
+    assert made.sizes_of(EMPTY).count(reserve_bytes) == 1
+    plain = kind(WIDTH, HIDDEN, **options)
+    output, last = plain(torch.zeros(2, 3, WIDTH))
+    states = last if isinstance(last, tuple) else (last,)
+    directions = 2 if options.get("bidirectional") else 1
+    assert made.result[0] == (STEPS, BATCH, directions * HIDDEN)
+    assert output.shape[-1] == made.result[0][-1]
+    assert [shape[::2] for shape in made.result[1:]] == [tuple(state.shape[::2]) for state in states]
+
+
+def test_evaluation_keeps_no_reserve() -> None:
+    made = under_rules(lambda: run(nn.LSTM, False))
+    assert 5_243_136 not in made.sizes_of(EMPTY)
+    assert made.result[0] == (STEPS, BATCH, HIDDEN)
+
+
+def in_half_precision() -> None:
+    layer = nn.LSTM(WIDTH, HIDDEN, batch_first=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, _ = layer(torch.empty(BATCH, STEPS, WIDTH))
+    assert output.dtype is torch.bfloat16
+    assert output.shape == (BATCH, STEPS, HIDDEN)
+    output.float().sum().backward()
+    assert {parameter.grad.dtype for parameter in layer.parameters() if parameter.grad is not None} == {
+        torch.float32
+    }
+
+
+def test_autocast_casts_the_weights_into_one_buffer() -> None:
+    made = under_rules(in_half_precision)
+    num_weights = 4 * HIDDEN * (WIDTH + HIDDEN + 2)
+    assert 2 * num_weights in made.sizes_of(EMPTY)
+
+
+def packed() -> tuple[list[int], list[int], list[int]]:
+    layer = nn.LSTM(WIDTH, HIDDEN, batch_first=True)
+    x = torch.empty(3, 10, WIDTH, requires_grad=True)
+    rows = pack_padded_sequence(x, torch.tensor([10, 4, 2]), batch_first=True)
+    output, _ = layer(rows)
+    padded, lengths = pad_packed_sequence(output, batch_first=True)
+    padded.sum().backward()
+    assert x.grad is not None
+    return list(rows.data.shape), list(padded.shape), lengths.tolist()
+
+
+def test_packed_rows_are_as_many_as_their_lengths() -> None:
+    assert under_rules(packed).result == ([16, WIDTH], [3, 10, HIDDEN], [10, 4, 2])
