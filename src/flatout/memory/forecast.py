@@ -91,19 +91,25 @@ class Forecaster:
         def step_at(batch_size: int) -> SizedTrace:
             return self.what_if(recipe, sizes={**wanted, BATCH: batch_size})
 
-        found = search(step_at, capacity_bytes=cap_bytes)
-        safe, limit = found.safe.value, found.limit.value
-        reserved = found.safe_reserved_bytes
-        smaller = 0
-        while safe:
-            log = add_workspaces(sized(self.trace(recipe, {**wanted, BATCH: safe})))
-            done = simulate(log.events, log.num_bytes, cap_bytes=cap_bytes)
-            if done.out_of_memory_at is None and not done.num_flushes:
-                reserved = done.peak_reserved_bytes
+        safe_bytes = int(cap_bytes * (1 - SCATTER))
+        safe = search(step_at, capacity_bytes=safe_bytes).safe.value
+        limit = search(step_at, capacity_bytes=cap_bytes).limit.value
+        safe, reserved = self._verified(recipe, wanted, safe, safe_bytes)
+        return Largest(safe=safe, limit=max(safe, limit), reserved_bytes=reserved)
+
+    def _verified(
+        self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int
+    ) -> tuple[int, int | None]:
+        """The batch, or the next smaller one whose own trace stays within the cap, and what it reserves."""
+        for _ in range(MOST_RETRIES):
+            if batch_size < 1:
                 break
-            smaller = max(1, safe // 50, 2 * smaller)  # ever larger steps: each is a trace
-            safe = max(0, safe - smaller)
-        return Largest(safe=safe, limit=max(safe, limit), reserved_bytes=reserved if safe else None)
+            log = add_workspaces(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
+            reserved = simulate(log.events, log.num_bytes).peak_reserved_bytes
+            if reserved <= cap_bytes:
+                return batch_size, reserved
+            batch_size = min(batch_size - 1, int(batch_size * cap_bytes / reserved))
+        return 0, None
 
     # -- traces
 

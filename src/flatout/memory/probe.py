@@ -226,7 +226,7 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
         num_steps=NUM_STEPS,
         peak_allocated_bytes=torch.cuda.max_memory_allocated(),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(),
-        micro_batch_s=step_s / recipe.accumulation,
+        micro_batch_s=step_s / (recipe.accumulation if recipe.mode == "train" else 1),
     )
     parameters = [(each.numel(), each.requires_grad) for each in parts.model.parameters()]
     counts = (sum(count for count, _ in parameters), sum(count for count, trained in parameters if trained))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 
 import pytest
 import torch
@@ -70,6 +71,26 @@ def test_batches_that_make_no_line_are_refused(batch_sizes: tuple[int, ...]) -> 
 
 
 # Which process
+
+CUDA_WAS_USED = False  # a forked child inherits what a test sets here, a spawned one does not
+
+
+def needs_cuda() -> int:
+    if CUDA_WAS_USED:
+        raise probe_module._ForkUnusable("CUDA was used before this process was forked")
+    return os.getpid()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_where_a_fork_cannot_use_cuda_a_spawned_process_answers(
+    used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(sys.modules[__name__], "CUDA_WAS_USED", used)
+    assert in_fresh_process(needs_cuda) != os.getpid()
+    if used:
+        with pytest.raises(probe_module._ForkUnusable):
+            run_in_child(needs_cuda)
 
 
 def test_a_job_that_cannot_be_sent_is_refused_with_a_way_on() -> None:

@@ -104,7 +104,7 @@ def test_nothing_to_train_is_said() -> None:
 
 def test_checkpointing_is_the_models_own() -> None:
     parts = make_parts(language_model_job(), Recipe(checkpointing=True), device="cpu")
-    assert parts.model.is_checkpointed is True
+    assert parts.model.is_checkpointed
     with pytest.raises(BadInput, match="gradient_checkpointing_enable"):
         make_parts(mlp_job(), Recipe(checkpointing=True), device="cpu")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,10 +25,16 @@ from tests.small_jobs import (
 
 WIDTH = 32
 MLP_PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH)
+PLAIN = Recipe()
 
 
 def kept(trace: Trace) -> dict[str, int]:
     return bytes_by_component(alive_at_end_of_first_step(trace))
+
+
+@cache
+def language_model(recipe: Recipe = PLAIN) -> Trace:
+    return traced(language_model_job(), recipe)
 
 
 def total(trace: Trace) -> dict[str, int]:
@@ -72,7 +79,7 @@ def test_every_storage_is_born_once_and_dies_at_most_once() -> None:
 
 
 def test_two_traces_of_one_job_have_the_same_sizes() -> None:
-    first, second = (traced(language_model_job()) for _ in range(2))
+    first, second = language_model(), traced(language_model_job())
     assert sized(first).num_bytes.tolist() == sized(second).num_bytes.tolist()
     assert first.marks == second.marks
 
@@ -87,14 +94,14 @@ def test_the_first_and_the_next_step_have_the_phases_of_a_step() -> None:
 
 def test_a_shared_weight_has_one_gradient() -> None:
     """Gradients of its two uses meet in one sum, which is a gradient whatever storage it took over."""
-    trace = traced(language_model_job())
+    trace = language_model()
     found = kept(trace)
     assert found["gradients"] == found["parameters"] == 4 * trace.num_parameters
     assert "temporaries" not in found
 
 
 def test_accumulation_keeps_one_set_of_gradients() -> None:
-    once, thrice = (traced(language_model_job(), Recipe(accumulation=count)) for count in (1, 3))
+    once, thrice = (language_model(Recipe(accumulation=count)) for count in (1, 3))
     assert kept(thrice)["gradients"] == kept(once)["gradients"] == 4 * once.num_parameters
     assert total(thrice)["activations"] > 2 * total(once)["activations"]
     assert sized(thrice).peak_allocated_bytes() >= sized(once).peak_allocated_bytes()
@@ -116,7 +123,7 @@ def test_frozen_parameters_have_neither_gradient_nor_state() -> None:
 
 def test_half_precision_is_by_autocast_copies_or_by_the_model_itself() -> None:
     plain, bf16, pure = (
-        traced(mlp_job(width=WIDTH), Recipe(precision=precision))  # type: ignore[arg-type]
+        traced(mlp_job(width=WIDTH), Recipe(precision=precision))
         for precision in ("fp32", "bf16", "pure-bf16")
     )
     assert "autocast copies" not in total(plain)
@@ -134,7 +141,7 @@ def test_fp16_brings_a_scaler_and_still_steps() -> None:
 
 
 def test_checkpointing_lowers_activations() -> None:
-    plain, checkpointed = (traced(language_model_job(), Recipe(checkpointing=flag)) for flag in (False, True))
+    plain, checkpointed = (language_model(Recipe(checkpointing=flag)) for flag in (False, True))
     assert total(checkpointed)["activations"] < 0.7 * total(plain)["activations"]
     assert kept(checkpointed)["gradients"] == kept(plain)["gradients"]
 
@@ -147,7 +154,7 @@ def test_evaluation_has_no_gradients() -> None:
 
 
 def test_storages_know_the_module_that_made_them() -> None:
-    modules = {storage.module for storage in traced(language_model_job()).storages}
+    modules = {storage.module for storage in language_model().storages}
     assert {"embedding", "blocks.0.feed.0", "blocks.1.norm", None} <= modules
 
 
