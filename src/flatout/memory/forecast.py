@@ -31,6 +31,8 @@ CONTEXT = Decision(
     reason="a CUDA context with the kernels of a training job takes 500 to 600 MiB; a probe measures it",
     source="assumed",
 )
+MOST_RETRIES = 8
+SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
 

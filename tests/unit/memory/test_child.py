@@ -24,8 +24,8 @@ def raise_(error: BaseException) -> None:
     raise error
 
 
-def multiply_what_does_not_fit() -> Any:
-    return torch.ones(2, 3) @ torch.ones(2, 3)
+def call_a_layer_wrongly() -> Any:
+    return torch.nn.Linear(3, 2)(torch.ones(2, 2))
 
 
 def end_by_signal() -> None:
@@ -61,8 +61,8 @@ def test_an_error_of_the_model_names_its_first_line_and_its_place() -> None:
 
 def test_the_place_is_the_line_of_the_model_not_of_pytorch() -> None:
     with pytest.raises(BadInput, match="RuntimeError") as caught:
-        run_in_child(torch.utils._pytree.tree_map, lambda leaf: multiply_what_does_not_fit(), [1])
-    line = multiply_what_does_not_fit.__code__.co_firstlineno + 1
+        run_in_child(call_a_layer_wrongly)
+    line = call_a_layer_wrongly.__code__.co_firstlineno + 1
     assert f"at {__file__}:{line}" in str(caught.value.hint)
 
 

@@ -51,6 +51,18 @@ def test_accumulation_over_one_batch_is_one_step_on_it() -> None:
     assert phases.count("backward") == 3
 
 
+def test_gradients_of_the_last_step_are_dropped_not_zeroed() -> None:
+    job = with_sgd()
+    parts = make_parts(job, Recipe(), device="cpu")
+    parameter = next(parts.model.parameters())
+    grads = []
+    for _ in range(2):
+        run_step(parts, job, Recipe(), job.make_batch(**job.sizes), device="cpu")
+        grads.append(parameter.grad)
+    assert grads[0] is not None
+    assert grads[0] is not grads[1]
+
+
 def test_clipping_bounds_the_gradients() -> None:
     model, _ = stepped(with_sgd(), Recipe(clip_norm=0.5))
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
