@@ -152,7 +152,9 @@ def _forecast(request: ForecastRequest) -> Forecast:
     from flatout.planner.traced import TracedForecast, nested
 
     job, _recipe = load_job(request.model, settings=nested(request.values))
-    return TracedForecast(job, device=request.device, on_progress=request.on_progress)
+    return TracedForecast(
+        job, device=request.device, profile=request.profile, on_progress=request.on_progress
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

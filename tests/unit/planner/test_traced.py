@@ -1,0 +1,77 @@
+"""The planner's questions answered by traces of a small model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.errors import BadInput
+from flatout.hardware.simulated import simulated_device
+from flatout.memory.forecast import estimate_job
+from flatout.memory.job import Job, Recipe
+from flatout.planner.traced import TracedForecast, nested
+
+MIB = 2**20
+
+
+def job() -> Job:
+    def make_batch(*, batch_size: int, width: int) -> Any:
+        return torch.zeros(batch_size, width, 256)
+
+    return Job(
+        name="tower",
+        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
+        make_batch=make_batch,
+        loss=lambda model, batch: model(batch).square().mean(),
+        sizes={"batch_size": 8, "width": 32},
+    )
+
+
+def forecast(**options: Any) -> TracedForecast:
+    return TracedForecast(job(), device=simulated_device("A100-80GB"), **options)
+
+
+def test_a_peak_is_the_estimate_of_the_same_step() -> None:
+    found = forecast().peak_bytes({"batch_size": 40, "width": 32}, recipe=Recipe())
+    fresh = estimate_job(job(), Recipe(), sizes={"batch_size": 40, "width": 32}, device="A100-80GB")
+    assert found.allocated_bytes == fresh.peak_allocated_bytes
+    assert found.reserved_bytes == fresh.peak_reserved_bytes
+    assert found.process_bytes > found.reserved_bytes
+
+
+def test_the_largest_batch_fits_and_one_much_larger_does_not() -> None:
+    subject = forecast()
+    capacity = 1500 * MIB
+    found = subject.largest_batch({"width": 32}, recipe=Recipe(), capacity_bytes=capacity)
+    assert found.safe is not None and found.limit is not None
+    assert found.safe <= found.limit
+    at = subject.peak_bytes({"batch_size": found.safe, "width": 32}, recipe=Recipe())
+    above = subject.peak_bytes({"batch_size": round(found.limit * 1.2), "width": 32}, recipe=Recipe())
+    assert at.process_bytes <= capacity < above.process_bytes
+
+
+def test_a_device_smaller_than_a_context_takes_no_batch() -> None:
+    found = forecast().largest_batch({"width": 32}, recipe=Recipe(), capacity_bytes=100 * MIB)
+    assert found.safe is None and found.limit is None
+
+
+def test_seconds_are_unknown_without_a_probe() -> None:
+    assert forecast().step_s({"batch_size": 8, "width": 32}, recipe=Recipe()) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_profiling_without_a_gpu_is_refused_in_one_line() -> None:
+    with pytest.raises(BadInput, match="GPU"):
+        forecast(profile=True).peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
+
+
+def test_dotted_keys_become_the_mapping_they_stand_for() -> None:
+    assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+
+
+def test_a_key_below_a_value_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"a\.b"):
+        nested({"a": 1, "a.b": 2})
