@@ -98,6 +98,9 @@ def test_a_shared_weight_has_one_gradient() -> None:
     found = kept(trace)
     assert found["gradients"] == found["parameters"] == 4 * trace.num_parameters
     assert "temporaries" not in found
+    table_bytes = 4 * 100 * 32
+    sums = [each for each in trace.storages if each.op == "aten.add.Tensor" and each.phase == "backward"]
+    assert table_bytes not in [each.num_bytes for each in sums]
 
 
 def test_accumulation_keeps_one_set_of_gradients() -> None:
