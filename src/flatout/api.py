@@ -17,6 +17,7 @@ from flatout.measure.evidence_file import load_evidence
 if TYPE_CHECKING:
     from flatout.hardware import Device
     from flatout.memory.estimate import MemoryEstimate
+    from flatout.memory.forecast import Parallel
     from flatout.memory.job import Precision
     from flatout.planner.apply import Backup, FileEdit
     from flatout.planner.documents import Value
@@ -109,9 +110,13 @@ def plan(
     accumulation: int = 1,
     clip_norm: float | None = None,
     checkpointing: bool = False,
+    ranks: int = 1,
+    parallel: Parallel = "ddp",
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
     """The memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
+
+    With several `ranks` it is that of one of them, under "ddp" or "fsdp2".
 
     `model_or_step` is a module or a function `step(batch)` that returns the loss; `batch` is an example, or
     a function that makes one; `optimizer` an instance, a class, or None for AdamW.
@@ -124,7 +129,9 @@ def plan(
         precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
     )
     job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
-    return estimate_job(job, recipe, device=device, on_progress=on_progress)
+    return estimate_job(
+        job, recipe, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress
+    )
 
 
 # Plans of configs
@@ -139,6 +146,7 @@ class ForecastRequest:
     values: Mapping[str, Value]  # the merged config of the first stage, by dotted key
     overrides: Mapping[str, Value]  # what `--set` gave, also part of `values`
     optimizer: str | None = None
+    ranks: int = 1
     profile: bool = False
     on_progress: Callable[[str], None] = lambda message: None
 
@@ -153,7 +161,11 @@ def _forecast(request: ForecastRequest) -> Forecast:
 
     job, _recipe = load_job(request.model, settings=nested(request.values))
     return TracedForecast(
-        job, device=request.device, profile=request.profile, on_progress=request.on_progress
+        job,
+        device=request.device,
+        ranks=request.ranks,
+        profile=request.profile,
+        on_progress=request.on_progress,
     )
 
 
@@ -301,6 +313,7 @@ def _request(opened: OpenedConfig, options: PlanOptions, *, model: str, device: 
         values={key: found.value for key in stage.values if (found := stage.find(key)) is not None},
         overrides=opened.overrides,
         optimizer=optimizer.value if optimizer else None,
+        ranks=opened.settings(ranks=options.ranks).ranks.value,
         profile=options.profile,
         on_progress=options.on_progress,
     )

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput, StructureChanges
@@ -31,6 +32,7 @@ CONTEXT = Decision(
     reason="a CUDA context with the kernels of a training job takes 500 to 600 MiB; a probe measures it",
     source="assumed",
 )
+Parallel = Literal["ddp", "fsdp2"]
 MOST_RETRIES = 8
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
@@ -54,9 +56,14 @@ class Forecaster:
         *,
         device: Device | str | None = None,
         context: Decision[int] = CONTEXT,
+        ranks: int = 1,
+        parallel: Parallel = "ddp",
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
+        if ranks < 1 or parallel not in ("ddp", "fsdp2"):
+            raise BadInput(f"ranks={ranks} and parallel={parallel!r}: at least 1 rank, under ddp or fsdp2")
         self.job = job
+        self.ranks, self.parallel = ranks, parallel
         self.device = simulated_device(device) if isinstance(device, str) else device
         self.context = context
         self.on_progress = on_progress
@@ -141,10 +148,22 @@ class Forecaster:
         self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")
 
         def one(sizes: Sizes) -> Trace:
-            return run_in_child(trace_here, self.job, recipe, sizes, device=self.device)
+            trace = run_in_child(trace_here, self.job, recipe, sizes, device=self.device)
+            return self._of_one_rank(trace, recipe)
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(one, chosen))
+
+    def _of_one_rank(self, trace: Trace, recipe: Recipe) -> Trace:
+        if self.ranks == 1 or recipe.mode != "train":
+            return trace
+        from flatout.memory import parallel
+        from flatout.memory.fsdp_units import units_of_job
+
+        if self.parallel == "ddp":
+            return parallel.with_ddp(trace)
+        units = run_in_child(units_of_job, self.job, recipe)
+        return parallel.with_fsdp2(trace, ranks=self.ranks, units=units)
 
     def _complete(self, sizes: Sizes | None) -> dict[str, int]:
         unknown = set(sizes or ()) - set(self.job.sizes)
@@ -180,10 +199,13 @@ def estimate_job(
     *,
     sizes: Sizes | None = None,
     device: Device | str | None = None,
+    ranks: int = 1,
+    parallel: Parallel = "ddp",
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
-    """What one step of `job` takes on `device`."""
-    return Forecaster(job, device=device, on_progress=on_progress).estimate(recipe or Recipe(), sizes=sizes)
+    """What one step of `job` takes on `device`, which is one of `ranks`."""
+    forecaster = Forecaster(job, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress)
+    return forecaster.estimate(recipe or Recipe(), sizes=sizes)
 
 
 def largest_batch(

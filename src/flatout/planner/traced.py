@@ -30,12 +30,13 @@ class TracedForecast:
         job: Job,
         *,
         device: Device,
+        ranks: int = 1,
         profile: bool = False,
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         from flatout.memory.forecast import Forecaster
 
-        self._forecaster = Forecaster(job, device=device, on_progress=on_progress)
+        self._forecaster = Forecaster(job, device=device, ranks=ranks, on_progress=on_progress)
         self._profile = profile
         self._on_progress = on_progress
         self._receipts: dict[Key, Receipt] = {}
