@@ -129,9 +129,7 @@ def plan(
         precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
     )
     job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
-    return estimate_job(
-        job, recipe, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress
-    )
+    return estimate_job(job, recipe, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress)
 
 
 # Plans of configs

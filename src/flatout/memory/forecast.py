@@ -7,6 +7,7 @@ where the step allocates otherwise there than at small sizes, the fresh trace is
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,8 @@ class Forecaster:
         batches = ", ".join(str(sizes[BATCH]) for sizes in chosen)
         self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")
 
+        _import_before_forking()
+
         def one(sizes: Sizes) -> Trace:
             trace = run_in_child(trace_here, self.job, recipe, sizes, device=self.device)
             return self._of_one_rank(trace, recipe)
@@ -173,6 +176,12 @@ class Forecaster:
                 hint=f"it has {', '.join(self.job.sizes)}",
             )
         return {**self.job.sizes, **(sizes or {})}
+
+
+def _import_before_forking() -> None:
+    """What the first trace imports, once here instead of in every child."""
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._meta_registrations")
 
 
 def trace_here(job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None) -> Trace:

@@ -255,9 +255,7 @@ def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int, e
             f"{storage_name(base, storage)} has {found} bytes at {name}={', '.join(map(str, points))}",
             hint="trace it at the sizes asked for",
         )
-    return Knob(
-        name=name, points=points, period=period, start=low, first=first, second=second, exact=exact
-    )
+    return Knob(name=name, points=points, period=period, start=low, first=first, second=second, exact=exact)
 
 
 def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:
