@@ -8,6 +8,7 @@ where the step allocates otherwise there than at small sizes, the fresh trace is
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -190,6 +191,7 @@ def trace_here(job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None)
     from flatout.memory.tracer import trace_job
     from flatout.memory.workspaces import Workspaces
 
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
     capability = capability_of(device)
     cuda_rules.install(compute_capability=capability)
     return trace_job(job, recipe, sizes=sizes, workspaces=Workspaces(compute_capability=capability))

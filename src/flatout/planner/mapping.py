@@ -175,8 +175,13 @@ def find_key(knob: str, stage: Stage, *, style: Style, mapped: Mapped) -> str | 
 
 
 def is_evaluation(key: str) -> bool:
-    """Whether a word of the key says so: `val_loader` and `testLoader` do, `value_head` does not."""
-    words = re.split(r"[._-]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).casefold())
+    """Whether a word of the key says so: `val_loader` and `testLoader` do, `value_head` does not.
+
+    `gradient_clip_val` is the name of a knob, and no evaluation.
+    """
+    *sections, last = key.split(".")
+    named = [*sections, "" if last in LAST_NAMES["clip_norm"] else last]
+    words = re.split(r"[._-]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", ".".join(named)).casefold())
     return not EVALUATION.isdisjoint(words)
 
 

@@ -155,3 +155,10 @@ def test_pairs_of_the_command_line() -> None:
 def test_a_pair_that_is_none(flag: str, pair: str) -> None:
     with pytest.raises(BadInput, match=f"{flag} '{pair}' is not NAME=VALUE"):
         pairs([pair], flag=flag)
+
+
+def test_a_knob_whose_name_ends_in_val_is_no_evaluation() -> None:
+    from flatout.planner.mapping import is_evaluation
+
+    assert not is_evaluation("training.trainer.gradient_clip_val")
+    assert is_evaluation("val.gradient_clip_val")
