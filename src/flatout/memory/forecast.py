@@ -7,6 +7,7 @@ where the step allocates otherwise there than at small sizes, the fresh trace is
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import os
@@ -36,6 +37,7 @@ CONTEXT = Decision(
 )
 Parallel = Literal["ddp", "fsdp2"]
 MOST_RETRIES = 8
+WORTH_RAISING = 0.06  # of the cap, left free
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
@@ -71,6 +73,7 @@ class Forecaster:
         self.on_progress = on_progress
         self._replays: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Replay | None] = {}
         self._traces: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
+        self._quick: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
 
     # -- answers
 
@@ -93,7 +96,7 @@ class Forecaster:
                 return replay.at(**wanted)
             except StructureChanges:
                 pass
-        return sized(self.trace(recipe, wanted))
+        return sized(self._quick_trace(recipe, wanted))
 
     def largest_batch(self, recipe: Recipe, *, cap_bytes: int, sizes: Sizes | None = None) -> Largest:
         """The largest batches for which the allocator stays within `cap_bytes`, the first verified."""
@@ -111,16 +114,27 @@ class Forecaster:
     def _verified(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int
     ) -> tuple[int, int | None]:
-        """The batch, or the next smaller one whose own trace stays within the cap, and what it reserves."""
+        """The batch, or one near it, whose own trace stays within the cap, and what that reserves.
+
+        Too large ones are lowered until they fit; one that leaves much free is raised as long as it fits.
+        """
+        best: tuple[int, int | None] = (0, None)
         for _ in range(MOST_RETRIES):
             if batch_size < 1:
                 break
             log = add_workspaces(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
             reserved = simulate(log.events, log.num_bytes).peak_reserved_bytes
+            scaled = int(batch_size * cap_bytes / reserved)
             if reserved <= cap_bytes:
-                return batch_size, reserved
-            batch_size = min(batch_size - 1, int(batch_size * cap_bytes / reserved))
-        return 0, None
+                best = (batch_size, reserved)
+                if reserved > cap_bytes * (1 - WORTH_RAISING) or scaled == batch_size:
+                    break
+                batch_size = scaled
+            elif best[0]:
+                break
+            else:
+                batch_size = min(batch_size - 1, scaled)
+        return best
 
     # -- traces
 
@@ -129,6 +143,15 @@ class Forecaster:
         if key not in self._traces:
             self._traces[key] = self._traced(recipe, [sizes])[0]
         return self._traces[key]
+
+    def _quick_trace(self, recipe: Recipe, sizes: Sizes) -> Trace:
+        """A trace for a search: of several accumulated micro-batches the last one only."""
+        if recipe.accumulation == 1 or recipe.mode != "train":
+            return self.trace(recipe, sizes)
+        key = (recipe, _key(sizes))
+        if key not in self._quick:
+            self._quick[key] = self._traced(recipe, [sizes], quick=True)[0]
+        return self._quick[key]
 
     def _replay(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
         """A replay in the batch size, the other sizes as they are; None where the job has none."""
@@ -140,19 +163,22 @@ class Forecaster:
     def _fitted(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
         samples = [{**sizes, BATCH: batch_size} for batch_size in SAMPLES]
         try:
-            return fit_replay(self._traced(recipe, samples), exact=False)
+            return fit_replay(self._traced(recipe, samples, quick=True), exact=False)
         except StructureChanges:
             return None
 
-    def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes]) -> list[Trace]:
+    def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
         chosen = [dict(sizes) for sizes in all_sizes]
         batches = ", ".join(str(sizes[BATCH]) for sizes in chosen)
         self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")
 
         _import_before_forking()
+        last = quick and recipe.accumulation > 1 and recipe.mode == "train"
 
         def one(sizes: Sizes) -> Trace:
-            trace = run_in_child(trace_here, self.job, recipe, sizes, device=self.device)
+            trace = run_in_child(
+                trace_here, self.job, recipe, sizes, device=self.device, last_micro_batch=last
+            )
             return self._of_one_rank(trace, recipe)
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -185,7 +211,9 @@ def _import_before_forking() -> None:
     importlib.import_module("torch._meta_registrations")
 
 
-def trace_here(job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None) -> Trace:
+def trace_here(
+    job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None, last_micro_batch: bool = False
+) -> Trace:
     """A trace in this process, which is changed by it for good: call it in a child."""
     from flatout.memory import cuda_rules
     from flatout.memory.tracer import trace_job
@@ -194,7 +222,13 @@ def trace_here(job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None)
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
     capability = capability_of(device)
     cuda_rules.install(compute_capability=capability)
-    return trace_job(job, recipe, sizes=sizes, workspaces=Workspaces(compute_capability=capability))
+    return trace_job(
+        job,
+        dataclasses.replace(recipe, accumulation=1) if last_micro_batch else recipe,
+        sizes=sizes,
+        workspaces=Workspaces(compute_capability=capability),
+        last_micro_batch=last_micro_batch,
+    )
 
 
 def capability_of(device: Device | None) -> tuple[int, int] | None:

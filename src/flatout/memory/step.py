@@ -72,15 +72,20 @@ def run_step(
     batch: Any,
     *,
     device: str,
+    keep_gradients: bool = False,
     mark: Callable[[Phase], None] = lambda phase: None,
 ) -> None:
-    """One step on `batch`, which already is on the device; accumulation uses it again and again."""
+    """One step on `batch`, which already is on the device; accumulation uses it again and again.
+
+    With `keep_gradients` it is the last micro-batch of a step: it adds to the gradients that are there.
+    """
     mark("forward")
     if recipe.mode != "train":
         _run_without_gradients(parts, job, recipe, batch, device=device)
         return
     assert parts.optimizer is not None
-    parts.optimizer.zero_grad(set_to_none=True)
+    if not keep_gradients:
+        parts.optimizer.zero_grad(set_to_none=True)
     for _ in range(recipe.accumulation):
         mark("forward")
         with autocast(recipe, device=device):
