@@ -3,8 +3,8 @@
 A trace gives the storages, the simulated allocator the block that each is given (a block may be larger than
 its storage) and the segments that hold the blocks.  *Allocated* is the sum of the blocks in use, *reserved*
 what the allocator took from the driver, and the *process* takes the CUDA context on top, which no allocator
-sees.  Libraries keep workspaces of their own from the first matrix product on: they are given as constants,
-because no trace shows them.
+sees.  What libraries keep from the first matrix product on is part of the trace; further blocks that were
+measured can be given as constants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_POINTS = 400
 WORKSPACE_OP = "library workspace"
 
 Workspaces = Decision[tuple[int, ...]]
-NO_WORKSPACES: Workspaces = Decision(value=(), reason="no library workspace is counted", source="assumed")
+NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beside those of the trace", source="computed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
