@@ -155,9 +155,10 @@ ForecastMaker = Callable[[ForecastRequest], "Forecast"]
 def _forecast(request: ForecastRequest) -> Forecast:
     """The memory room behind a plan: the one place where `planner` meets `memory`."""
     from flatout.memory.sources import load_job
-    from flatout.planner.traced import TracedForecast, nested
+    from flatout.planner.traced import TracedForecast, nested, with_optimizer
 
     job, _recipe = load_job(request.model, settings=nested(request.values))
+    job = with_optimizer(job, request.optimizer, on_progress=request.on_progress)
     return TracedForecast(
         job,
         device=request.device,

@@ -28,6 +28,21 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 
+def optimizer_named(name: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
+    """The optimizer a config calls `name`, as Hugging Face spells them or as torch does; None: not known."""
+    import torch
+
+    word = name.casefold().removeprefix("torch.optim.")
+    if word in ("adamw", "adamw_torch"):
+        return adamw
+    if word == "adamw_torch_fused":
+        return lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    plain = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
+    plain |= {"rmsprop": torch.optim.RMSprop}
+    kind = plain.get(word)
+    return None if kind is None else lambda parameters: kind(parameters, lr=1e-4)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """`make_batch(**sizes)` gives one micro-batch of CPU tensors; `loss(model, batch)` a scalar."""

@@ -6,12 +6,13 @@ traces missed there corrects the answers, and the seconds of a micro-batch are m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from flatout.errors import BadInput
 from flatout.hardware.device import Device
-from flatout.memory.job import Job, Recipe
+from flatout.memory.job import Job, Recipe, adamw, optimizer_named
 from flatout.planner.forecast import LargestBatch, Peak, traced
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ class TracedForecast:
 
 def _key(recipe: Recipe, sizes: Mapping[str, int]) -> Key:
     return recipe, tuple(sorted((name, size) for name, size in sizes.items() if name != BATCH))
+
+
+def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], None]) -> Job:
+    """The job with the optimizer that its config names, where the job leaves it open."""
+    if name is None or job.make_optimizer is not adamw:
+        return job
+    make = optimizer_named(name)
+    if make is None:
+        on_progress(f"the optimizer {name!r} is not known; planned as AdamW, which keeps two values each")
+        return job
+    return dataclasses.replace(job, make_optimizer=make)
 
 
 def nested(values: Mapping[str, object]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.forecast import estimate_job
 from flatout.memory.job import Job, Recipe
-from flatout.planner.traced import TracedForecast, nested
+from flatout.planner.traced import TracedForecast, nested, with_optimizer
 
 MIB = 2**20
 
@@ -75,3 +75,24 @@ def test_dotted_keys_become_the_mapping_they_stand_for() -> None:
 def test_a_key_below_a_value_is_refused() -> None:
     with pytest.raises(BadInput, match=r"a\.b"):
         nested({"a": 1, "a.b": 2})
+
+
+def test_the_optimizer_a_config_names_is_planned() -> None:
+    said: list[str] = []
+    plain = with_optimizer(job(), "sgd", on_progress=said.append)
+    parts = plain.make_optimizer([nn.Parameter(torch.zeros(1))])
+    assert isinstance(parts, torch.optim.SGD)
+    assert not said
+    bytes_of = {
+        name: estimate_job(with_optimizer(job(), name, on_progress=said.append)).by_component
+        for name in ("sgd", "adamw_torch")
+    }
+    assert not bytes_of["sgd"].get("optimizer state")
+    assert bytes_of["adamw_torch"]["optimizer state"] > 0
+
+
+def test_an_unknown_optimizer_is_said_and_planned_as_adamw() -> None:
+    said: list[str] = []
+    subject = job()
+    assert with_optimizer(subject, "lion_8bit", on_progress=said.append) is subject
+    assert "lion_8bit" in said[0]
