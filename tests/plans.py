@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatout.api import ForecastRequest
 from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.hardware import simulated_device
@@ -15,6 +14,7 @@ from flatout.memory.job import Precision, Recipe
 from flatout.planner.budget import Budget
 from flatout.planner.configs import Place
 from flatout.planner.forecast import LargestBatch, Peak
+from flatout.planner.request import ForecastRequest
 from flatout.planner.settings import Setting, Settings, StageSettings
 
 MIB = 2**20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,22 @@ from flatout.doctor.finding import Finding
 from flatout.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
+from flatout.planner.answers import ConfigFit, ConfigPlan, PlanOptions
 
 if TYPE_CHECKING:
+    from flatout.engines.evolution.run_log import EpochRecord
+    from flatout.engines.evolution.trainer import Outcome as Evolution
     from flatout.hardware import Device
     from flatout.memory.estimate import MemoryEstimate
     from flatout.memory.forecast import Parallel
     from flatout.memory.job import Precision
-    from flatout.planner.apply import Backup, FileEdit
-    from flatout.planner.documents import Value
+    from flatout.planner.apply import Backup
     from flatout.planner.forecast import Forecast
+    from flatout.planner.lengths import Lengths
     from flatout.planner.opened import OpenedConfig
-    from flatout.planner.show import Overview
-    from flatout.planner.suggestions import Fit
+    from flatout.planner.progress import Progress
+    from flatout.planner.request import ForecastRequest
+    from flatout.planner.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,90 +137,29 @@ def plan(
     return estimate_job(job, recipe, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress)
 
 
+def evolve(
+    settings: Mapping[str, Any],
+    *,
+    resume: bool = False,
+    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> Evolution:
+    """Evolve a language model on a task; `settings` are the keys of a config of `flatout evolve`."""
+    from flatout.engines.evolution.trainer import evolve
+
+    return evolve(settings, resume=resume, on_epoch=on_epoch, on_note=on_progress)
+
+
 # Plans of configs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForecastRequest:
-    """The job and the device that memory is to be forecast for."""
-
-    model: str  # as `--model` takes it
-    device: Device
-    values: Mapping[str, Value]  # the merged config of the first stage, by dotted key
-    overrides: Mapping[str, Value]  # what `--set` gave, also part of `values`
-    optimizer: str | None = None
-    ranks: int = 1
-    profile: bool = False
-    on_progress: Callable[[str], None] = lambda message: None
-
-
-ForecastMaker = Callable[[ForecastRequest], "Forecast"]
+ForecastMaker = Callable[["ForecastRequest"], "Forecast"]
 
 
 def _forecast(request: ForecastRequest) -> Forecast:
-    """The memory room behind a plan: the one place where `planner` meets `memory`."""
-    from flatout.memory.sources import load_job
-    from flatout.planner.traced import TracedForecast, nested, with_optimizer
+    from flatout.planner.request import load_forecast
 
-    job, _recipe = load_job(request.model, settings=nested(request.values))
-    job = with_optimizer(job, request.optimizer, on_progress=request.on_progress)
-    return TracedForecast(
-        job,
-        device=request.device,
-        ranks=request.ranks,
-        profile=request.profile,
-        on_progress=request.on_progress,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConfigPlan:
-    """A config and what it does to a device."""
-
-    opened: OpenedConfig
-    overview: Overview
-    missing: str | None = None  # why there is no memory to show
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": "flatout-plan", "version": 1, **encode(self.overview), "missing": self.missing}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConfigFit:
-    """A config made to fit, not yet written."""
-
-    opened: OpenedConfig
-    fit: Fit
-    choose: str | None = None
-
-    def edits(self) -> tuple[FileEdit, ...]:
-        """What the chosen suggestion changes in the files; BadInput where there is no place for it."""
-        from flatout.planner.apply import plan_edits
-        from flatout.planner.fit import changes_of
-
-        return plan_edits(self.opened.config, changes_of(self.fit, choose=self.choose))
-
-    def to_json(self) -> dict[str, Any]:
-        chosen = [group.suggestion(self.choose).names[0] for group in self.fit.groups]
-        usable_bytes = self.fit.budget.usable_bytes
-        document = {"format": "flatout-fit", "version": 1, **encode(self.fit), "chosen": chosen}
-        return {**document, "usable_bytes": usable_bytes}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanOptions:
-    """What `plan show` and `plan fit` share."""
-
-    model: str | None = None
-    gpu: str | None = None
-    gpu_memory: str | None = None
-    margin: float = 0.85
-    ranks: int | None = None
-    mapping_file: Path | None = None
-    knobs: Sequence[str] = ()
-    overrides: Sequence[str] = ()
-    profile: bool = False
-    on_progress: Callable[[str], None] = field(default=lambda message: None)
+    return load_forecast(request)
 
 
 def plan_config(
@@ -223,13 +167,14 @@ def plan_config(
 ) -> ConfigPlan:
     """The settings of a config and, where a model and a device are known, the memory of every stage."""
     from flatout.planner.budget import find_budget
+    from flatout.planner.progress import Progress
     from flatout.planner.show import overview
 
     options = options or PlanOptions()
     opened = _opened(conf, options)
     settings = opened.settings(ranks=options.ranks)
     model = options.model or opened.mapped.model
-    missing = None if model else _MODEL_HINT
+    lengths = _lengths(options)
     try:
         budget = find_budget(
             gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
@@ -239,12 +184,16 @@ def plan_config(
             raise
         budget = None
     if model is None or budget is None:
+        seen = overview(settings, budget=budget, forecast=None)
         return ConfigPlan(
-            opened=opened, overview=overview(settings, budget=budget, forecast=None), missing=missing
+            opened=opened, overview=seen, missing=None if model else _MODEL_HINT, lengths=lengths
         )
-    forecast = (make_forecast or _forecast)(_request(opened, options, model=model, device=budget.device))
-    settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
-    return ConfigPlan(opened=opened, overview=overview(settings, budget=budget, forecast=forecast))
+    progress = Progress(options.on_progress)
+    request = _request(opened, options, model=model, device=budget.device, progress=progress)
+    forecast = (make_forecast or _forecast)(request)
+    settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
+    seen = overview(settings, budget=budget, forecast=forecast, progress=progress)
+    return ConfigPlan(opened=opened, overview=seen, model=model, lengths=lengths)
 
 
 def fit_config(
@@ -254,34 +203,47 @@ def fit_config(
     effective_batch: int | None = None,
     allow: Sequence[str] = (),
     choose: str | None = None,
+    to_apply: bool = False,
     make_forecast: ForecastMaker | None = None,
 ) -> ConfigFit:
-    """The largest safe batch of a config on a device, with its effective batch kept; nothing is written."""
+    """The largest safe batch of a config on a device, with its effective batch kept; nothing is written.
+
+    A fit `to_apply` is refused before any work where its values could not be written.
+    """
+    from flatout.planner.apply import check_places
     from flatout.planner.budget import find_budget
     from flatout.planner.fit import fit_settings
+    from flatout.planner.progress import Progress
     from flatout.planner.suggestions import Wish
 
     options = options or PlanOptions()
     opened = _opened(conf, options)
     settings = opened.settings(ranks=options.ranks)
+    if to_apply:
+        knobs = (knob for stage in settings.stages for knob in (stage.batch_size, stage.accumulation))
+        check_places(opened.config, (knob.place for knob in knobs if knob.place is not None))
     budget = find_budget(
         gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
     )
     model = options.model or opened.mapped.model
     if model is None:
         raise BadInput("a fit needs to know the model", hint=_MODEL_HINT)
-    forecast = (make_forecast or _forecast)(_request(opened, options, model=model, device=budget.device))
-    settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
+    lengths = _lengths(options)
+    progress = Progress(options.on_progress)
+    request = _request(opened, options, model=model, device=budget.device, progress=progress)
+    forecast = (make_forecast or _forecast)(request)
+    settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
     wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
-    fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish)
-    return ConfigFit(opened=opened, fit=fit, choose=choose)
+    fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish, progress=progress)
+    return ConfigFit(opened=opened, fit=fit, model=model, choose=choose, lengths=lengths)
 
 
 def apply_config(fitted: ConfigFit) -> Backup | None:
     """Write a fit into its config, all files or none; None where there is nothing to change."""
     from flatout.planner.apply import apply_edits
 
-    return apply_edits(fitted.edits(), root=fitted.opened.config.root)
+    config = fitted.opened.config
+    return apply_edits(fitted.edits(), root=config.root, config=config.path)
 
 
 def undo_config(conf: Path, *, force: bool = False) -> Backup:
@@ -289,7 +251,8 @@ def undo_config(conf: Path, *, force: bool = False) -> Backup:
     from flatout.planner.apply import undo
     from flatout.planner.configs import main_file
 
-    return undo(main_file(conf).parent, force=force)
+    path = main_file(conf)
+    return undo(path.parent, config=path, force=force)
 
 
 _MODEL_HINT = "name it with --model pkg.module:build, or as model in flatout-plan.toml"
@@ -303,16 +266,55 @@ def _opened(conf: Path, options: PlanOptions) -> OpenedConfig:
     )
 
 
-def _request(opened: OpenedConfig, options: PlanOptions, *, model: str, device: Device) -> ForecastRequest:
+def _lengths(options: PlanOptions) -> Lengths | None:
+    from flatout.planner.lengths import read_lengths
+
+    return None if options.lengths is None else read_lengths(options.lengths)
+
+
+def _job_settings(
+    opened: OpenedConfig, options: PlanOptions, *, forecast: Forecast, lengths: Lengths | None
+) -> Settings:
+    """The settings with every size that the job has."""
+    from flatout.planner.lengths import with_lengths
+    from flatout.planner.settings import with_job_sizes
+
+    settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
+    others = opened.other_differences(forecast.sizes)
+    if others:
+        note = f"the model is built once, as {settings.stages[0].name} has it, although stages differ in "
+        settings = dataclasses.replace(settings, notes=(*settings.notes, note + ", ".join(others)))
+    if lengths is not None:
+        settings = with_lengths(settings, lengths, job_sizes=forecast.sizes)
+    return with_job_sizes(settings, forecast.sizes)
+
+
+def _request(
+    opened: OpenedConfig,
+    options: PlanOptions,
+    *,
+    model: str,
+    device: Device,
+    progress: Progress,
+) -> ForecastRequest:
+    from flatout.planner.request import ForecastRequest
+
     stage = opened.config.stages[0]
-    optimizer = opened.settings().stages[0].optimizer
+    settings = opened.settings(ranks=options.ranks)
+    optimizer = settings.stages[0].optimizer
     return ForecastRequest(
         model=model,
         device=device,
         values={key: found.value for key in stage.values if (found := stage.find(key)) is not None},
         overrides=opened.overrides,
         optimizer=optimizer.value if optimizer else None,
-        ranks=opened.settings(ranks=options.ranks).ranks.value,
+        ranks=settings.ranks.value,
         profile=options.profile,
-        on_progress=options.on_progress,
+        task=options.task,
+        make_batch=options.make_batch,
+        configs=tuple(opened.config.documents),
+        keys_of=opened.keys_of,
+        cache=options.cache,
+        on_progress=progress.work,
+        on_traces=progress.count,
     )

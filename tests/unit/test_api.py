@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatout
 from flatout.api import (
     Diagnosis,
-    ForecastRequest,
-    PlanOptions,
     apply_config,
     diagnose,
     diagnose_evidence,
@@ -25,6 +23,8 @@ from flatout.api import (
 from flatout.doctor.examine import examine
 from flatout.errors import BadInput, EvidenceUnreadable
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
+from flatout.planner.answers import PlanOptions
+from flatout.planner.request import ForecastRequest
 from tests import builders, plans
 from tests.jobs import write_script
 

@@ -78,6 +78,7 @@ def application() -> typer.Typer:
     """The command with all its verbs."""
     from flatout.cli.devices import devices
     from flatout.cli.diagnose import diagnose
+    from flatout.cli.evolve import evolve
     from flatout.cli.plan import plan
     from flatout.cli.rules import rules
 
@@ -98,6 +99,7 @@ def application() -> typer.Typer:
     app.command()(rules)
     app.command()(devices)
     app.add_typer(plan, name="plan")
+    app.command()(evolve)
     return app
 
 
@@ -122,6 +124,7 @@ def top(
       flatout diagnose --evidence run.json        the same findings from a saved file, on any machine
       flatout rules FO301                         what a finding means and how to fix it
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
+      flatout evolve --model ./SmolLM2-135M --task arithmetic --out runs/sums
       flatout devices                             the GPUs and the share of the host a job may use
 
     Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work.

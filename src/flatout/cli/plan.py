@@ -8,6 +8,7 @@ a job that does not fit at a batch of one among it, with 2.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ import typer
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatout.api import ConfigFit
+    from flatout.planner.answers import ConfigFit
     from flatout.planner.apply import Backup, FileEdit
 
 FINDINGS = 1
@@ -54,6 +55,29 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A value the job is started with; it is not written."),
 ]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASK", help="The head of a Hugging Face config that names none: causal-lm, masked-lm, ..."
+    ),
+]
+MakeBatch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="pkg.module:function that makes a batch, for a LightningModule without one."
+    ),
+]
+LengthsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE",
+        help="How long the sequences are, one a line or 'length,count': the longest decides.",
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Trace afresh, and keep no trace for the next question.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -74,6 +98,8 @@ def about() -> None:
 def show(
     conf: Conf,
     model: Model = None,
+    task: Task = None,
+    make_batch: MakeBatch = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     margin: Margin = 0.85,
@@ -81,6 +107,8 @@ def show(
     mapping: Mapping = None,
     knob: Knob = None,
     overrides: Set = None,
+    lengths: LengthsFile = None,
+    no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
     """Show a config's settings, its memory per stage, and the share of the device it uses.
@@ -91,15 +119,21 @@ def show(
     Examples:
       flatout plan show conf/config.yaml
       flatout plan show conf/ --model pkg.train:build --gpu-memory 24GB
-      flatout plan show args.json --knob batch_size=per_device_train_batch_size --json
+      flatout plan show conf/ --model pkg.train:build --gpu "RTX 4090" --set model.lora.r=16
+      flatout plan show args.json --model ./bert-config --task masked-lm --lengths lengths.txt
+      flatout plan show cli.yaml --model pkg.model:Lit --make-batch pkg.data:make_batch --json
 
     Exit codes: 0 nothing to say, 1 a stage does not fit or leaves the device under-used, 2 flatout could not
     do its work.
     """
-    from flatout.api import PlanOptions, plan_config
+    from flatout.api import plan_config
+    from flatout.planner.answers import PlanOptions
 
+    _quiet_libraries()
     options = PlanOptions(
         model=model,
+        task=task,
+        make_batch=make_batch,
         gpu=gpu,
         gpu_memory=gpu_memory,
         margin=margin,
@@ -107,6 +141,8 @@ def show(
         mapping_file=mapping,
         knobs=tuple(knob or ()),
         overrides=tuple(overrides or ()),
+        lengths=lengths,
+        cache=not no_cache,
         on_progress=_say,
     )
     planned = plan_config(conf, options)
@@ -123,6 +159,8 @@ def show(
 def fit(
     conf: Conf,
     model: Model = None,
+    task: Task = None,
+    make_batch: MakeBatch = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     margin: Margin = 0.85,
@@ -147,6 +185,8 @@ def fit(
     mapping: Mapping = None,
     knob: Knob = None,
     overrides: Set = None,
+    lengths: LengthsFile = None,
+    no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
     """Find the largest batch that is safe, and keep the effective batch with accumulation.
@@ -160,15 +200,21 @@ def fit(
       flatout plan fit conf/ --model pkg.train:build
       flatout plan fit conf/ --model pkg.train:build --gpu-memory 24GB --margin 0.9
       flatout plan fit conf/ --model pkg.train:build --gpu A100-80GB --choose safest --apply --yes
+      flatout plan fit conf/ --model pkg.train:build --profile           on a GPU that is here
       flatout plan fit args.json --model ./llama-config --effective 512 --ranks 8
+      flatout plan fit args.json --model ./bert-config --lengths lengths.txt --allow eval_batch_size
 
     Exit codes: 0 it fits, 2 it cannot be made to fit or flatout could not do its work.
     """
-    from flatout.api import PlanOptions, fit_config
+    from flatout.api import fit_config
+    from flatout.planner.answers import PlanOptions
 
     _check_apply(apply=apply, yes=yes, json_output=json_output)
+    _quiet_libraries()
     options = PlanOptions(
         model=model,
+        task=task,
+        make_batch=make_batch,
         gpu=gpu,
         gpu_memory=gpu_memory,
         margin=margin,
@@ -176,10 +222,22 @@ def fit(
         mapping_file=mapping,
         knobs=tuple(knob or ()),
         overrides=tuple(overrides or ()),
+        lengths=lengths,
+        cache=not no_cache,
         profile=profile,
         on_progress=_say,
     )
-    fitted = fit_config(conf, options, effective_batch=effective, allow=tuple(allow or ()), choose=choose)
+    try:
+        fitted = fit_config(
+            conf,
+            options,
+            effective_batch=effective,
+            allow=tuple(allow or ()),
+            choose=choose,
+            to_apply=apply,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted: nothing was written, and what was traced is kept") from None
     edits, unwritable = _edits(fitted, needed=apply)
     if json_output:
         backup = _write(fitted) if apply else None
@@ -254,7 +312,7 @@ def _write(fitted: ConfigFit) -> Backup | None:
     backup = apply_config(fitted)
     if backup is not None:
         names = ", ".join(saved.path for saved in backup.files)
-        _say(f"wrote {names}; flatout plan undo takes it back (backup in {backup.folder})")
+        _say(f"wrote {names}; flatout plan undo {fitted.opened.config.path} takes it back")
     return backup
 
 
@@ -270,6 +328,11 @@ def _fit_document(
         "unwritable": unwritable,
         "backup": None if backup is None else str(backup.folder),
     }
+
+
+def _quiet_libraries() -> None:
+    """Advice about a model's config is for those who run it."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def _print_document(document: dict[str, Any]) -> None:

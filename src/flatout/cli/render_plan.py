@@ -17,9 +17,10 @@ from flatout.doctor.report import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.api import ConfigFit, ConfigPlan
+    from flatout.planner.answers import ConfigFit, ConfigPlan
     from flatout.planner.apply import FileEdit
     from flatout.planner.budget import Budget
+    from flatout.planner.lengths import Lengths
     from flatout.planner.settings import Setting, Settings, StageSettings
     from flatout.planner.show import StageMemory
     from flatout.planner.suggestions import GroupFit, Suggestion
@@ -53,7 +54,11 @@ def _text(parts: Iterable[RenderableType], console: Console | None) -> str:
     console = console or Console(highlight=False, markup=False)
     with console.capture() as capture:
         for part in parts:
-            console.print(part, highlight=False)
+            # A line of a diff is shown as it is: printing takes no notice of what a text says of its wraps.
+            whole = isinstance(part, Text) and part.no_wrap is True
+            console.print(
+                part, highlight=False, no_wrap=whole, overflow="ignore" if whole else None, crop=not whole
+            )
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
@@ -67,6 +72,7 @@ def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
     if planned.missing:
         yield ""
         yield Text(f"memory is n/a: {planned.missing}")
+    yield from _lengths(planned.lengths, [stage.settings.batch_size.value for stage in overview.stages])
     yield from _list("recommended:", overview.recommendations)
     yield from _list("notes:", overview.settings.notes)
 
@@ -81,6 +87,7 @@ def _fit_parts(
     for group in fit.groups:
         yield ""
         yield from _group_parts(group, fitted)
+    yield from _lengths(fitted.lengths, fitted.batch_sizes)
     yield from _list("notes:", fit.notes)
     yield from _list("warnings:", [warning for edit in edits for warning in edit.warnings])
     if unwritable:
@@ -120,10 +127,19 @@ def _settings_table(settings: Settings) -> Table:
     table = _table("knob", "value", "from")
     for knob, found in _knobs(settings.stages).items():
         values = dict.fromkeys(_shown(setting) for setting in found)
-        sources = dict.fromkeys(setting.source for setting in found if setting is not None)
-        table.add_row(knob, printable(" / ".join(values)), Text(printable(", ".join(sources)), style="cyan"))
+        table.add_row(knob, printable(" / ".join(values)), Text(printable(_sources(found)), style="cyan"))
     table.add_row("ranks", str(settings.ranks.value), Text(printable(settings.ranks.reason), style="cyan"))
     return table
+
+
+def _sources(found: Sequence[Setting[object] | None]) -> str:
+    """Where a knob stands; of a key that every stage has for itself the first and the last place."""
+    places = dict.fromkeys(setting.source for setting in found if setting is not None)
+    keys = {source.partition(" (")[0] for source in places}
+    if len(places) < 3 or len(keys) > 1:
+        return ", ".join(places)
+    inside = [source.partition(" (")[2].removesuffix(")") for source in places]
+    return f"{keys.pop()} ({inside[0]} to {inside[-1]})"
 
 
 def _knobs(stages: Sequence[StageSettings]) -> dict[str, list[Setting[object] | None]]:
@@ -191,14 +207,45 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
     yield table
     for suggestion in group.suggestions:
         yield from _item(
-            f"{', '.join(suggestion.names)}: {suggestion.reason.reason}{_worst(suggestion, group)}"
+            f"{', '.join(suggestion.names)}: {suggestion.reason.reason}{_worst(suggestion, chosen)}"
         )
+    if len(chosen.peaks) > 1:
+        yield Text(f"{chosen.names[0]} by stage: {printable(_by_stage(chosen, fitted.fit.budget))}")
     evaluation = group.evaluation
     yield Text(
         f"evaluation: batch {evaluation.batch_size}"
         + (f" → {evaluation.suggested}" if evaluation.suggested is not None else "")
-        + f", {_known(evaluation.largest_safe)} is safe; {evaluation.reason}"
+        + f" needs {show_bytes(evaluation.peak.process_bytes)}"
+        + (f", up to {evaluation.largest_safe} is safe" if evaluation.largest_safe is not None else "")
+        + f"; {evaluation.reason}"
     )
+
+
+def _by_stage(suggestion: Suggestion, budget: Budget) -> str:
+    """Stages that need the same are named once: "02_stage to 05_stage 8.14 GiB (36 %)"."""
+    by_peak: dict[int, list[str]] = {}
+    for name, peak in suggestion.peaks.items():
+        by_peak.setdefault(peak.process_bytes, []).append(name)
+    return ", ".join(
+        f"{_range(names)} {show_bytes(needed)} ({show_share(needed / budget.free_bytes.value)})"
+        for needed, names in by_peak.items()
+    )
+
+
+def _range(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
+
+
+def _lengths(lengths: Lengths | None, batch_sizes: Sequence[int]) -> Iterator[RenderableType]:
+    if lengths is None:
+        return
+    said = []
+    for found in (lengths.of_batches(size) for size in dict.fromkeys(batch_sizes)):
+        within = ", ".join(f"{share} of them stay within {length}" for share, length in found.within.items())
+        reach = f"{show_share(found.longest_share)} reach {lengths.longest}"
+        said.append(f"batches of {found.batch_size} rows drawn at random: {within}, {reach}")
+    title = f"lengths of {lengths.num_sequences:,} sequences ({printable(lengths.source)}):"
+    yield from _list(title, said)
 
 
 def _cells(suggestion: Suggestion, budget: Budget, *, chosen: bool) -> Iterator[Text]:
@@ -218,8 +265,10 @@ def _cells(suggestion: Suggestion, budget: Budget, *, chosen: bool) -> Iterator[
         yield Text(cell, style=style)
 
 
-def _worst(suggestion: Suggestion, group: GroupFit) -> str:
-    return f"; {suggestion.worst_stage} needs most" if len(group.stages) > 1 else ""
+def _worst(suggestion: Suggestion, chosen: Suggestion) -> str:
+    """Which stage needs most, where it is another one than for what is chosen."""
+    same = suggestion.worst_stage == chosen.worst_stage
+    return "" if same else f"; {suggestion.worst_stage} needs most"
 
 
 def _diff_line(line: str) -> Text:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,27 +21,38 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 ALIGNMENT_BYTES = 64
+# Without a number of buffers to keep, fields from this size on keep two: the one a step reads, the one being
+# written.  Smaller fields mostly get the C library's memory back with its pages in place.
+KEPT_BYTES = 2**20
+KEPT_BUFFERS = 2
 
 
 class Buffers:
-    """Hands out uninitialised tensors for the fields of a batch."""
+    """Hands out uninitialised tensors for the fields of a batch.
 
-    def __init__(self, *, pinned: bool, reuse: int) -> None:
+    `reuse` is the number of buffers kept per field; None keeps two of large fields and none of small ones.
+    """
+
+    def __init__(self, *, pinned: bool, reuse: int | None) -> None:
         self._pinned, self._reuse = pinned, reuse
         self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
 
-    def __getstate__(self) -> tuple[bool, int]:
+    def __getstate__(self) -> tuple[bool, int | None]:
         return self._pinned, self._reuse
 
-    def __setstate__(self, state: tuple[bool, int]) -> None:
-        self._pinned, self._reuse = state
-        self._kept = {}
+    def __setstate__(self, state: tuple[bool, int | None]) -> None:
+        self.__init__(pinned=state[0], reuse=state[1])  # type: ignore[misc]
 
-    @property
-    def plain(self) -> bool:
-        """Whether any memory will do."""
+    def plain(self, num_bytes: int) -> bool:
+        """Whether any memory will do for a field of this size."""
         # a forked worker must not ask for CUDA, so the question comes last
-        return not self._reuse and get_worker_info() is None and not self._pins
+        return not self._num_kept(num_bytes) and get_worker_info() is None and not self._pins
+
+    def _num_kept(self, num_bytes: int) -> int:
+        if self._reuse is None:
+            return KEPT_BUFFERS if num_bytes >= KEPT_BYTES else 0
+        return self._reuse
 
     @property
     def _pins(self) -> bool:
@@ -48,14 +60,16 @@ class Buffers:
 
     def empty(self, field: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor for `field` that nothing else uses."""
+        num_bytes = math.prod(shape) * dtype.itemsize
         if get_worker_info() is not None:
-            num_bytes = math.prod(shape) * dtype.itemsize
             storage = torch.UntypedStorage._new_shared(num_bytes)
             return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
         if self._pins:
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
-        if self._reuse:
-            return self._idle(field, math.prod(shape) * dtype.itemsize).view(dtype).view(tuple(shape))
+        if self._num_kept(num_bytes):
+            with self._lock:  # or two threads find the same buffer idle
+                kept = self._idle(field, num_bytes)
+            return kept.view(dtype).view(tuple(shape))
         return torch.empty(tuple(shape), dtype=dtype)
 
     def _idle(self, field: str, num_bytes: int) -> Tensor:
@@ -67,7 +81,7 @@ class Buffers:
                     kept[number] = _allocate(num_bytes)
                 return _aligned(kept[number], num_bytes)
         buffer = _allocate(num_bytes)
-        if len(kept) < self._reuse:
+        if len(kept) < self._num_kept(num_bytes):
             kept.append(buffer)
         return _aligned(buffer, num_bytes)
 

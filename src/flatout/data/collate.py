@@ -23,6 +23,7 @@ from flatout.errors import BadInput
 
 NUMBERS = (bool, int, float, complex, np.generic)
 HANDED_ON = (str, bytes, type(None))
+ARRAYS = (Tensor, np.ndarray)
 KINDS = (np.ndarray, Tensor, list)
 
 
@@ -34,8 +35,8 @@ class PadCollate:
     for a sample that is an array itself.  Strings are handed on as a list.
 
     `pinned` asks for page-locked memory where there is a GPU; `reuse` keeps that many buffers per field
-    and takes one again once nothing refers to it.  Inside a DataLoader's worker both give way to shared
-    memory, into which batches are written directly.
+    and takes one again once nothing refers to it; by default two of fields of 1 MiB and more.  Inside a
+    DataLoader's worker both give way to shared memory, into which batches are written directly.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class PadCollate:
         *,
         default: Pad | None = None,
         pinned: bool = False,
-        reuse: int = 0,
+        reuse: int | None = None,
     ) -> None:
-        if reuse < 0:
+        if reuse is not None and reuse < 0:
             raise BadInput(f"reuse={reuse} is a number of buffers")
         self._fields = dict(fields or {})
         self._default = default or Pad()
@@ -66,7 +67,7 @@ class PadCollate:
         if not samples:
             raise BadInput("there are no samples to collate")
         batch = self._collate(samples, "")
-        if self._fields.keys() - self._seen:
+        if self._fields and self._fields.keys() - self._seen:
             named = sorted(self._fields.keys() - self._seen)
             raise BadInput(f"no field {named[0]!r} in the samples", hint=f"they have {sorted(self._seen)}")
         return batch
@@ -74,6 +75,8 @@ class PadCollate:
     def _collate(self, column: Sequence[Any], field: str) -> Any:
         """One field of all samples, or the structure of fields below it."""
         first = column[0]
+        if isinstance(first, ARRAYS) and first.ndim:
+            return self._collate_arrays(column, field)
         if isinstance(first, Mapping):
             return self._collate_mapping(column, field)
         if isinstance(first, tuple) or isinstance(first, list) and _is_structure(column):
@@ -81,9 +84,13 @@ class PadCollate:
         self._seen.add(field)
         if isinstance(first, HANDED_ON) or isinstance(first, list) and _holds_text(column):
             return list(column)
-        pad = self._fields.get(field, self._default)
         if _is_number(first):
-            return self._stack(column, field, pad)
+            return self._stack(column, field, self._fields.get(field, self._default))
+        return self._collate_arrays(column, field)
+
+    def _collate_arrays(self, column: Sequence[Any], field: str) -> Any:
+        self._seen.add(field)
+        pad = self._fields.get(field, self._default)
         values, lengths = self._pad(column, field, pad)
         if not pad.lengths and not pad.mask:
             return values
@@ -94,7 +101,7 @@ class PadCollate:
 
     def _kept(self, values: Tensor, field: str) -> Tensor:
         """The same values in the memory that was asked for."""
-        if self._buffers.plain:
+        if self._buffers.plain(0):  # large or not, these have their memory
             return values
         return self._buffers.empty(field, values.shape, values.dtype).copy_(values)
 
@@ -148,15 +155,20 @@ class PadCollate:
         if odd is not None:
             raise _odd_one(column, odd, field)
         if any(isinstance(value, Tensor) for value in column):
-            stacked = torch.tensor([value.item() for value in column], dtype=pad.dtype or column[0].dtype)
-            return self._kept(stacked, field)
+            return self._kept(_stack_tensors(column, pad), field)
         values = np.array(column)
         target = values.dtype if pad.dtype is None else numpy_dtype(pad.dtype, field)
-        if self._buffers.plain and target == values.dtype:
+        if self._buffers.plain(0) and target == values.dtype:
             return torch.from_numpy(values)
         tensor = self._buffers.empty(field, values.shape, torch_dtype(target, field))
         np.copyto(tensor.numpy(), values, casting="same_kind")
         return tensor
+
+
+def _stack_tensors(column: Sequence[Any], pad: Pad) -> Tensor:
+    """Tensors of one number each, perhaps with numbers of other kinds among them."""
+    stacked = torch.stack([torch.as_tensor(value, device="cpu") for value in column]).detach()
+    return stacked if pad.dtype is None else stacked.to(pad.dtype)
 
 
 class _Named(Padded):
@@ -210,10 +222,9 @@ def _values(column: Sequence[Mapping[Any, Any]], name: Any, field: str) -> list[
 
 
 def _same_fields(column: Sequence[Any], field: str) -> None:
-    """An error where samples differ in their number of fields; in their names, `_values` sees it."""
-    names = column[0].keys()
+    """An error where a sample has more fields than the first; where it lacks one, `_values` sees it."""
     try:
-        if set(map(len, column)) == {len(names)}:
+        if sum(map(len, column)) == len(column[0]) * len(column):
             return
     except TypeError:
         pass
@@ -236,7 +247,7 @@ def _other_fields(column: Sequence[Any], field: str) -> BadInput:
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, (np.ndarray, Tensor)):
+    if isinstance(value, ARRAYS):
         kind = "a tensor" if isinstance(value, Tensor) else "an array"
         return f"{kind} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):

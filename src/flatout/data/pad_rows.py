@@ -4,7 +4,9 @@ The limit is a copy of the batch's bytes.  Copying row by row pays a slice and a
 more than the bytes of a short one.  But a batch is its samples with padding between them, end to end, so
 one call that concatenates them writes it.  Which call is fastest was measured: for arrays of short rows
 `bytearray.join`, whose cost per piece is a third of NumPy's; for long ones `numpy.concatenate` straight
-into the batch's memory; for tensors, and with several threads for very long rows, `torch.cat`.
+into the batch's memory; for tensors, and with several threads for very long rows, `torch.cat`; for tensors of
+equal length `torch.stack`, which compares the shapes itself, and whose result shows by its dtype whether all
+samples fit into that of the first: looking at each would take half as long as the copy.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import Buffers
+from flatout.data.buffers import KEPT_BYTES, Buffers
 from flatout.data.dtypes import Array, numpy_dtype, torch_dtype
 from flatout.data.padding import Pad, PaddingRows
 from flatout.errors import BadInput
@@ -29,12 +31,12 @@ JOINED_ROW_BYTES = 8192  # samples shorter than this are joined
 # are that long, and several times the cost per piece where only the batch is.
 PARALLEL_ELEMENTS = 32768
 
+# For a list of tensors autograd's part of a call is a fifth of the whole, no_grad or not.
+_below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad)
+
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
 _ndim_of = attrgetter("ndim")
-
-
-_PLAIN = Pad()
 
 
 class PadRows:
@@ -55,12 +57,13 @@ class PadRows:
         length = pad.length_of(max(lengths))
         shape = (len(column), length, *trailing)
         if not math.prod(shape):
-            dtype = column[0].dtype
-            dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype, field)
-            return self.buffers.empty(field, shape, pad.dtype or dtype), lengths
+            dtype = pad.dtype or _as_torch(column[0].dtype, field)
+            return self.buffers.empty(field, shape, dtype), lengths
         parallel = _copies_in_parallel(shape)
         if isinstance(column[0], Tensor):
-            if same and (parallel or _cat_is_serial(shape)) or column[0].dtype == torch.bfloat16:
+            if not same:
+                column = [tensor.to(pad.dtype or column[0].dtype) for tensor in column]
+            if parallel or _cat_is_serial(shape) or column[0].dtype == torch.bfloat16:
                 return self._cat(column, lengths, shape, pad, field), lengths
             column = _as_arrays(column)
         elif same and parallel:
@@ -68,7 +71,7 @@ class PadRows:
         source = torch_dtype(column[0].dtype, field)
         if same and pad.dtype in (None, source):
             row_bytes = source.itemsize * math.prod(shape[1:])
-            if row_bytes < JOINED_ROW_BYTES:
+            if row_bytes < JOINED_ROW_BYTES and row_bytes * len(column) < KEPT_BYTES:
                 joined = self._join(column, lengths, shape, pad, field)
                 if joined is not None:
                     return joined, lengths
@@ -77,18 +80,22 @@ class PadRows:
     def _stack(self, column: Sequence[Any], pad: Pad, field: str) -> Tensor | None:
         """The batch by one call of torch.stack, where tensors look equal in length and are."""
         first = column[0]
-        if (
-            not isinstance(first, Tensor)
-            or first.shape != column[-1].shape
-            or first.shape != column[len(column) // 2].shape
-            or pad != _PLAIN
-            or first.requires_grad
-            or not self.buffers.plain
-        ):
+        if not isinstance(first, Tensor) or not first.is_cpu or pad.dtype not in (None, first.dtype):
             return None
-        _same_dtype(column, field, pad)
+        shape = first.shape
+        if shape != column[-1].shape or pad.length_of(shape[0]) != shape[0]:
+            return None
+        plain = self.buffers.plain(first.nbytes * len(column))
+        if not plain and not _same_dtype(column, field, pad):  # into a buffer, torch would narrow
+            return None
         try:
-            return torch.stack(column)  # type: ignore[arg-type]
+            if plain:
+                with _below_autograd():
+                    values = torch.stack(column)  # type: ignore[arg-type]
+                return values if values.dtype == first.dtype else None
+            values = self.buffers.empty(field, (len(column), *shape), first.dtype)
+            with _below_autograd():
+                return torch.stack(column, out=values)  # type: ignore[arg-type]
         except RuntimeError:  # one in between is longer or shorter
             return None
 
@@ -102,7 +109,7 @@ class PadRows:
         except (BufferError, TypeError, ValueError):
             return None
         values = torch.frombuffer(joined, dtype=torch_dtype(arrays[0].dtype, field)).view(shape)
-        if self.buffers.plain:
+        if self.buffers.plain(values.nbytes):
             return values
         return self.buffers.empty(field, shape, values.dtype).copy_(values)
 
@@ -126,8 +133,8 @@ class PadRows:
             rows = [n for length in lengths for n in (length, shape[1] - length)]
             pieces = list(compress(pieces, rows if pad.side == "right" else _swapped(rows)))
         target = pad.dtype or tensors[0].dtype
-        with torch.no_grad():
-            if self.buffers.plain:
+        with _below_autograd():
+            if self.buffers.plain(target.itemsize * math.prod(shape)):
                 return torch.cat(pieces).view(shape).to(target)
             values = self.buffers.empty(field, shape, target)
             if target == tensors[0].dtype:
@@ -219,24 +226,41 @@ def _common_shape(column: Sequence[Any], field: str) -> tuple[list[int], tuple[i
 
 
 def _same_dtype(column: Sequence[Any], field: str, pad: Pad) -> bool:
-    """Whether all samples have one dtype; an error where the batch cannot take them."""
+    """Whether all samples have one dtype; an error where the batch cannot take them.
+
+    Without `pad.dtype` the batch has that of sample 0, and takes samples whose dtype promotes to it.
+    """
     found = set(map(_dtype_of, column))
-    if pad.dtype is None and len(found) > 1:
-        number = next(i for i, array in enumerate(column) if array.dtype != column[0].dtype)
-        raise BadInput(
-            f"field {field!r} of sample {number} has dtype {column[number].dtype}, that of sample 0"
-            f" {column[0].dtype}",
-            hint="name the dtype of the batch: Pad(dtype=...)",
-        )
-    if pad.dtype is not None:
-        for dtype in found:
-            from_dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype, field)
-            if not torch.can_cast(from_dtype, pad.dtype):
-                number = next(i for i, array in enumerate(column) if array.dtype == dtype)
-                raise BadInput(
-                    f"field {field!r} of sample {number} has dtype {dtype}, which {pad.dtype} cannot hold"
-                )
+    if pad.dtype is None and len(found) == 1:
+        return True
+    for dtype in found:
+        if _fits(dtype, column[0].dtype, pad, field):
+            continue
+        number = next(i for i, array in enumerate(column) if array.dtype == dtype)
+        if pad.dtype is None:
+            raise BadInput(
+                f"field {field!r} of sample {number} has dtype {dtype}, that of sample 0 {column[0].dtype}",
+                hint="name the dtype of the batch: Pad(dtype=...)",
+            )
+        raise BadInput(f"field {field!r} of sample {number} has dtype {dtype}, which {pad.dtype} cannot hold")
     return len(found) == 1
+
+
+def _as_torch(dtype: Any, field: str) -> torch.dtype:
+    return dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype, field)
+
+
+def _fits(dtype: Any, first: Any, pad: Pad, field: str) -> bool:
+    """Whether a batch whose first sample has dtype `first` can take one of `dtype`."""
+    if pad.dtype is not None:
+        return torch.can_cast(_as_torch(dtype, field), pad.dtype)
+    if isinstance(dtype, torch.dtype) != isinstance(first, torch.dtype):
+        return False
+    target = _as_torch(first, field)
+    try:
+        return dtype == first or torch.promote_types(_as_torch(dtype, field), target) == target
+    except RuntimeError:  # torch promotes unsigned types wider than a byte to nothing
+        return False
 
 
 def _cat_is_serial(shape: tuple[int, ...]) -> bool:

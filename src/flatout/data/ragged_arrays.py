@@ -147,7 +147,7 @@ class RaggedArrays:
         """What gathers: with the arrays copied to `device`, or left where they are."""
         if device is not None:
             return DeviceRows(self._fields, self._spans, device)
-        return HostRows(self._fields, self._spans, buffers=Buffers(pinned=pinned, reuse=0))
+        return HostRows(self._fields, self._spans, buffers=Buffers(pinned=pinned, reuse=None))
 
     def checked(self, indices: Any) -> Longs:
         """Record numbers as an array, negative ones counted from the end."""

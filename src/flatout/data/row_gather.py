@@ -50,7 +50,7 @@ class HostRows:
     ) -> None:
         self._fields, self._spans = fields, spans
         self._sliced_record_bytes = sliced_record_bytes
-        self._buffers = buffers or Buffers(pinned=False, reuse=0)
+        self._buffers = buffers or Buffers(pinned=False, reuse=None)
         self._pad_rows = PadRows(self._buffers)
 
     def padded(self, indices: Longs, names: Sequence[str], pads: Mapping[str, Pad]) -> dict[str, Any]:

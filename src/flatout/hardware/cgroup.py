@@ -26,12 +26,30 @@ class CgroupLimits:
     memory_used_bytes: int | None = None  # by the group that sets the limit, without cache it can drop
 
 
-def read_limits(root: Path = Path("/")) -> CgroupLimits:
-    """The limits of this process, under `root` as the root of the file system."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitingGroups:
+    """The groups that set the tightest limits: found once, then read again and again at little cost."""
+
+    cores: float | None = None
+    cpu_folder: Path | None = None
+    memory_bytes: int | None = None
+    memory_folder: Path | None = None
+
+    def cpu_used_s(self) -> float | None:
+        """CPU seconds that the group with the quota has used since it was made."""
+        return None if self.cpu_folder is None else _cpu_used_s(self.cpu_folder)
+
+    def memory_used_bytes(self) -> int | None:
+        """Bytes of the group with the limit, without cache it can drop."""
+        return None if self.memory_folder is None else _memory_used(self.memory_folder)
+
+
+def limiting_groups(root: Path = Path("/")) -> LimitingGroups:
+    """The groups that bind this process, under `root` as the root of the file system."""
     groups = _groups(root)
     mounts = list(_mounts(root))
     cores = [
-        quota
+        (quota, folder)
         for folder in _folders(groups, mounts, controller="cpu")
         if (quota := _quota(folder)) is not None
     ]
@@ -40,11 +58,20 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
         for folder in _folders(groups, mounts, controller="memory")
         if (limit := _memory_limit(folder)) is not None
     ]
-    if not memory:
-        return CgroupLimits(cores=min(cores, default=None))
-    limit, folder = min(memory, key=lambda found: found[0])
+    num_cores, cpu_folder = min(cores, key=lambda found: found[0], default=(None, None))
+    limit, memory_folder = min(memory, key=lambda found: found[0], default=(None, None))
+    return LimitingGroups(
+        cores=num_cores, cpu_folder=cpu_folder, memory_bytes=limit, memory_folder=memory_folder
+    )
+
+
+def read_limits(root: Path = Path("/")) -> CgroupLimits:
+    """The limits of this process, under `root` as the root of the file system."""
+    groups = limiting_groups(root)
     return CgroupLimits(
-        cores=min(cores, default=None), memory_bytes=limit, memory_used_bytes=_memory_used(folder)
+        cores=groups.cores,
+        memory_bytes=groups.memory_bytes,
+        memory_used_bytes=groups.memory_used_bytes(),
     )
 
 
@@ -119,6 +146,16 @@ def _quota(folder: Path) -> float | None:
     quota = _number(quota_text) or _number(_read(folder / "cpu.cfs_quota_us"))
     period = _number(period_text) or _number(_read(folder / "cpu.cfs_period_us"))
     return quota / period if quota and period else None
+
+
+def _cpu_used_s(folder: Path) -> float | None:
+    """Version 2 counts microseconds in cpu.stat, version 1 nanoseconds in a file of the twin controller."""
+    for line in (_read(folder / "cpu.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "usage_usec" and (used_us := _number(value)) is not None:
+            return used_us / 1e6
+    used_ns = _number(_read(folder / "cpuacct.usage"))
+    return None if used_ns is None else used_ns / 1e9
 
 
 def _memory_limit(folder: Path) -> int | None:

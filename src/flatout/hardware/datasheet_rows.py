@@ -7,6 +7,8 @@ A row reads: name, architecture, compute capability, memory as sold (GB), memory
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flatout.hardware.datasheet import DTYPES, Datasheet
 
 
@@ -271,3 +273,22 @@ AMD = (
 # fmt: on
 
 ROWS: tuple[Datasheet, ...] = (*PASCAL_TO_TURING, *AMPERE, *ADA, *HOPPER, *BLACKWELL, *AMD)
+
+# fmt: off
+# Multiprocessors by the name of the row: what kernels that fill the GPU size their partial results by.  The
+# CUDA cores of the vendor's tables over those of one multiprocessor (64 or 128); of B200 and GB200, whose
+# tables have no cores, what CUDA reports.
+MULTIPROCESSORS: Mapping[str, int] = {
+    "P100-PCIe-16GB": 56, "P100-SXM2-16GB": 56, "P40": 30, "GTX 1080 Ti": 28, "V100-PCIe-16GB": 80,
+    "V100-PCIe-32GB": 80, "V100-SXM2-16GB": 80, "V100-SXM2-32GB": 80, "V100S-PCIe-32GB": 80, "T4": 40,
+    "RTX 2080 Ti": 68, "TITAN RTX": 72, "Quadro RTX 6000": 72, "Quadro RTX 8000": 72, "A100-PCIe-40GB": 108,
+    "A100-SXM4-40GB": 108, "A100-PCIe-80GB": 108, "A100-SXM4-80GB": 108, "A30": 56, "A2": 10, "A10": 72,
+    "A10G": 80, "A40": 84, "RTX A4000": 48, "RTX A5000": 64, "RTX A6000": 84, "RTX 3060-12GB": 28,
+    "RTX 3070": 46, "RTX 3080-10GB": 68, "RTX 3080-12GB": 70, "RTX 3090": 82, "RTX 3090 Ti": 84, "L4": 58,
+    "L40": 142, "L40S": 142, "RTX 4060 Ti-16GB": 34, "RTX 4070": 46, "RTX 4070 Ti": 60, "RTX 4080": 76,
+    "RTX 4080 SUPER": 80, "RTX 4090": 128, "RTX 5000 Ada": 100, "RTX 6000 Ada": 142, "H100-PCIe": 114,
+    "H100-SXM": 132, "H100-NVL": 132, "H200": 132, "H200-NVL": 132, "GH200-96GB": 132, "GH200-144GB": 132,
+    "B200": 148, "GB200": 152, "RTX 5070 Ti": 70, "RTX 5080": 84, "RTX 5090": 170,
+    "RTX PRO 6000 Blackwell": 188, "RTX PRO 6000 Blackwell Max-Q": 188, "RTX PRO 6000 Blackwell Server": 188,
+}
+# fmt: on

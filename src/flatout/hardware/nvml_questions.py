@@ -92,7 +92,7 @@ def read_gpu_fields(questions: Questions, *, instance: bool = False) -> dict[str
     fields: dict[str, Any] = {
         "name": text_of(questions.ask(("name",), ("nvmlDeviceGetName",))),
         "uuid": text_of(questions.ask(("uuid",), ("nvmlDeviceGetUUID",))),
-        **_memory(questions),
+        **memory_fields(questions),
     }
     capability = questions.ask(("compute_capability",), ("nvmlDeviceGetCudaComputeCapability",))
     fields["compute_capability"] = None if capability is None else f"{capability[0]}.{capability[1]}"
@@ -121,7 +121,8 @@ WHOLE_GPU_FIELDS = (
 )
 
 
-def _memory(questions: Questions) -> dict[str, int | None]:
+def memory_fields(questions: Questions) -> dict[str, int | None]:
+    """Total, used, free and reserved bytes, under their names in a GpuSnapshot."""
     names = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes")
     version = getattr(questions.nvml, "nvmlMemory_v2", None)
     calls: list[Call] = [("nvmlDeviceGetMemoryInfo",)]
@@ -164,7 +165,7 @@ def _only_of_whole_gpus(questions: Questions) -> dict[str, Any]:
             ("nvmlDeviceGetTemperatureV", sensor),
             ("nvmlDeviceGetTemperature", sensor),
         ),
-        "throttle_reasons": _throttle_reasons(questions),
+        "throttle_reasons": throttle_reasons(questions),
         "pcie_generation": questions.ask(("pcie_generation",), ("nvmlDeviceGetCurrPcieLinkGeneration",)),
         "pcie_generation_max": questions.ask(
             ("pcie_generation_max",), ("nvmlDeviceGetMaxPcieLinkGeneration",)
@@ -174,7 +175,8 @@ def _only_of_whole_gpus(questions: Questions) -> dict[str, Any]:
     }
 
 
-def _throttle_reasons(questions: Questions) -> tuple[str, ...] | None:
+def throttle_reasons(questions: Questions) -> tuple[str, ...] | None:
+    """Why the driver holds the clocks down."""
     bits = questions.ask(
         ("throttle_reasons",),
         ("nvmlDeviceGetCurrentClocksEventReasons",),

@@ -5,10 +5,14 @@ to 1 MiB it is served from the small pool, whose segments have 2 MiB; above that
 segments have 20 MiB for requests below 10 MiB, and else the request's size rounded up to 2 MiB.  The smallest
 free block that is large enough is taken, the lowest address among equals; what is left of it becomes a free
 block if it is worth it (any rest in the small pool, more than 1 MiB in the large one: a smaller rest stays
-with the block and counts as allocated).  A freed block merges with its free neighbours.  Segments are kept:
-when the driver has no more to give, those that are wholly free are handed back (a flush, which waits for the
-GPU) and the request is tried once more before the step runs out of memory.  With `expandable_segments` each
-pool is one segment that grows by pages of 2 or 20 MiB, and a flush hands back every wholly free page.
+with the block and counts as allocated).  A freed block merges with its free neighbours.  A later segment lies
+below an earlier one, so that of equal blocks the one in the youngest segment is taken: the driver takes its
+addresses from the process's own address space, which Linux gives out from the top down.  (With this order
+the recorded allocations of 88 of 90 jobs on an H200 reserve what was measured to the byte, with the opposite
+order those of 71.)  Segments are kept: when the driver has no more to give, those that are wholly free are
+handed back (a flush, which waits for the GPU) and the request is tried once more before the step runs out of
+memory.  With `expandable_segments` each pool is one segment that grows by pages of 2 or 20 MiB, and a flush
+hands back every wholly free page.
 
 The rules are those of the native backend with default settings and one stream.  Lengths and addresses count
 in units of 512 bytes.  A free block is one integer, `length << SHIFT | address`, so that a sorted list of
@@ -35,6 +39,16 @@ _KEPT_REST = _MIB  # a rest of a large block up to this length is not split off
 _SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
 _LARGE_BASE = _LARGE_SEGMENT << 22  # where the large pool's addresses begin when both pools are one segment
+
+
+def expandable_segments_of(settings: str | None) -> bool:
+    """Whether the allocator's settings, as `PYTORCH_CUDA_ALLOC_CONF` has them, switch expandable segments on.
+
+    The variable is read where the job runs; ask with the value that it has there.
+    """
+    options = (option.partition(":") for option in (settings or "").split(","))
+    chosen = [value.strip().casefold() for name, _, value in options if name.strip() == "expandable_segments"]
+    return bool(chosen) and chosen[-1] == "true"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -229,22 +243,21 @@ def segment_length(need: int) -> int:
 
 
 class _Segments(_Pools):
-    """Every growth is a segment of its own."""
+    """Every growth is a segment of its own, below all others."""
 
     def __init__(self, cap: int | None) -> None:
         super().__init__(cap)
         self.segments: dict[int, int] = {}  # address -> length
-        self.frontier = 0
+        self.frontier = _ADDRESS
 
     def obtain(self, need: int) -> int:
         length = segment_length(need)
         if self.exceeds(length):
             return 0
-        start = self.frontier
-        self.frontier += length + 1  # blocks of two segments never touch, so they never merge
-        self.segments[start] = length
+        self.frontier -= length + 1  # blocks of two segments never touch, so they never merge
+        self.segments[self.frontier] = length
         self.reserve(length)
-        return length << _SHIFT | start
+        return length << _SHIFT | self.frontier
 
     def flush(self) -> None:
         for keys in (self.large, self.small):

@@ -1,16 +1,20 @@
 """Which attention kernel CUDA takes, and what each keeps.
 
-    cudnn       half precision on Hopper and datacentre Blackwell, masks included
+    cudnn       half precision on Hopper and datacentre Blackwell, masks included, but no trained bias
     flash       half precision without a mask, from compute capability 8.0
     efficient   float32, any mask, and half precision on older GPUs
-    math        what none of them takes: a trained bias, grouped heads in float32; keeps the matrix of scores
+    math        what none of them takes: a mask whose last dimension is strided (a bias by head that was
+                permuted, say), grouped heads in float32; keeps the matrix of scores
 
 The fused kernels keep one float per row, and take accumulators in float32 for the time of their backward.
-Measured on an H200 with torch 2.11 and cuDNN 9.19; the choice for other GPUs is PyTorch's documented order.
+Measured on an H200 with torch 2.11 and cuDNN 9.19; the choice for other GPUs is PyTorch's documented order,
+and the conditions on masks are those of its `sdp_utils`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,19 +48,42 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
         grouped = enable_gqa and key.shape[1] != query.shape[1]
         half = query.dtype in HALF
         trained = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-        fused = query.dim() == 4 and query.shape[-1] <= WIDEST and (half or not grouped) and not trained
-        if fused and half and capability in CUDNN_FIRST and query.shape[-1] % 8 == 0:
+        fused = query.dim() == 4 and query.shape[-1] <= WIDEST and (half or not grouped) and _reads(attn_mask)
+        if fused and half and capability in CUDNN_FIRST and query.shape[-1] % 8 == 0 and not trained:
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if fused and half and capability >= (8, 0) and attn_mask is None:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if fused and not grouped:
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
-            query, key, value, attn_mask, dropout_p, is_causal, **options
-        )[0]
+        with _adding_in_place():
+            return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+                query, key, value, attn_mask, dropout_p, is_causal, **options
+            )[0]
 
     library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
+
+
+_plain: list[None] = []  # one for each plain attention that is running
+
+
+def adds_in_place() -> bool:
+    """Whether a plain attention is running: it adds the mask in place, except for tensors without data."""
+    return bool(_plain)
+
+
+@contextmanager
+def _adding_in_place() -> Iterator[None]:
+    _plain.append(None)
+    try:
+        yield
+    finally:
+        _plain.pop()
+
+
+def _reads(mask: Tensor | None) -> bool:
+    """Whether fused kernels read this mask: rows must lie in one piece."""
+    return mask is None or mask.shape[-1] == 1 or mask.stride(-1) == 1
 
 
 def _cudnn(

@@ -2,7 +2,8 @@
 
 What differs, and is put right here for the whole process:
 
-    autocast    CUDA casts other operations than the CPU, and to other dtypes
+    autocast    CUDA casts other operations than the CPU, and to other dtypes; who asks whether it is on
+                (nn.TransformerEncoderLayer does, and then leaves its fast path) asks about CUDA
     softmax     CUDA reads half precision and writes float in one kernel; the CPU makes a float copy first
     dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
     attention   see `attention`
@@ -54,6 +55,7 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
     with warnings.catch_warnings():  # torch says that a kernel is replaced, which is the purpose
         warnings.simplefilter("ignore", UserWarning)
         _install_kernels(library, compute_capability=compute_capability)
+    _install_autocast_questions()
     _install_foreach()
     _install_scaler()
     _install_module_apply()
@@ -78,7 +80,8 @@ def after_imports() -> None:
     loaded: list[tuple[str, Any]] = list(sys.modules.items())
     for name, module in loaded:
         # transformers takes tensors without data for a compiler's and then keeps masks it would drop
-        if name.startswith("transformers") and callable(getattr(module, "is_tracing", None)):
+        # (asked of what is loaded alone: its lazy modules import what they are asked for)
+        if name.startswith("transformers") and "is_tracing" in vars(module):
             module.is_tracing = _never
 
 
@@ -98,6 +101,17 @@ def _install_autocast(library: torch.library.Library) -> None:
             library.impl(short, torch.library.fallthrough_kernel, "AutocastCPU")
         elif short in OWN_DTYPE or short in PROMOTE or (on_cuda and not on_cpu):
             library.impl(short, _cast_kernel(short), "AutocastCPU")
+
+
+def _install_autocast_questions() -> None:
+    """The step runs under autocast of the CPU, which stands for CUDA's: what is asked of no device is of it.
+
+    Questions that name CUDA are left alone: `torch.utils.checkpoint` would switch CUDA's own autocast on.
+    """
+    questions: Any = torch
+    is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+    questions.is_autocast_enabled = lambda device_type="cpu": is_enabled(device_type)
+    questions.get_autocast_gpu_dtype = lambda: dtype_of("cpu")
 
 
 def _cast_kernel(short: str) -> Callable[..., Any]:

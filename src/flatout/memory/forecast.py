@@ -3,6 +3,10 @@
 A `Forecaster` traces its job at three small batches in a child process, replays any other size from them,
 and simulates PyTorch's allocator on the result.  An answer that matters is traced afresh at its own sizes:
 where the step allocates otherwise there than at small sizes, the fresh trace is what counts.
+
+Sizes named as `knobs` beside the batch (a length, a number of negatives) are replayed too, all from one set of
+small traces: two more for each, and one in which all of them move.  Where lengths vary, the longest batch
+decides: give a histogram of them as `lengths`, length -> how often.
 """
 
 from __future__ import annotations
@@ -11,22 +15,24 @@ import dataclasses
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput, StructureChanges
+from flatout.hardware.datasheet_rows import MULTIPROCESSORS
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.allocator import simulate
 from flatout.memory.child import run_in_child
 from flatout.memory.estimate import MemoryEstimate, add_workspaces, estimate
 from flatout.memory.fit import largest_batch as search
+from flatout.memory.fit import longest
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
-from flatout.memory.samples import BATCH
+from flatout.memory.samples import BATCH, sample_sizes
 from flatout.memory.trace import Trace
 
 CONTEXT_BYTES = 600 << 20
@@ -39,6 +45,7 @@ Parallel = Literal["ddp", "fsdp2"]
 MOST_RETRIES = 8
 WORTH_RAISING = 0.06  # of the cap, left free
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
+LENGTH = "length"
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
 
@@ -52,7 +59,11 @@ class Largest:
 
 
 class Forecaster:
-    """Forecasts for one job on one device; traces are kept."""
+    """Forecasts for one job on one device; traces are kept.
+
+    With `expandable_segments` the allocator is the one that `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
+    gives (`allocator.expandable_segments_of` reads the variable's value); it has not been measured.
+    """
 
     def __init__(
         self,
@@ -62,27 +73,40 @@ class Forecaster:
         context: Decision[int] = CONTEXT,
         ranks: int = 1,
         parallel: Parallel = "ddp",
+        expandable_segments: bool = False,
+        knobs: Sequence[str] = (BATCH,),
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         if ranks < 1 or parallel not in ("ddp", "fsdp2"):
             raise BadInput(f"ranks={ranks} and parallel={parallel!r}: at least 1 rank, under ddp or fsdp2")
+        unknown = [knob for knob in knobs if knob not in job.sizes]
+        if unknown:
+            raise BadInput(
+                f"{', '.join(unknown)} is no size of {job.name}", hint=f"it has {', '.join(job.sizes)}"
+            )
         self.job = job
+        self.expandable_segments = expandable_segments
+        self.knobs = tuple(dict.fromkeys((BATCH, *knobs)))
         self.ranks, self.parallel = ranks, parallel
         self.device = simulated_device(device) if isinstance(device, str) else device
         self.context = context
         self.on_progress = on_progress
         self._replays: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Replay | None] = {}
         self._traces: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
+        self._joint: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Replay | None] = {}
         self._quick: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
 
     # -- answers
 
-    def estimate(self, recipe: Recipe, *, sizes: Sizes | None = None) -> MemoryEstimate:
+    def estimate(
+        self, recipe: Recipe, *, sizes: Sizes | None = None, lengths: Mapping[int, int] | None = None
+    ) -> MemoryEstimate:
         """What one step takes at `sizes`, traced at these very sizes."""
-        trace = self.trace(recipe, self._complete(sizes))
+        trace = self.trace(recipe, self._complete(sizes, lengths))
         return estimate(
             trace,
             context_bytes=self.context.value,
+            expandable_segments=self.expandable_segments,
             precision=recipe.precision,
             device=self.device.name if self.device else None,
         )
@@ -90,24 +114,33 @@ class Forecaster:
     def what_if(self, recipe: Recipe, *, sizes: Sizes | None = None) -> SizedTrace:
         """The step at `sizes`: replayed where it follows from small traces, else traced."""
         wanted = self._complete(sizes)
-        replay = self._replay(recipe, wanted)
-        if replay is not None:
-            try:
-                return replay.at(**wanted)
-            except StructureChanges:
-                pass
+        for replay_of in (self._joint_replay, self._replay):
+            replay = replay_of(recipe, wanted)
+            if replay is not None and replay.covers(**wanted):
+                try:
+                    return replay.at(**wanted)
+                except StructureChanges:
+                    pass
         return sized(self._quick_trace(recipe, wanted))
 
-    def largest_batch(self, recipe: Recipe, *, cap_bytes: int, sizes: Sizes | None = None) -> Largest:
+    def largest_batch(
+        self,
+        recipe: Recipe,
+        *,
+        cap_bytes: int,
+        sizes: Sizes | None = None,
+        lengths: Mapping[int, int] | None = None,
+    ) -> Largest:
         """The largest batches for which the allocator stays within `cap_bytes`, the first verified."""
-        wanted = self._complete(sizes)
+        wanted = self._complete(sizes, lengths)
 
         def step_at(batch_size: int) -> SizedTrace:
             return self.what_if(recipe, sizes={**wanted, BATCH: batch_size})
 
         safe_bytes = int(cap_bytes * (1 - SCATTER))
-        safe = search(step_at, capacity_bytes=safe_bytes).safe.value
-        limit = search(step_at, capacity_bytes=cap_bytes).limit.value
+        expandable = self.expandable_segments
+        safe = search(step_at, capacity_bytes=safe_bytes, expandable_segments=expandable).safe.value
+        limit = search(step_at, capacity_bytes=cap_bytes, expandable_segments=expandable).limit.value
         safe, reserved = self._verified(recipe, wanted, safe, safe_bytes)
         return Largest(safe=safe, limit=max(safe, limit), reserved_bytes=reserved)
 
@@ -123,7 +156,8 @@ class Forecaster:
             if batch_size < 1:
                 break
             log = add_workspaces(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
-            reserved = simulate(log.events, log.num_bytes).peak_reserved_bytes
+            done = simulate(log.events, log.num_bytes, expandable_segments=self.expandable_segments)
+            reserved = done.peak_reserved_bytes
             scaled = int(batch_size * cap_bytes / reserved)
             if reserved <= cap_bytes:
                 best = (batch_size, reserved)
@@ -160,6 +194,19 @@ class Forecaster:
             self._replays[key] = self._fitted(recipe, sizes)
         return self._replays[key]
 
+    def _joint_replay(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
+        """A replay in every knob, the other sizes as they are; None without knobs beside the batch."""
+        if len(self.knobs) == 1:
+            return None
+        key = (recipe, _key({name: size for name, size in sizes.items() if name not in self.knobs}))
+        if key not in self._joint:
+            try:
+                samples = sample_sizes(sizes, knobs=self.knobs)
+                self._joint[key] = fit_replay(self._traced(recipe, samples, quick=True))
+            except StructureChanges:
+                self._joint[key] = None
+        return self._joint[key]
+
     def _fitted(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
         samples = [{**sizes, BATCH: batch_size} for batch_size in SAMPLES]
         try:
@@ -195,7 +242,9 @@ class Forecaster:
         units = run_in_child(units_of_job, self.job, recipe)
         return parallel.with_fsdp2(trace, ranks=self.ranks, units=units)
 
-    def _complete(self, sizes: Sizes | None) -> dict[str, int]:
+    def _complete(self, sizes: Sizes | None, lengths: Mapping[int, int] | None = None) -> dict[str, int]:
+        if lengths is not None:
+            sizes = {**(sizes or {}), LENGTH: longest(lengths)}
         unknown = set(sizes or ()) - set(self.job.sizes)
         if unknown:
             raise BadInput(
@@ -226,7 +275,7 @@ def trace_here(
         job,
         dataclasses.replace(recipe, accumulation=1) if last_micro_batch else recipe,
         sizes=sizes,
-        workspaces=Workspaces(compute_capability=capability),
+        workspaces=Workspaces(compute_capability=capability, num_multiprocessors=multiprocessors_of(device)),
         last_micro_batch=last_micro_batch,
     )
 
@@ -238,6 +287,11 @@ def capability_of(device: Device | None) -> tuple[int, int] | None:
     return int(major), int(minor or 0)
 
 
+def multiprocessors_of(device: Device | None) -> int | None:
+    """By the device's datasheet; None where it has none."""
+    return MULTIPROCESSORS.get(device.datasheet) if device and device.datasheet else None
+
+
 def estimate_job(
     job: Job,
     recipe: Recipe | None = None,
@@ -246,11 +300,20 @@ def estimate_job(
     device: Device | str | None = None,
     ranks: int = 1,
     parallel: Parallel = "ddp",
+    expandable_segments: bool = False,
+    lengths: Mapping[int, int] | None = None,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
     """What one step of `job` takes on `device`, which is one of `ranks`."""
-    forecaster = Forecaster(job, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress)
-    return forecaster.estimate(recipe or Recipe(), sizes=sizes)
+    forecaster = Forecaster(
+        job,
+        device=device,
+        ranks=ranks,
+        parallel=parallel,
+        expandable_segments=expandable_segments,
+        on_progress=on_progress,
+    )
+    return forecaster.estimate(recipe or Recipe(), sizes=sizes, lengths=lengths)
 
 
 def largest_batch(
@@ -260,9 +323,12 @@ def largest_batch(
     cap_bytes: int,
     sizes: Sizes | None = None,
     device: Device | str | None = None,
+    expandable_segments: bool = False,
+    lengths: Mapping[int, int] | None = None,
 ) -> Largest:
     """The largest batch of `job` within `cap_bytes` of the allocator."""
-    return Forecaster(job, device=device).largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes)
+    forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments)
+    return forecaster.largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes, lengths=lengths)
 
 
 def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

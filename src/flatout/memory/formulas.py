@@ -14,8 +14,6 @@ WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
 SORTED_FROM = 3072  # indices: fewer are added without sorting
 ROWS_PER_PIECE = 10
-SPLIT_BYTES, SMALL_SPLIT_BYTES = 6 << 20, 2 << 20  # what a weight gradient takes for sums over parts
-SMALL_PROBLEM = 1 << 14  # positions of a batch
 
 
 class Formula(NamedTuple):
@@ -64,14 +62,8 @@ def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
     return (count // ROWS_PER_PIECE + min(count, num_rows)) * (-(-width // WARP) * WARP) * 4
 
 
-def split_sums(num_positions: int, num_bytes: int) -> int:
-    """The gradient of a convolution's weight: copies of `num_bytes`, and sums over parts of the batch."""
-    return num_bytes + (SPLIT_BYTES if num_positions >= SMALL_PROBLEM else SMALL_SPLIT_BYTES)
-
-
 FORMULAS: Mapping[str, Callable[..., int]] = {
     "partial sums": partial_sums,
     "sorted indices": sorted_indices,
     "pieces of a table": pieces_of_a_table,
-    "split sums": split_sums,
 }

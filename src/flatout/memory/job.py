@@ -29,7 +29,10 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def optimizer_named(name: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
-    """The optimizer a config calls `name`, as Hugging Face spells them or as torch does; None: not known."""
+    """The optimizer a config calls `name`, as Hugging Face spells them or as torch does; None: not known.
+
+    Adam in eight bits is planned by its arithmetic, whether or not bitsandbytes is installed (`eight_bit`).
+    """
     import torch
 
     word = name.casefold().removeprefix("torch.optim.")
@@ -37,6 +40,10 @@ def optimizer_named(name: str) -> Callable[[list[nn.Parameter]], torch.optim.Opt
         return adamw
     if word == "adamw_torch_fused":
         return lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    from flatout.memory.eight_bit import eight_bit_named
+
+    if (made := eight_bit_named(word)) is not None:
+        return made
     plain = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
     plain |= {"rmsprop": torch.optim.RMSprop}
     kind = plain.get(word)

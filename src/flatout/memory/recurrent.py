@@ -2,7 +2,8 @@
 
 The reserve holds the gates of every step (LSTM five, GRU six, plain one value per hidden unit) and the
 outputs between layers; a workspace lives during each call.  Under autocast the weights are cast into one
-flat buffer first.  Checked against allocations on an H200 (cuDNN 9.19); the workspace is approximate.
+flat buffer first.  With the first call that drops values out, the generator's state is taken for good.
+Checked against allocations on an H200 (cuDNN 9.19); the workspace is approximate.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ GATES_KEPT = {"lstm": 5, "gru": 6, "rnn": 1}
 STEPS_IN_WORKSPACE = {"lstm": 5.5, "gru": 4.5, "rnn": 4.0}
 WORKSPACE_PER_LAYER = 8_470_000
 RESERVE_HEAD = 256
+DROPOUT_STATE_BYTES = 6_488_064  # as measured on 132 multiprocessors
 WIDE_BATCH, STEPS_OF_WIDE_BATCH = 128, 8  # in float16 wide batches take another kernel
+
+_lasting: list[Tensor] = []
+
+
+def lasting() -> tuple[Tensor, ...]:
+    """What cuDNN keeps for the rest of the process."""
+    return tuple(_lasting)
 
 
 def install(library: torch.library.Library) -> None:
@@ -121,6 +130,8 @@ class _Cudnn(torch.autograd.Function):
         dtype = weights[0].dtype
         directions, hidden = (2 if bidirectional else 1), states[0].shape[-1]
         x = x.to(dtype) if x.dtype is not dtype else x
+        if dropout and not _lasting:
+            _lasting.append(torch.empty(DROPOUT_STATE_BYTES, dtype=torch.uint8))
         steps = x.contiguous()
         lower = [state.to(dtype) for state in states]
         output = torch.empty((*x.shape[:-1], hidden * directions), dtype=dtype)

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from flatout.memory import cuda_rules, dynamic_sizes, shadows
+from flatout.memory import attention, cuda_rules, dynamic_sizes, eight_bit, recurrent, shadows
 from flatout.memory.formulas import Formula
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
@@ -134,7 +135,8 @@ class Tracer(TorchDispatchMode):
             component = "autocast copies"
         elif "attention" in name:
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
-        if func in IN_PLACE and self.phase == "backward" and not torch.is_grad_enabled():
+        accumulates = self.phase == "backward" and not torch.is_grad_enabled()
+        if func in IN_PLACE and (accumulates or attention.adds_in_place()):
             self._note_sum(func, args, out)
         for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
             if isinstance(leaf, Tensor):
@@ -152,7 +154,8 @@ class Tracer(TorchDispatchMode):
             return
         known = self._alive.get(first.untyped_storage()._cdata)
         number = self.track(out, str(func))
-        if known is not None and number is not None and first.is_contiguous():
+        # autograd asks whether the summand is dense, in whatever order of dimensions
+        if known is not None and number is not None and is_non_overlapping_and_dense_or_false(first):
             self.sums.append((number, known[0]))
 
     def _scalar(self, tensor: Tensor) -> Any:
@@ -191,6 +194,7 @@ def trace_job(
     with mode, tracer, _ModuleNames(tracer):
         parts = make_parts(job, recipe, device=device)
         cuda_rules.after_imports()  # building the model imported what it needs
+        parts.optimizer = eight_bit.without_data(parts.optimizer)
         for parameter in parts.model.parameters():
             tracer.track(parameter, "parameter", "parameters")
         for buffer in parts.model.buffers():
@@ -208,6 +212,8 @@ def trace_job(
             tracer.events.append(phase)
 
         run_step(parts, job, recipe, batch, device=device, keep_gradients=last_micro_batch, mark=mark)
+        for tensor in recurrent.lasting():
+            tracer.track(tensor, "cuDNN", "workspaces")
         hosted = _track_state(tracer, parts.optimizer)
         events = list(tracer.events)  # what dies with this function is no part of the step
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in parts.model.parameters()]

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from flatout.errors import BadInput
 from flatout.planner.configs import JobConfig, Place
 from flatout.planner.documents import Value
 from flatout.planner.files import check_writable, write_file, write_together
-from flatout.planner.scalars import edit_scalars
+from flatout.planner.scalars import check_editable, edit_scalars
 
 BACKUPS = Path(".flatout") / "backups"
 MANIFEST, UNDONE = "manifest.json", "undone"
@@ -58,6 +58,7 @@ class Backup:
 
     folder: Path
     files: tuple[SavedFile, ...]
+    config: str | None = None  # its main file, from the folder that holds the backups
 
 
 def plan_edits(config: JobConfig, changes: Mapping[Place, Value]) -> tuple[FileEdit, ...]:
@@ -91,8 +92,20 @@ def _lines(content: bytes) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", content.decode("utf-8"))
 
 
-def apply_edits(edits: Sequence[FileEdit], *, root: Path, now: datetime | None = None) -> Backup | None:
-    """Back up, then write all files; None where there is nothing to change."""
+def check_places(config: JobConfig, places: Iterable[Place]) -> None:
+    """BadInput where a value cannot be replaced: asked before a plan is made, which takes a while."""
+    for place in sorted(set(places)):
+        check_writable(place.path)
+        check_editable(config.documents[place.path], place.key)
+
+
+def apply_edits(
+    edits: Sequence[FileEdit], *, root: Path, config: Path | None = None, now: datetime | None = None
+) -> Backup | None:
+    """Back up, then write all files; None where there is nothing to change.
+
+    `config` is the main file of the config that the edits belong to.
+    """
     if not edits:
         return None
     for edit in edits:
@@ -101,7 +114,8 @@ def apply_edits(edits: Sequence[FileEdit], *, root: Path, now: datetime | None =
             raise BadInput(
                 f"{edit.path} was changed while the plan was made", hint="nothing was written; plan again"
             )
-    backup = _save(edits, root=root, now=now or datetime.now(UTC))
+    name = None if config is None else _relative(config, root)
+    backup = _save(edits, root=root, config=name, now=now or datetime.now(UTC))
     try:
         write_together({edit.path: edit.after for edit in edits})
     except BaseException:
@@ -110,9 +124,9 @@ def apply_edits(edits: Sequence[FileEdit], *, root: Path, now: datetime | None =
     return backup
 
 
-def undo(root: Path, *, force: bool = False) -> Backup:
-    """Restore the files of the last backup byte for byte."""
-    backup = last_backup(root)
+def undo(root: Path, *, config: Path | None = None, force: bool = False) -> Backup:
+    """Restore the files of the last backup, of this config if one is named, byte for byte."""
+    backup = last_backup(root, config=None if config is None else _relative(config, root))
     contents: dict[Path, bytes] = {}
     overwritten: dict[str, bytes] = {}
     for saved in backup.files:
@@ -140,13 +154,16 @@ def undo(root: Path, *, force: bool = False) -> Backup:
     return backup
 
 
-def last_backup(root: Path) -> Backup:
-    """The newest backup that has not been undone."""
+def last_backup(root: Path, *, config: str | None = None) -> Backup:
+    """The newest backup that has not been undone; several configs may lie in one folder."""
     folder = root / BACKUPS
     found = sorted(path for path in folder.glob(f"*/{MANIFEST}") if not (path.parent / UNDONE).exists())
-    if not found:
-        raise BadInput(f"nothing to undo: {folder} holds no backup", hint="a plan is written with --apply")
-    return _read_manifest(found[-1])
+    for path in reversed(found):
+        backup = _read_manifest(path)
+        if config is None or backup.config in (None, config):
+            return backup
+    of = f" of {config}" if config and found else ""
+    raise BadInput(f"nothing to undo: {folder} holds no backup{of}", hint="a plan is written with --apply")
 
 
 def sha256(content: bytes) -> str:
@@ -157,7 +174,7 @@ def _relative(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path, root)).as_posix()
 
 
-def _save(edits: Sequence[FileEdit], *, root: Path, now: datetime) -> Backup:
+def _save(edits: Sequence[FileEdit], *, root: Path, config: str | None, now: datetime) -> Backup:
     try:
         kept = root / BACKUPS
         kept.mkdir(parents=True, exist_ok=True)
@@ -178,13 +195,18 @@ def _save(edits: Sequence[FileEdit], *, root: Path, now: datetime) -> Backup:
     try:
         for saved, edit in zip(files, edits, strict=True):
             write_file(folder / saved.copy, edit.before)
-        manifest = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "files": encode(files)}
+        manifest = {
+            "format": MANIFEST_FORMAT,
+            "version": MANIFEST_VERSION,
+            "config": config,
+            "files": encode(files),
+        }
         # Last, because a folder without a manifest is no backup.
         write_file(folder / MANIFEST, json.dumps(manifest, indent=2).encode("utf-8"))
     except BaseException:
         shutil.rmtree(folder)
         raise
-    return Backup(folder=folder, files=files)
+    return Backup(folder=folder, files=files, config=config)
 
 
 def _fresh_folder(parent: Path, name: str) -> Path:
@@ -208,7 +230,8 @@ def _read_manifest(path: Path) -> Backup:
         files = tuple(decode(SavedFile, item) for item in data.get("files", []))
     except (json.JSONDecodeError, UnicodeDecodeError, WrongShape) as error:
         raise BadInput(f"{path} cannot be read: {error}", hint=hint) from None
-    return Backup(folder=path.parent, files=files)
+    config = data.get("config")
+    return Backup(folder=path.parent, files=files, config=config if isinstance(config, str) else None)
 
 
 def _read_copy(backup: Backup, saved: SavedFile) -> bytes:

@@ -15,21 +15,33 @@ from flatout.planner.budget import Budget
 from flatout.planner.configs import Place
 from flatout.planner.documents import Value
 from flatout.planner.forecast import Forecast
-from flatout.planner.search import GroupSearch
+from flatout.planner.progress import Progress
+from flatout.planner.search import GroupSearch, expected_traces
 from flatout.planner.settings import Setting, Settings, StageSettings
 from flatout.planner.suggestions import Fit, GroupFit, Wish
 
 ALLOWED = ("checkpointing", "eval_batch_size")  # beside the sizes of the job
 
 
-def fit_settings(settings: Settings, *, budget: Budget, forecast: Forecast, wish: Wish | None = None) -> Fit:
+def fit_settings(
+    settings: Settings,
+    *,
+    budget: Budget,
+    forecast: Forecast,
+    wish: Wish | None = None,
+    progress: Progress | None = None,
+) -> Fit:
     """Suggestions for every group of stages, or BatchDoesNotFit with what would."""
-    wish = wish or Wish()
+    wish, progress = wish or Wish(), progress or Progress()
     ranks = settings.ranks.value
     _check_wish(wish, ranks=ranks, forecast=forecast)
+    grouped = group_stages(settings.stages)
+    progress.expect(number for stages in grouped for number in expected_traces(stages))
     groups = tuple(
-        GroupSearch(stages=stages, budget=budget, forecast=forecast, wish=wish, ranks=ranks).fit()
-        for stages in group_stages(settings.stages)
+        GroupSearch(
+            stages=stages, budget=budget, forecast=forecast, wish=wish, ranks=ranks, progress=progress
+        ).fit()
+        for stages in grouped
     )
     for group in groups:
         group.suggestion(wish.choose)  # a name that nobody bears is said before anything is written

@@ -54,7 +54,15 @@ LAST_NAMES: dict[str, tuple[str, ...]] = {
     "clip_norm": ("gradient_clip_val", "max_grad_norm", "clip_grad_norm", "grad_clip", "clip_norm"),
     "learning_rate": ("learning_rate", "lr"),
     "optimizer": ("optim", "optimizer"),
-    "length": ("max_length", "max_seq_length", "sequence_length", "seq_length", "seq_len", "block_size"),
+    "length": (
+        "max_length",
+        "max_seq_length",
+        "sequence_length",
+        "seq_length",
+        "seq_len",
+        "block_size",
+        "length",
+    ),
     "n_positives": ("n_positives", "num_positives"),
     "n_negatives": ("n_negatives", "num_negatives"),
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput
-from flatout.planner.configs import JobConfig, main_file, read_config
+from flatout.planner.configs import JobConfig, Stage, main_file, read_config
 from flatout.planner.documents import Value
 from flatout.planner.mapping import (
     LAST_NAMES,
@@ -17,6 +18,7 @@ from flatout.planner.mapping import (
     PLANNED,
     Mapped,
     Style,
+    find_key,
     overrides_of,
     pairs,
     read_mapping,
@@ -44,6 +46,31 @@ class OpenedConfig:
         return read_settings(
             self.config, style=self.style, mapped=self.mapped, size_names=tuple(size_names), ranks=ranks
         )
+
+    def keys_of(self, names: Iterable[str]) -> frozenset[str]:
+        """The keys of these knobs in any stage."""
+        found = set()
+        for stage in self.config.stages:
+            for name in names:
+                with contextlib.suppress(BadInput):  # two candidates: neither is used
+                    found.add(find_key(name, stage, style=self.style.value, mapped=self.mapped))
+        return frozenset(key for key in found if key is not None)
+
+    def other_differences(self, size_names: Iterable[str]) -> tuple[str, ...]:
+        """Keys beside knobs and sizes in which a stage differs from the first: it may be another model."""
+        first, *others = self.config.stages
+        known = self.keys_of([*PLANNED, *size_names])
+        keys = dict.fromkeys(key for stage in self.config.stages for key in stage.values)
+        return tuple(
+            key
+            for key in keys
+            if key not in known and any(_value(stage, key) != _value(first, key) for stage in others)
+        )
+
+
+def _value(stage: Stage, key: str) -> Value:
+    found = stage.find(key)
+    return None if found is None else found.value
 
 
 def open_config(

@@ -33,7 +33,7 @@ class Edited:
 
 def edit_scalars(document: Document, changes: Mapping[str, Value]) -> Edited:
     """The text of `document` with the values at these dotted keys replaced."""
-    found = {key: _editable(document, key) for key in changes}
+    found = {key: check_editable(document, key) for key in changes}
     text = document.text
     for key, scalar in sorted(found.items(), key=lambda item: -item[1].start):
         text = (
@@ -43,7 +43,8 @@ def edit_scalars(document: Document, changes: Mapping[str, Value]) -> Edited:
     return Edited(text=text, warnings=tuple(_warnings(document, found)))
 
 
-def _editable(document: Document, key: str) -> Scalar:
+def check_editable(document: Document, key: str) -> Scalar:
+    """The value at a key; BadInput where its characters are not to be replaced."""
     scalar = document.find(key)
     where = f"{key} in {document.name} (line {scalar.line})"
     if scalar.alias_of is not None:
@@ -118,6 +119,11 @@ def means(found: Value, wanted: Value) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
+def _comment_beside(document: Document, scalar: Scalar) -> str | None:
+    rest = document.text[scalar.end :].partition("\n")[0]
+    return rest.partition("#")[2] if document.format == "yaml" and "#" in rest else None
+
+
 def _warnings(document: Document, found: Mapping[str, Scalar]) -> list[str]:
     warnings = []
     for key, scalar in found.items():
@@ -128,6 +134,11 @@ def _warnings(document: Document, found: Mapping[str, Scalar]) -> list[str]:
                 "and is the one that is changed"
             )
         if scalar.num_aliases:
-            others = f"{scalar.num_aliases} other value(s) of {document.name}"
-            warnings.append(f"{others} are aliases of {key} and change with it")
+            others = "1 other value" if scalar.num_aliases == 1 else f"{scalar.num_aliases} other values"
+            warnings.append(f"{others} of {document.name} follow {key} through an alias and change with it")
+        comment = _comment_beside(document, scalar)
+        if comment is not None and re.search(rf"(?<![\w.]){re.escape(str(scalar.value))}(?![\w.])", comment):
+            warnings.append(
+                f"the comment beside {key} ({document.name}:{scalar.line}) speaks of {scalar.value}"
+            )
     return warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -92,6 +93,17 @@ def read_settings(
         stages=stages,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def with_job_sizes(settings: Settings, sizes: Mapping[str, int]) -> Settings:
+    """Settings in which every size of the job has a value: the config's, else the job's own."""
+    own = {
+        name: Setting(value=value, source=f"the job's own (another with --set +{name}=N)")
+        for name, value in sizes.items()
+        if name != "batch_size"
+    }
+    stages = (dataclasses.replace(stage, sizes={**own, **stage.sizes}) for stage in settings.stages)
+    return dataclasses.replace(settings, stages=tuple(stages))
 
 
 def _stage_settings(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from flatout.memory.job import Recipe
+from flatout.planner.batches import largest_divisor
 from flatout.planner.budget import Budget
 from flatout.planner.forecast import Forecast, LargestBatch, Peak, traced
+from flatout.planner.progress import PEAK, SEARCH, Progress
 from flatout.planner.settings import Settings, StageSettings
 from flatout.units import show_bytes, show_share
 
@@ -46,12 +49,21 @@ class Overview:
         return any(stage.verdict not in ("well used", "held back", "unknown") for stage in self.stages)
 
 
-def overview(settings: Settings, *, budget: Budget | None, forecast: Forecast | None) -> Overview:
+def overview(
+    settings: Settings,
+    *,
+    budget: Budget | None,
+    forecast: Forecast | None,
+    progress: Progress | None = None,
+) -> Overview:
     """Estimate every stage as it is configured; what cannot be known without a model or device is None."""
-    stages = tuple(
-        _stage_memory(stage, ranks=settings.ranks.value, budget=budget, forecast=forecast)
-        for stage in settings.stages
-    )
+    progress = progress or Progress()
+    progress.expect(_expected_traces(settings.stages))
+    found = []
+    for stage in settings.stages:
+        progress.ask(stage.name)
+        found.append(_stage_memory(stage, ranks=settings.ranks.value, budget=budget, forecast=forecast))
+    stages = tuple(found)
     stages = tuple(_held_back(stage, stages) for stage in stages)
     return Overview(
         settings=settings,
@@ -59,6 +71,15 @@ def overview(settings: Settings, *, budget: Budget | None, forecast: Forecast | 
         stages=stages,
         recommendations=tuple(_recommendations(stages, budget=budget)),
     )
+
+
+def _expected_traces(stages: Sequence[StageSettings]) -> Iterator[int]:
+    """A stage that is trained as one before it takes none."""
+    known = []
+    for stage in stages:
+        trained = (stage.recipe, stage.eval_batch, {name: size.value for name, size in stage.sizes.items()})
+        yield 0 if trained in known else SEARCH + PEAK
+        known.append(trained)
 
 
 def job_sizes(
@@ -88,14 +109,17 @@ def _stage_memory(
         return seen
     recipe = traced(stage.recipe)
     sizes = job_sizes(stage, forecast, batch_size=batch_size)
+    # The search first: the peak follows from its traces.
+    largest = (
+        forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=budget.usable_bytes) if budget else None
+    )
     training = forecast.peak_bytes(sizes, recipe=recipe)
     evaluation = forecast.peak_bytes(
         {**sizes, "batch_size": stage.eval_batch}, recipe=evaluation_recipe(stage)
     )
     seen = dataclasses.replace(seen, training=training, evaluation=evaluation)
-    if budget is None:
+    if budget is None or largest is None:
         return seen
-    largest = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=budget.usable_bytes)
     needed = max(training.process_bytes, evaluation.process_bytes)
     return dataclasses.replace(
         seen,
@@ -140,16 +164,25 @@ def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) 
                 f"{stage.name} needs {show_bytes(max(needs))}; {room(budget)}: lower the batch and raise "
                 "accumulation (flatout plan fit)"
             )
+    if not said:
+        said += _larger_batch(stages)
+    return said
+
+
+def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:
+    """How much more a device would take than a batch that all stages share."""
     safe = [stage.largest.safe for stage in stages if stage.largest is not None]
     worst = min((number for number in safe if number is not None), default=None)
-    batch_sizes = {stage.settings.batch_size.value for stage in stages}
-    if not said and worst is not None and len(batch_sizes) == 1 and worst >= UNDER_USED * max(batch_sizes):
-        every = "in every stage" if len(stages) > 1 else "here"
-        if any(stage.settings.accumulation.value > 1 for stage in stages):
-            how = (
-                "flatout plan fit raises the batch and lowers accumulation, so that the effective batch stays"
-            )
-        else:
-            how = "nothing is accumulated, so that only a larger effective batch would use it (--effective)"
-        said.append(f"a batch of {worst} is safe {every}; {how}")
-    return said
+    configured = {stage.settings.batch_size.value for stage in stages}
+    if worst is None or len(configured) > 1 or worst < UNDER_USED * max(configured):
+        return
+    batch_size = max(configured)
+    common = math.gcd(*(batch_size * stage.settings.accumulation.value for stage in stages))
+    fitting = largest_divisor(common, at_most=worst) or 1
+    if fitting > batch_size:
+        how = f"flatout plan fit raises it to {fitting} and lowers accumulation: the effective batch stays"
+    elif common > batch_size:
+        how = f"none from {batch_size + 1} on divides the effective batch (--effective asks for another)"
+    else:
+        how = "nothing is accumulated, so that only a larger effective batch would use it (--effective)"
+    yield f"a batch of {worst} is safe {'in every stage' if len(stages) > 1 else 'here'}; {how}"

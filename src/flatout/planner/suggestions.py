@@ -26,6 +26,7 @@ class Suggestion:
     effective_batches: Mapping[str, int]  # by stage, over all ranks
     checkpointing: bool
     peak: Peak  # of the worst stage
+    peaks: Mapping[str, Peak]  # by stage; a stage that another covers is asked for the chosen batch only
     worst_stage: str
     step_s: float | None  # measured seconds of one optimizer step of the slowest stage
     keeps_effective_batch: bool
@@ -40,9 +41,10 @@ class Suggestion:
 class EvaluationFit:
     """Evaluation keeps no activations for a backward pass, so it has a size of its own."""
 
-    batch_size: int  # as configured
-    largest_safe: int | None
+    batch_size: int  # as configured; that of training where there is no other
+    largest_safe: int | None  # None where it was not asked for
     suggested: int | None  # None: leave it
+    peak: Peak
     reason: str
 
 

@@ -1,5 +1,10 @@
 """The forecast of a plan from traces: the memory room behind the planner's questions.
 
+A question costs what it has to trace.  One peak is one trace at its very sizes.  A largest batch is three
+small traces, a search in what follows from them, and one trace that verifies the answer; after that, every
+other batch of the same job follows for nothing.  Traces may be stored, so that the next command starts with
+them.
+
 With `profile` the job is also run for real, at two small batches, for each recipe that is asked for: what the
 traces missed there corrects the answers, and the seconds of a micro-batch are measured.
 """
@@ -7,20 +12,60 @@ traces missed there corrects the answers, and the seconds of a micro-batch are m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from flatout.errors import BadInput
 from flatout.hardware.device import Device
-from flatout.memory.job import Job, Recipe, adamw, optimizer_named
+from flatout.memory.forecast import Forecaster
+from flatout.memory.job import Job, Recipe, Sizes, adamw, optimizer_named
 from flatout.planner.forecast import LargestBatch, Peak, traced
+from flatout.planner.progress import silent
 
 if TYPE_CHECKING:
     from flatout.memory.receipts import Receipt
+    from flatout.memory.trace import Trace
+    from flatout.planner.stored import TraceStore
 
 BATCH = "batch_size"
 MOST_RETRIES = 8
 Key = tuple[Recipe, tuple[tuple[str, int], ...]]
+
+
+class StoredForecaster(Forecaster):
+    """A forecaster that looks for a stored trace before it makes one."""
+
+    store: TraceStore | None = None
+    num_traced = 0
+    on_traces: Callable[[int], None] | None = None  # called with how many are about to be made
+
+    def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
+        wanted = [dict(sizes) for sizes in all_sizes]
+        conditions = [self._conditions(recipe, sizes, quick=quick) for sizes in wanted]
+        found = [self.store.find(condition) if self.store else None for condition in conditions]
+        missing = [number for number, trace in enumerate(found) if trace is None]
+        if missing:
+            self.num_traced += len(missing)
+            if self.on_traces is not None:
+                self.on_traces(len(missing))
+            made = super()._traced(recipe, [wanted[number] for number in missing], quick=quick)
+            for number, trace in zip(missing, made, strict=True):
+                found[number] = trace
+                if self.store is not None:
+                    self.store.keep(conditions[number], trace)
+        return [trace for trace in found if trace is not None]
+
+    def _conditions(self, recipe: Recipe, sizes: Sizes, *, quick: bool) -> dict[str, object]:
+        """What a trace is made under: of a device its kind, since its memory has no part in a trace."""
+        kind = (self.device.compute_capability, self.device.datasheet) if self.device else None
+        return {
+            "recipe": recipe,
+            "sizes": dict(sorted(sizes.items())),
+            "quick": quick,
+            "device": kind,
+            "ranks": self.ranks,
+            "parallel": self.parallel,
+        }
 
 
 class TracedForecast:
@@ -33,35 +78,58 @@ class TracedForecast:
         device: Device,
         ranks: int = 1,
         profile: bool = False,
-        on_progress: Callable[[str], None] = lambda message: None,
+        store: TraceStore | None = None,
+        on_progress: Callable[[str], None] = silent,
+        on_traces: Callable[[int], None] | None = None,
     ) -> None:
-        from flatout.memory.forecast import Forecaster
-
-        self._forecaster = Forecaster(job, device=device, ranks=ranks, on_progress=on_progress)
+        self._forecaster = StoredForecaster(job, device=device, ranks=ranks, on_progress=on_progress)
+        self._forecaster.on_traces = on_traces
+        self._forecaster.store = store
         self._profile = profile
         self._on_progress = on_progress
         self._receipts: dict[Key, Receipt] = {}
         self._largest: dict[tuple[Key, int], LargestBatch] = {}
+        self._peaks: dict[tuple[Key, int], Peak] = {}
+        self._searched_for: set[Key] = set()  # a replay is at hand
+        self._verified: set[tuple[Key, int]] = set()  # (what, batch): a trace of these very sizes is at hand
 
     @property
     def sizes(self) -> Mapping[str, int]:
         return self._forecaster.job.sizes
 
+    @property
+    def num_traced(self) -> int:
+        """Traces made so far; stored ones that were found are not among them."""
+        return self._forecaster.num_traced
+
     def peak_bytes(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
+        recipe = traced(recipe)
+        at = (_key(recipe, sizes), sizes[BATCH])
+        if at not in self._peaks:
+            self._peaks[at] = self._asked_peak(sizes, recipe, verified=at in self._verified)
+        return self._peaks[at]
+
+    def _asked_peak(self, sizes: Mapping[str, int], recipe: Recipe, *, verified: bool) -> Peak:
         from flatout.memory.allocator import simulate
 
-        recipe = traced(recipe)
         if self._profile:
             return self._corrected(sizes, recipe=recipe)
-        found = self._forecaster.what_if(recipe, sizes=sizes)
-        done = simulate(found.trace.events, found.num_bytes)
-        return self._peak(done.peak_allocated_bytes, done.peak_reserved_bytes, recipe, sizes)
+        if _key(recipe, sizes) in self._searched_for and not verified:
+            found = self._forecaster.what_if(recipe, sizes=sizes)
+            done = simulate(found.trace.events, found.num_bytes)
+            return self._peak(done.peak_allocated_bytes, done.peak_reserved_bytes, recipe, sizes)
+        estimate = self._forecaster.estimate(recipe, sizes=sizes)
+        return self._peak(estimate.peak_allocated_bytes, estimate.peak_reserved_bytes, recipe, sizes)
 
     def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
-        key = (_key(traced(recipe), sizes), capacity_bytes)
-        if key not in self._largest:
-            self._largest[key] = self._searched(traced(recipe), sizes, capacity_bytes)
-        return self._largest[key]
+        what = _key(traced(recipe), sizes)
+        if (what, capacity_bytes) not in self._largest:
+            found = self._searched(traced(recipe), sizes, capacity_bytes)
+            self._largest[what, capacity_bytes] = found
+            self._searched_for.add(what)
+            if found.safe is not None:
+                self._verified.add((what, found.safe))
+        return self._largest[what, capacity_bytes]
 
     def step_s(self, sizes: Mapping[str, int], *, recipe: Recipe) -> float | None:
         """Seconds of a micro-batch, carried on from the larger probe in proportion to the batch."""

@@ -73,6 +73,7 @@ class PlayedGpu:
     instances: tuple[PlayedGpu | None, ...] = ()  # MIG slots; None is an empty one
     lost_after: int | None = None  # the number of questions it answers
     num_asked: int = 0
+    gpm: dict[int, float] = field(default_factory=dict)  # performance metrics by number; empty: it has none
 
 
 def played_mig_gpu() -> PlayedGpu:
@@ -134,6 +135,8 @@ class PlayedNvml:
             return self._mig_handle
         if name.startswith("nvmlDevice"):
             return self._question(name)
+        if name in _GPM:
+            return _GPM[name]
         return getattr(BINDINGS, name)
 
     def _system_question(self, name: str) -> Callable[..., Any]:
@@ -164,9 +167,49 @@ class PlayedNvml:
         return asked
 
 
+# Performance metrics (GPM): two samples of a GPU's counters, and figures computed from both.
+
+
+def _gpm_support(gpu: PlayedGpu) -> Any:
+    return SimpleNamespace(isSupportedDevice=int(bool(gpu.gpm)))
+
+
+def _gpm_take(gpu: PlayedGpu, sample: Any) -> Any:
+    gpu.num_asked += 1
+    if gpu.lost_after is not None and gpu.num_asked > gpu.lost_after:
+        _play(LOST, ())
+    sample.gpu = gpu
+    return sample
+
+
+def _gpm_request() -> Any:
+    metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(8)]
+    return SimpleNamespace(version=0, numMetrics=0, sample1=None, sample2=None, metrics=metrics)
+
+
+def _gpm_compute(request: Any) -> Any:
+    known = request.sample2.gpu.gpm
+    for metric in request.metrics[: request.numMetrics]:
+        metric.nvmlReturn = 0 if metric.metricId in known else BINDINGS.NVML_ERROR_NOT_SUPPORTED
+        metric.value = known.get(metric.metricId, 0.0)
+    return request
+
+
+_GPM: dict[str, Callable[..., Any]] = {
+    "nvmlGpmQueryDeviceSupport": _gpm_support,
+    "nvmlGpmSampleAlloc": lambda: SimpleNamespace(gpu=None),
+    "nvmlGpmSampleFree": lambda sample: None,
+    "nvmlGpmSampleGet": _gpm_take,
+    "nvmlGpmMetricsGet": _gpm_compute,
+    "c_nvmlGpmMetricsGet_t": _gpm_request,
+}
+
+
 def _play(answer: Any, arguments: tuple[Any, ...]) -> Any:
     if isinstance(answer, dict):
         answer = answer.get(arguments[0] if arguments else None, NOT_FOUND)
+    if callable(answer):
+        answer = answer(*arguments)
     if isinstance(answer, Refused):
         raise BINDINGS.NVMLError(answer.code)
     if isinstance(answer, Exception):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 import flatout.api
 from flatout.cli.app import application
+from flatout.planner.request import ForecastRequest
 from tests import plans
 
 ON_24GB = ("--model", "pkg:build", "--gpu-memory", "24GB")
@@ -46,7 +47,10 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
 
 
 def test_the_flags_of_fit_are_these() -> None:
-    flags = "model gpu gpu-memory margin profile effective allow choose apply yes ranks mapping knob set json"
+    flags = (
+        "model task make-batch gpu gpu-memory margin profile effective allow choose apply yes ranks mapping"
+    )
+    flags += " knob set lengths no-cache json"
     text = run("fit", "--help").stdout
     assert all(f"--{flag} " in text or f"--{flag}\n" in text for flag in flags.split())
 
@@ -86,7 +90,10 @@ def test_apply_twice_and_undo(conf: Path) -> None:
     before = plans.contents(conf)
     first = run("fit", conf, *ON_24GB, "--apply", "--yes")
     assert first.exit_code == 0
-    assert "flatout: wrote config.yaml; flatout plan undo takes it back" in first.stderr
+    assert (
+        first.stderr
+        == f"flatout: wrote config.yaml; flatout plan undo {conf / 'config.yaml'} takes it back\n"
+    )
     after = plans.contents(conf)
     assert after != before
     second = run("fit", conf, *ON_24GB, "--apply", "--yes")
@@ -165,3 +172,84 @@ def test_an_effective_batch_and_ranks(conf: Path) -> None:
         "the effective batch goes from 128 to 256 (×2); the learning rate 0.0002 is left alone"
         in " ".join(answer.stdout.split())
     )
+
+
+def test_what_cannot_be_written_is_said_before_any_work(
+    conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_asked(request: object) -> object:
+        raise AssertionError("the job was loaded")
+
+    monkeypatch.setattr(flatout.api, "_forecast", not_asked)
+    apply = (*ON_24GB, "--apply", "--yes")
+    (conf / "config.yaml").chmod(0o444)
+    assert "config.yaml is read-only; nothing was written" in one_line(run("fit", conf, *apply))
+    (tmp_path / "link.yaml").symlink_to(conf / "config.yaml")
+    assert "is a symbolic link to" in one_line(run("fit", tmp_path / "link.yaml", *apply))
+    (tmp_path / "alias.yaml").write_text("a: &a 8\nbatch_size: *a\naccumulation: 2\n")
+    assert "is an alias: its characters stand at a" in one_line(run("fit", tmp_path / "alias.yaml", *apply))
+
+
+def test_undo_is_of_the_config_that_is_named(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for path in paths:
+        path.write_text("batch_size: 4\naccumulation: 16\n")
+        assert run("fit", path, *ON_24GB, "--apply", "--yes").exit_code == 0
+    assert run("undo", paths[0]).stdout.startswith("restored a.yaml from ")
+    assert ["batch_size: 4\n" in path.read_text() for path in paths] == [True, False]
+    assert "holds no backup of a.yaml" in one_line(run("undo", paths[0]))
+    assert run("undo", paths[1]).exit_code == 0
+
+
+def test_an_interrupt_while_it_works_says_that_nothing_was_written(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(request: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flatout.api, "_forecast", interrupted)
+    before = plans.contents(conf)
+    result = run("fit", conf, *ON_24GB, "--apply", "--yes")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "flatout: interrupted: nothing was written, and what was traced is kept\n"
+    assert plans.contents(conf) == before
+
+
+def test_the_job_is_asked_for_as_the_flags_say(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ForecastRequest] = []
+
+    def make(request: ForecastRequest) -> plans.ToyForecast:
+        asked.append(request)
+        return plans.ToyForecast()
+
+    monkeypatch.setattr(flatout.api, "_forecast", make)
+    run("show", conf, *ON_24GB, "--task", "masked-lm", "--no-cache")
+    run("fit", conf, *ON_24GB, "--make-batch", "pkg:make")
+    first, second = asked
+    assert (first.task, first.make_batch, first.cache) == ("masked-lm", None, False)
+    assert (second.task, second.make_batch, second.cache) == (None, "pkg:make", True)
+    assert {path.name for path in first.configs} == {"config.yaml", "01_stage.yaml", "02_stage.yaml"}
+    assert first.keys_of is not None
+    assert first.keys_of(["batch_size", "n_negatives"]) == {"data_loader.batch_size", "n_negatives"}
+
+
+def test_lengths_decide_and_are_told(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"batch_size": 8, "n_negatives": 1, "length": 16}
+    monkeypatch.setattr(flatout.api, "_forecast", plans.toy_maker(sizes=sizes))
+    (tmp_path / "lengths.csv").write_text("length,count\n10,90\n100,10\n")
+    for verb in ("show", "fit"):
+        answer = run(verb, conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv")
+        words = " ".join(answer.stdout.split())
+        assert "lengths of 100 sequences (lengths.csv): - batches of" in words
+        assert "reach 100" in words
+    shown = run("show", conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv").stdout
+    assert "the longest of 100 in lengths.csv" in shown
+    (tmp_path / "lengths.csv").write_text("none\nat all\n")
+    line = one_line(run("fit", conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv"))
+    assert "line 2: 'at all' is no length" in line
+
+
+def test_a_job_without_a_length_cannot_take_lengths(conf: Path, tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("10\n")
+    line = one_line(run("show", conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv"))
+    assert "the job has no size 'length'" in line

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flatout.api import ConfigFit, ConfigPlan, PlanOptions, fit_config, plan_config
+from flatout.api import fit_config, plan_config
 from flatout.cli.render_plan import render_fit, render_overview
+from flatout.planner.answers import ConfigFit, ConfigPlan, PlanOptions
 from tests import plans
 
 
@@ -84,3 +85,29 @@ def test_a_diff_is_coloured_on_a_terminal_and_harmless_there(conf: Path) -> None
     text = render_fit(fit, fit.edits(), console=console(100, colour=True))
     assert "\x1b[32m+  batch_size: 16" in text
     assert "\u202e" not in text
+
+
+def test_a_line_of_the_diff_is_never_cut_or_wrapped(conf: Path) -> None:
+    path = conf / "config.yaml"
+    long = b"# per device, and " + b"ever so much " * 12 + b"more"
+    path.write_bytes(path.read_bytes().replace(b"# per device", long))
+    fit = fitted(conf)
+    text = render_fit(fit, fit.edits(), console=console(60))
+    assert (
+        f"\n-  batch_size: 4          {long.decode()}\n+  batch_size: 16          {long.decode()}\n" in text
+    )
+
+
+def test_the_chosen_batch_is_shown_for_every_stage(conf: Path) -> None:
+    for name in ("03_stage", "04_stage"):
+        (conf / "curriculum" / f"{name}.yaml").write_text("n_positives: 16\nn_negatives: 8\n")
+    text = " ".join(render_fit(fitted(conf), (), console=console()).split())
+    assert "largest batch by stage: 01_stage 13.1 GiB (59 %), 02_stage to 04_stage " in text
+    overview = " ".join(render_overview(shown(conf), console=console()).split())
+    assert "n_negatives 24 / 8 n_negatives (01_stage.yaml:3 to 04_stage.yaml:2)" in overview
+
+
+def test_evaluation_says_what_it_needs(conf: Path) -> None:
+    text = " ".join(render_fit(fitted(conf), (), console=console()).split())
+    assert "evaluation: batch 16 needs " in text
+    assert "it has no size of its own and uses the batch of training" in text

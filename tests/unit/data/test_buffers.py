@@ -1,23 +1,44 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.data.buffers import ALIGNMENT_BYTES, Buffers
+from flatout.data.buffers import ALIGNMENT_BYTES, KEPT_BYTES, Buffers
 
 
-def test_fresh_memory_by_default() -> None:
+def test_fresh_memory_where_none_is_kept() -> None:
     buffers = Buffers(pinned=False, reuse=0)
-    assert buffers.plain
+    assert buffers.plain(0) and buffers.plain(1 << 30)
     assert buffers.empty("x", (2, 3), torch.bfloat16).shape == (2, 3)
+
+
+def test_large_fields_are_kept_where_no_number_is_given() -> None:
+    buffers = Buffers(pinned=False, reuse=None)
+    assert buffers.plain(KEPT_BYTES - 1) and not buffers.plain(KEPT_BYTES)
+    addresses = {buffers.empty("x", (KEPT_BYTES,), torch.uint8).data_ptr() for _ in range(5)}
+    assert len(addresses) == 1
+    held = [buffers.empty("x", (KEPT_BYTES,), torch.uint8) for _ in range(4)]
+    assert len({tensor.data_ptr() for tensor in held}) == 4
+
+
+def test_threads_get_buffers_of_their_own() -> None:
+    buffers = Buffers(pinned=False, reuse=4)
+
+    def fill(number: int) -> bool:
+        values = buffers.empty("x", (256,), torch.int64).fill_(number)
+        return bool((values == number).all())
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert all(pool.map(fill, range(400)))
 
 
 def test_a_buffer_in_use_is_never_handed_out() -> None:
     buffers = Buffers(pinned=False, reuse=2)
-    assert not buffers.plain
+    assert not buffers.plain(0)
     held = [buffers.empty("x", (8,), torch.int64).fill_(number) for number in range(5)]
     assert len({tensor.data_ptr() for tensor in held}) == 5
     assert [tensor[0].item() for tensor in held] == [0, 1, 2, 3, 4]
@@ -56,7 +77,7 @@ def test_kept_buffers_do_not_travel() -> None:
     buffers = Buffers(pinned=False, reuse=3)
     buffers.empty("x", (1 << 20,), torch.int8)
     assert len(pickle.dumps(buffers)) < 1000
-    assert not pickle.loads(pickle.dumps(buffers)).plain  # noqa: S301
+    assert not pickle.loads(pickle.dumps(buffers)).plain(0)  # noqa: S301
 
 
 class Shared:

@@ -134,6 +134,12 @@ def test_scalars_may_be_arrays_or_tensors_and_take_a_dtype() -> None:
     assert batch["b"].dtype == torch.int32 and batch["b"].tolist() == [3, 4]
 
 
+def test_tensors_of_one_number_keep_their_value_beside_other_kinds() -> None:
+    batch = PadCollate()([(torch.tensor(1), torch.tensor(2.5)), (torch.tensor(1.5), 3), (2, np.float64(0.1))])
+    assert batch[0].tolist() == [1, 1.5, 2]
+    assert batch[1].dtype == torch.float64 and batch[1].tolist() == [2.5, 3, 0.1]
+
+
 def test_a_kept_batch_is_never_overwritten() -> None:
     collate = PadCollate(reuse=2)
     kept = [collate([{"x": np.full(4, number)}, {"x": np.full(2, number)}]) for number in range(6)]

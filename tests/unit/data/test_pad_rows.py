@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data import pad_rows
+from flatout.data import buffers, pad_rows
 from flatout.data.buffers import Buffers
 from flatout.data.pad_rows import PadRows, mask_of, pad_lists
 from flatout.data.padding import Pad
@@ -34,7 +34,9 @@ def reference(column: list[Any], pad: Pad) -> Any:
 def columns(draw: st.DrawFn) -> list[Any]:
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     trailing = draw(st.sampled_from([(), (1,), (2,), (3, 2), (0,)]))
-    lengths = draw(st.lists(st.integers(0, 12), min_size=1, max_size=6))
+    counts = st.lists(st.integers(0, 12), min_size=1, max_size=6)
+    equal = st.builds(lambda n, length: [length] * n, st.integers(1, 6), st.integers(0, 12))
+    lengths = draw(counts | equal)
     random = np.random.default_rng(draw(st.integers(0, 99)))
     arrays = [(random.random((n, *trailing)) * 9).astype(dtype) for n in lengths]
     if draw(st.booleans()):  # not contiguous
@@ -54,12 +56,14 @@ pads = st.builds(
 
 @pytest.mark.parametrize("joined_row_bytes", [0, 1 << 40])
 @pytest.mark.parametrize("parallel_elements", [1, 1 << 40])
-@pytest.mark.parametrize("reuse", [0, 1])
+@pytest.mark.parametrize("reuse", [0, 1, None])
 def test_every_way_gives_the_reference(
-    joined_row_bytes: int, parallel_elements: int, reuse: int, monkeypatch: pytest.MonkeyPatch
+    joined_row_bytes: int, parallel_elements: int, reuse: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pad_rows, "JOINED_ROW_BYTES", joined_row_bytes)
     monkeypatch.setattr(pad_rows, "PARALLEL_ELEMENTS", parallel_elements)
+    monkeypatch.setattr(buffers, "KEPT_BYTES", 64)
+    monkeypatch.setattr(pad_rows, "KEPT_BYTES", 64 if reuse is None else 1 << 20)
     pad_column = PadRows(Buffers(pinned=False, reuse=reuse))
 
     @given(column=columns(), pad=pads)
@@ -101,6 +105,36 @@ def test_mixed_dtypes_become_the_one_asked_for() -> None:
     assert values.tolist() == [[1.0, 0.0], [2.5, 3.0]]
 
 
+ORDERS = [[2, 2], [2, 1]]  # rows of each sample: stacked, concatenated
+
+
+@pytest.mark.parametrize("reuse", [0, 1])
+@pytest.mark.parametrize("rows", ORDERS)
+def test_the_batch_has_the_dtype_of_sample_0_if_that_holds_the_others(rows: list[int], reuse: int) -> None:
+    wide, narrow = torch.full((rows[0],), 2**40), torch.ones(rows[1], dtype=torch.int32)
+    for column in ([wide, narrow], [wide.numpy(), narrow.numpy()]):
+        values, _ = PadRows(Buffers(pinned=False, reuse=reuse))(column, pad=Pad(), field="x")
+        assert values.dtype == torch.int64
+        assert values.tolist() == [[2**40, 2**40], [1] * rows[1] + [0] * (2 - rows[1])]
+    with pytest.raises(BadInput, match=r"sample 1 has dtype torch.int64, that of sample 0 torch.int32"):
+        PadRows(Buffers(pinned=False, reuse=reuse))([narrow, wide], pad=Pad(), field="x")
+
+
+@pytest.mark.parametrize("rows", ORDERS)
+def test_tensors_of_several_dtypes_become_the_one_asked_for(rows: list[int]) -> None:
+    column = [torch.full((rows[0],), 2**24 + 1), torch.full((rows[1],), 1.5, dtype=torch.bfloat16)]
+    values, _ = make()(column, pad=Pad(dtype=torch.float64), field="x")
+    assert values.dtype == torch.float64 and values[0, 0] == 2**24 + 1 and values[1, 0] == 1.5
+
+
+def test_unsigned_dtypes_do_not_mix() -> None:
+    column = [np.zeros(2, np.uint32), np.zeros(2, np.uint16)]
+    with pytest.raises(BadInput, match="sample 1 has dtype uint16, that of sample 0 uint32"):
+        make()(column, pad=Pad(), field="x")
+    same, _ = make()([torch.from_numpy(column[0])] * 2, pad=Pad(), field="x")
+    assert same.dtype == torch.uint32 and same.shape == (2, 2)
+
+
 def test_bfloat16_samples() -> None:
     column = [torch.tensor([1.5, 2.0]).bfloat16(), torch.tensor([3.0]).bfloat16()]
     for pad in (Pad(), Pad(dtype=torch.float32)):
@@ -110,9 +144,11 @@ def test_bfloat16_samples() -> None:
 
 
 def test_samples_with_gradients_are_copied_without() -> None:
-    column = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
-    values, _ = make()(column, pad=Pad(), field="x")
-    assert not values.requires_grad and values.sum() == 5
+    for rows in (2, 3):
+        column = [torch.ones(2), torch.ones(rows, requires_grad=True)]
+        values, _ = make()(column, pad=Pad(), field="x")
+        assert not values.requires_grad and values.sum() == 2 + rows
+        torch.nn.Parameter(torch.ones(1)).mul(values).sum().backward()  # and a model can use them
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.hardware.cgroup import CgroupLimits, read_limits
+from flatout.hardware.cgroup import CgroupLimits, LimitingGroups, limiting_groups, read_limits
 
 V2_MOUNT = "32 23 0:28 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (
@@ -151,3 +151,43 @@ def test_the_result_is_the_smallest_quota_of_any_depth(
     limits = version_2(root, group=f"/{folders[-1]}", files=files)
     set_quotas = [quota / 100_000 for quota in quotas if quota is not None]
     assert limits.cores == min(set_quotas, default=None)
+
+
+def test_the_group_with_the_tightest_quota_is_read_again_and_again(tmp_path: Path) -> None:
+    version_2(
+        tmp_path,
+        group="/outer/inner",
+        files={
+            "outer/cpu.max": "100000 100000\n",
+            "outer/cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
+            "outer/inner/cpu.max": "300000 100000\n",
+            "outer/inner/memory.max": "1000\n",
+            "outer/inner/memory.current": "600\n",
+        },
+    )
+    groups = limiting_groups(tmp_path)
+    assert (groups.cores, groups.memory_bytes) == (1.0, 1000)
+    assert (groups.cpu_used_s(), groups.memory_used_bytes()) == (2.5, 600)
+    (tmp_path / "sys/fs/cgroup/outer/cpu.stat").write_text("usage_usec 3000000\n")
+    assert groups.cpu_used_s() == 3.0
+
+
+def test_version_1_counts_nanoseconds_in_the_twin_controller(tmp_path: Path) -> None:
+    version_1(
+        tmp_path,
+        group="/",
+        files={
+            "cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
+            "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "cpu,cpuacct/cpuacct.usage": "1500000000\n",
+        },
+    )
+    assert limiting_groups(tmp_path).cpu_used_s() == 1.5
+
+
+def test_groups_without_limits_tell_no_use(tmp_path: Path) -> None:
+    groups = limiting_groups(tmp_path)
+    assert groups == LimitingGroups()
+    assert (groups.cpu_used_s(), groups.memory_used_bytes()) == (None, None)
+    version_2(tmp_path, group="/", files={"cpu.max": "100000 100000\n", "cpu.stat": "usage_usec many\n"})
+    assert limiting_groups(tmp_path).cpu_used_s() is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.hardware.datasheet import DTYPES, Datasheet
-from flatout.hardware.datasheet_rows import ROWS
+from flatout.hardware.datasheet_rows import MULTIPROCESSORS, ROWS
 from flatout.hardware.matching import plain_name
 
 CAPABILITIES = {
@@ -143,3 +143,17 @@ def test_fp32_is_cores_times_clock(name: str, cores_and_clock: tuple[int, int]) 
 def test_bandwidth_is_bus_width_times_rate(name: str, bus: tuple[int, float]) -> None:
     bits, transfers_per_s = bus
     assert BY_NAME[name].bandwidth_bytes_per_s == pytest.approx(bits / 8 * transfers_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.vendor == "NVIDIA"], ids=lambda row: row.name)
+def test_cores_come_in_whole_multiprocessors(row: Datasheet) -> None:
+    cores = 64 if row.compute_capability in ("6.0", "7.0", "7.5", "8.0") else 128
+    count = MULTIPROCESSORS[row.name]
+    if row.name in CORES_AND_CLOCKS:
+        assert CORES_AND_CLOCKS[row.name][0] == count * cores
+    clock_hz = row.peak_flops["fp32"] / (2 * cores * count)
+    assert 0.9e9 < clock_hz < 2.8e9
+
+
+def test_multiprocessors_are_of_rows_of_the_table() -> None:
+    assert set(MULTIPROCESSORS) == {row.name for row in ROWS if row.vendor == "NVIDIA"}

@@ -86,7 +86,7 @@ class Reference:
 
     def best_fit(self, size: int) -> tuple[Segment, Block] | None:
         free = [
-            (block.size, number, segment.place(block), segment, block)
+            (block.size, -number, segment.place(block), segment, block)  # later segments lie lower
             for number, segment in enumerate(self.segments)
             if segment.is_small == (size <= MIB)
             for block in segment.blocks

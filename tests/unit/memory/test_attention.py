@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.memory.attention import (
     CUDNN_BACKWARD,
@@ -13,7 +13,8 @@ from flatout.memory.attention import (
     FLASH_BACKWARD,
     backward_workspace,
 )
-from tests.small_jobs import under_rules
+from flatout.memory.job import Recipe
+from tests.small_jobs import job_of, traced, under_rules
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 
@@ -29,6 +30,7 @@ def attend(dtype: torch.dtype, mask: str | None = None, grouped: bool = False, w
         None: None,
         "bool": torch.ones(2, 1, 128, 128, dtype=torch.bool),
         "trained": torch.empty(2, 8, 128, 128, dtype=dtype, requires_grad=mask == "trained"),
+        "strided": torch.empty(2, 128, 128, 8, dtype=dtype).permute(0, 3, 1, 2),
     }
     result = F.scaled_dot_product_attention(x, key, key, attn_mask=masks[mask], enable_gqa=grouped)
     result.sum().backward()
@@ -46,7 +48,9 @@ def attend(dtype: torch.dtype, mask: str | None = None, grouped: bool = False, w
         (HOPPER, torch.float32, None, False, "efficient"),
         (HOPPER, torch.float32, "bool", False, "efficient"),
         (HOPPER, torch.float32, None, True, "math"),
-        (HOPPER, torch.bfloat16, "trained", False, "math"),
+        (HOPPER, torch.bfloat16, "trained", False, "efficient"),
+        (HOPPER, torch.bfloat16, "strided", False, "math"),
+        (HOPPER, torch.float32, "strided", False, "math"),
         (AMPERE, torch.float16, None, False, "flash"),
         (AMPERE, torch.float16, "bool", False, "efficient"),
         (TURING, torch.float16, None, False, "efficient"),
@@ -62,6 +66,18 @@ def test_the_kernel_is_the_one_the_gpu_has(
     scores = 2 * 8 * 128 * 128 * dtype.itemsize
     kept = [size for size in made.sizes_of("softmax") if size >= scores]
     assert bool(kept) is (kernel == "math")  # only then the matrix of scores is there
+
+
+def test_a_plain_attention_adds_its_mask_in_place() -> None:
+    def attended(model: nn.Module, x: Tensor) -> Tensor:
+        mask = torch.empty(2, 128, 128, 8).permute(0, 3, 1, 2)
+        return F.scaled_dot_product_attention(model(x), x, x, mask).sum()
+
+    job = job_of(nn.Identity, lambda batch_size: torch.randn(2, 8, 128, 64), loss=attended)
+    trace = traced(job, Recipe(mode="evaluate"))
+    scores = [storage.op for storage in trace.storages if storage.num_bytes == 2 * 8 * 128 * 128 * 4]
+    assert "aten.bmm.default" in scores
+    assert "aten.add.Tensor" not in scores
 
 
 def test_an_odd_width_is_padded_for_flash_and_cut_again() -> None:

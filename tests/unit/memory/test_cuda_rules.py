@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -52,6 +54,36 @@ def test_autocast_casts_what_cuda_casts() -> None:
         "mse_loss": FLOAT,
         "promoted": FLOAT,
     }
+
+
+def evaluate_layer() -> list[bool]:
+    layer = nn.TransformerEncoderLayer(64, 4, batch_first=True).eval()
+    x = torch.empty(2, 8, 64)
+    with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
+        answers = [torch.is_autocast_enabled(), torch.is_autocast_enabled("cuda")]
+        layer(x)
+    return [*answers, torch.is_autocast_enabled()]
+
+
+def test_code_that_asks_whether_autocast_is_on_goes_the_way_it_goes_on_cuda() -> None:
+    made = under_rules(evaluate_layer)
+    assert made.result == [True, False, False]
+    assert not made.sizes_of("transformer_encoder_layer")  # the fast path, which autocast excludes
+
+
+def test_questions_about_loaded_libraries_import_nothing() -> None:
+    def asked() -> list[str]:
+        class Lazy(types.ModuleType):
+            def __getattr__(self, name: str) -> object:
+                raise AssertionError(f"asked for {name}")
+
+        plain = types.ModuleType("transformers.plain")
+        vars(plain)["is_tracing"] = lambda: True
+        sys.modules.update({"transformers.lazy": Lazy("transformers.lazy"), "transformers.plain": plain})
+        cuda_rules.after_imports()
+        return [str(vars(plain)["is_tracing"]())]
+
+    assert run_in_child(asked) == ["False"]
 
 
 def drop(train: bool) -> list[int]:

@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 
 from flatout.memory.formulas import (
     FORMULAS,
-    SMALL_PROBLEM,
     SORTED_FROM,
-    SPLIT_BYTES,
     Formula,
     partial_sums,
     pieces_of_a_table,
     sorted_indices,
-    split_sums,
 )
 
 H200_MULTIPROCESSORS = 132
@@ -57,13 +54,8 @@ def test_a_table_of_one_row_is_summed_in_pieces_of_ten_rows(count: int, num_rows
     assert pieces_of_a_table(count, num_rows, width) >= 4 * width * (count // 10)
 
 
-def test_a_weight_gradient_of_a_large_problem_takes_more() -> None:
-    assert split_sums(SMALL_PROBLEM, 1000) == 1000 + SPLIT_BYTES
-    assert split_sums(SMALL_PROBLEM - 1, 1000) < split_sums(SMALL_PROBLEM, 1000)
-
-
 def test_a_formula_is_evaluated_from_its_counts() -> None:
     formula = Formula("partial sums", (3072, 32768, H200_MULTIPROCESSORS))
     assert formula.num_bytes == 138_412_032
     assert formula._replace(counts=(3072, 8, H200_MULTIPROCESSORS)).num_bytes == 0
-    assert {"partial sums", "sorted indices", "pieces of a table", "split sums"} == set(FORMULAS)
+    assert {"partial sums", "sorted indices", "pieces of a table"} == set(FORMULAS)

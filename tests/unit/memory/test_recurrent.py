@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.small_jobs import under_rules
+from flatout.memory.recurrent import DROPOUT_STATE_BYTES
+from tests.small_jobs import job_of, traced, under_rules
 
 STEPS, BATCH, WIDTH, HIDDEN = 64, 16, 128, 256
 EMPTY = "empty"
@@ -55,6 +56,24 @@ def test_evaluation_keeps_no_reserve() -> None:
     made = under_rules(lambda: run(nn.LSTM, False))
     assert 5_243_136 not in made.sizes_of(EMPTY)
     assert made.result[0] == (STEPS, BATCH, HIDDEN)
+
+
+def test_dropout_takes_the_state_of_its_generator_once_and_for_good() -> None:
+    kinds = {"dropout": 0.2, "num_layers": 2}
+    twice = under_rules(lambda: [run(nn.LSTM, **kinds), run(nn.GRU, **kinds)])
+    assert twice.sizes_of(EMPTY).count(DROPOUT_STATE_BYTES) == 1
+    for options in ({"num_layers": 2}, {"train": False, **kinds}):
+        made = under_rules(lambda options=options: run(nn.LSTM, **options))
+        assert DROPOUT_STATE_BYTES not in made.sizes_of(EMPTY)
+    job = job_of(
+        lambda: nn.LSTM(WIDTH, HIDDEN, **kinds),
+        lambda batch_size: torch.randn(STEPS, batch_size, WIDTH),
+        loss=lambda model, x: model(x)[0].sum(),
+    )
+    trace = traced(job)
+    (state,) = [at for at, each in enumerate(trace.storages) if each.num_bytes == DROPOUT_STATE_BYTES]
+    assert trace.storages[state].component == "workspaces"
+    assert ~state not in trace.events
 
 
 def in_half_precision() -> None:

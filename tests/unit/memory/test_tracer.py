@@ -103,6 +103,23 @@ def test_a_shared_weight_has_one_gradient() -> None:
     assert table_bytes not in [each.num_bytes for each in sums]
 
 
+def test_gradients_meet_in_place_in_whatever_order_their_dimensions_lie() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x.to(memory_format=torch.channels_last))
+            return hidden.sin() + self.second(hidden).sin()
+
+    trace = traced(job_of(Residual, lambda batch_size: torch.randn(batch_size, 16, 24, 24)))
+    image_bytes = 8 * 16 * 24 * 24 * 4
+    met = [each.op for each in trace.storages if each.phase == "backward" and each.num_bytes == image_bytes]
+    assert met
+    assert "aten.add.Tensor" not in met
+
+
 def test_accumulation_keeps_one_set_of_gradients() -> None:
     once, thrice = (language_model(Recipe(accumulation=count)) for count in (1, 3))
     assert kept(thrice)["gradients"] == kept(once)["gradients"] == 4 * once.num_parameters

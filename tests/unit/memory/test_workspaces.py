@@ -14,66 +14,10 @@ from flatout.memory.workspaces import Workspaces
 
 aten = torch.ops.aten
 MIB = 1 << 20
-CONVOLUTION = aten.convolution.default
-CONVOLUTION_BACKWARD = aten.convolution_backward.default
 
 
-def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, channels_last: bool = False) -> Tensor:
-    made = torch.empty(shape, dtype=dtype, device="meta")
-    return made.to(memory_format=torch.channels_last) if channels_last else made
-
-
-def convolution(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0, groups: int = 1) -> Any:
-    args = (x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
-    return Workspaces().of(CONVOLUTION, args, {})
-
-
-def convolution_backward(x: Tensor, weight: Tensor, *, groups: int = 1, padding: int = 1) -> Any:
-    gradient = aten.convolution(x, weight, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], groups)
-    spans = ([1, 1], [padding] * 2, [1, 1])
-    args = (gradient, x, weight, None, *spans, False, [0, 0], groups, [True, True, False])
-    return Workspaces().of(CONVOLUTION_BACKWARD, args, {})
-
-
-def test_a_convolution_copies_input_output_and_weight_as_measured() -> None:
-    x, weight = meta(32, 64, 56, 56), meta(64, 64, 3, 3)
-    ((num_bytes,),) = convolution(x, weight, padding=1)
-    assert num_bytes == 2 * (2 * x.numel() + weight.numel())
-    assert num_bytes / MIB == pytest.approx(24.57, abs=0.005)
-
-
-def test_nothing_is_copied_that_lies_channels_last_or_is_a_plain_product() -> None:
-    assert convolution(meta(8, 64, 56, 56, channels_last=True), meta(64, 64, 3, 3)) == ()
-    assert convolution(meta(8, 64, 56, 56), meta(64, 64, 1, 1)) == ()
-    assert convolution(meta(8, 64, 56, 56), meta(64, 1, 3, 3), groups=64) == ()
-    assert convolution(meta(8, 3, 56, 56, dtype=torch.float32), meta(64, 3, 4, 4), stride=4) == ()
-
-
-def test_few_channels_are_padded_to_eight_in_half_precision() -> None:
-    x, weight = meta(8, 3, 56, 56, channels_last=True), meta(64, 3, 3, 3)
-    ((num_bytes,),) = convolution(x, weight)
-    assert num_bytes == 2 * (8 * 8 * 56 * 56 + weight.numel())
-    wide = meta(8, 3, 56, 56, dtype=torch.float32, channels_last=True)
-    assert convolution(wide, meta(64, 3, 3, 3, dtype=torch.float32)) == ()
-
-
-def test_strides_and_padding_size_the_copy_of_the_output() -> None:
-    x, weight = meta(2, 16, 20, 20), meta(32, 16, 3, 3)
-    ((num_bytes,),) = convolution(x, weight, stride=2, padding=1)
-    assert num_bytes == 2 * (x.numel() + 2 * 32 * 10 * 10 + weight.numel())
-
-
-def test_a_backward_copies_for_the_input_and_then_sums_for_the_weight() -> None:
-    x, weight = meta(32, 64, 56, 56), meta(64, 64, 3, 3)
-    copies = 2 * (2 * x.numel() + weight.numel())
-    assert convolution_backward(x, weight) == (
-        (copies,),
-        (Formula("split sums", (32 * 56 * 56, copies)),),
-    )
-    last = meta(32, 64, 56, 56, channels_last=True)
-    assert convolution_backward(last, weight) == ((Formula("split sums", (32 * 56 * 56, 0)),),)
-    assert convolution_backward(x, meta(64, 1, 3, 3), groups=64) == ()
-    assert convolution_backward(x, meta(64, 64, 1, 1), padding=0) == ((32 * 64 * 64 * 4,),)
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def test_the_gradient_of_a_bias_is_summed_in_parts() -> None:
@@ -97,6 +41,29 @@ def test_the_backward_of_softmax_holds_a_product() -> None:
     assert Workspaces().of(aten._softmax_backward_data.default, (x, x, -1, x.dtype), {}) == (
         (2 * x.numel(),),
     )
+
+
+def test_a_softmax_that_seeks_masked_rows_holds_a_byte_for_each_score() -> None:
+    x = meta(4, 8, 16)
+    assert Workspaces().of(aten._safe_softmax.default, (x, -1), {}) == ((x.numel(),),)
+
+
+def test_a_layer_norm_copies_what_does_not_lie_in_rows() -> None:
+    x, turned = meta(8, 14, 14, 96), meta(8, 96, 14, 14).permute(0, 2, 3, 1)
+    forward, backward = aten.native_layer_norm.default, aten.native_layer_norm_backward.default
+    assert Workspaces().of(forward, (x, [96], None, None, 1e-6), {}) == ()
+    assert Workspaces().of(forward, (turned, [96], None, None, 1e-6), {}) == ((2 * x.numel(),),)
+    assert Workspaces().of(backward, (turned, turned, [96]), {}) == ((2 * x.numel(), 2 * x.numel()),)
+
+
+def test_the_weight_gradient_of_a_convolution_depends_on_the_gpu() -> None:
+    x, weight = meta(8, 64, 56, 56), meta(64, 64, 3, 3)
+    args = (x, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
+    small, large = (
+        Workspaces(num_multiprocessors=count).of(aten.convolution_backward.default, args, {})
+        for count in (40, 132)
+    )
+    assert large[0][0] - small[0][0] == (13 - 4) * weight.numel() * 4
 
 
 @pytest.mark.parametrize("func", sorted(attention.BACKWARDS, key=str))

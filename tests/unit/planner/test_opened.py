@@ -48,3 +48,18 @@ def test_a_mapping_file_by_name(tmp_path: Path) -> None:
         opened.settings(ranks=0)
     with pytest.raises(BadInput, match="no mapping file at"):
         open_config(conf, mapping_file=tmp_path / "absent.toml")
+
+
+def test_what_else_stages_differ_in_is_known(tmp_path: Path) -> None:
+    conf = write_curriculum(tmp_path)
+    opened = open_config(conf)
+    assert opened.other_differences(["n_positives", "n_negatives"]) == ()
+    assert opened.other_differences(["n_negatives"]) == ("n_positives",)
+    (conf / "curriculum" / "02_stage.yaml").write_text("n_negatives: 8\nmodel: {lora: {r: 16}}\n")
+    assert open_config(conf).other_differences(["n_negatives"]) == ("model.lora.r", "n_positives")
+
+
+def test_the_keys_of_knobs_are_found_and_two_candidates_are_none(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("batch_size: 4\na: {lr: 1}\nb: {lr: 2}\nmax_length: 8\n")
+    opened = open_config(tmp_path / "c.yaml")
+    assert opened.keys_of(["batch_size", "learning_rate", "length", "absent"]) == {"batch_size", "max_length"}

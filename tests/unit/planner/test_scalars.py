@@ -88,7 +88,7 @@ def test_several_at_once_in_a_config_with_real_dirt() -> None:
 
 def test_an_anchor_that_others_use_is_changed_with_a_warning() -> None:
     done = edit_scalars(parse("a: &x 1\nb: *x\nc: *x\n"), {"a": 2})
-    assert done.warnings == ("2 other value(s) of c are aliases of a and change with it",)
+    assert done.warnings == ("2 other values of c follow a through an alias and change with it",)
     assert yaml.safe_load(done.text) == {"a": 2, "b": 2, "c": 2}
 
 
@@ -230,3 +230,19 @@ def check_edit(text: str, key: str, value: Any, *, format: Format) -> None:  # n
         loaded = loaded[part]
     if scalar.quotes == "plain" and "!!str" not in text[: scalar.start].rpartition("\n")[2]:
         assert loaded == value and type(loaded) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("line", "speaks"),
+    [
+        ("a: 16   # effective batch: 4 x 16 = 64", True),
+        ("a: 16   # of 160 rows, 1.16 each", False),
+        ("a: 16", False),
+        ("a: 16   # rows", False),
+    ],
+)
+def test_a_comment_that_names_the_old_value_is_pointed_out(line: str, speaks: bool) -> None:
+    text = f"{line}\nb: 16  # 16\n"
+    edited = edit_scalars(parse_document(text, name="c", format="yaml"), {"a": 8})
+    assert edited.text == text.replace("a: 16", "a: 8", 1)
+    assert edited.warnings == (("the comment beside a (c:1) speaks of 16",) if speaks else ())

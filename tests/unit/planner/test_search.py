@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput, BatchDoesNotFit
-from flatout.planner.search import SAFEST_SHARE, GroupSearch
+from flatout.memory.forecast import SCATTER
+from flatout.memory.job import Recipe
+from flatout.planner.forecast import LargestBatch, Peak
+from flatout.planner.progress import Progress
+from flatout.planner.search import SAFEST_SHARE, GroupSearch, expected_traces
 from flatout.planner.settings import StageSettings
+from flatout.planner.show import evaluation_recipe
 from flatout.planner.suggestions import GroupFit, Suggestion, Wish
 from tests import plans
 from tests.plans import GIB, ToyForecast
@@ -109,10 +115,11 @@ def test_without_accumulation_more_fits_and_that_is_used() -> None:
     """In one piece no gradients wait: 8 in one step fit where 8 of several do not."""
     forecast = ToyForecast(weights_bytes=4 * GIB)
     usable = forecast.peak_bytes({"batch_size": 8, "n_negatives": 1}, recipe=plans.stage(8, 1).recipe)
-    group = search(plans.stage(4, 2), usable_gib=usable.process_bytes / GIB, forecast=forecast)
+    usable_gib = usable.process_bytes / GIB / (1 - SCATTER)
+    group = search(plans.stage(4, 2), usable_gib=usable_gib, forecast=forecast)
     assert (group.safe, group.suggestion(None).batch_size) == (8, 8)
-    with pytest.raises(BatchDoesNotFit):  # nine have to be accumulated, and not even one of them fits
-        search(plans.stage(9, 1), usable_gib=usable.process_bytes / GIB, forecast=forecast)
+    with pytest.raises(BatchDoesNotFit):  # eleven have to be accumulated, and not even one of them fits
+        search(plans.stage(11, 1), usable_gib=usable_gib, forecast=forecast)
 
 
 def test_a_prime_effective_batch_is_refused_with_the_nearest() -> None:
@@ -210,7 +217,10 @@ def test_evaluation_through_the_loader_of_training_bounds_the_batch() -> None:
     own = dataclasses.replace(stage, eval_batch_size=plans.setting(1, "eval_batch_size"))
     forecast = ToyForecast(evaluation_share=1.0)
     assert search(stage, forecast=forecast).safe < search(own, forecast=forecast).safe
-    assert search(stage, forecast=forecast).safe == search(stage, forecast=forecast).evaluation.largest_safe
+    bound = forecast.largest_batch(
+        {"batch_size": 1, "n_negatives": 1}, recipe=evaluation_recipe(stage), capacity_bytes=20 * GIB
+    )
+    assert search(stage, forecast=forecast).safe == bound.safe
 
 
 def test_nothing_fits_unless_checkpointing_is_asked_for() -> None:
@@ -232,3 +242,85 @@ def test_an_allowed_size_is_lowered_only_where_it_must_be() -> None:
     value = group.lowered["01"]["n_negatives"]
     assert 4 < value < 200
     assert group.suggestion(None).peak.process_bytes <= 8 * GIB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountedForecast(ToyForecast):
+    """Keeps what it was asked."""
+
+    searched: list[tuple[int, str, bool]] = dataclasses.field(default_factory=list)
+    peaks: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
+        self.searched.append((sizes["n_negatives"], recipe.mode, recipe.checkpointing))
+        plain = ToyForecast(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(ToyForecast)}
+        )
+        return plain.largest_batch(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
+
+    def peak_bytes(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
+        self.peaks.append((sizes["n_negatives"], sizes["batch_size"]))
+        return super().peak_bytes(sizes, recipe=recipe)
+
+
+def test_a_curriculum_is_searched_at_its_worst_stage_and_checked_at_the_others() -> None:
+    stages = [
+        plans.stage(4, 16, name=f"0{number}", sizes={"n_negatives": count})
+        for number, count in enumerate((24, 8, 8, 8, 8))
+    ]
+    forecast = CountedForecast()
+    group = search(*stages, forecast=forecast)
+    # The same batch with several accumulated and with the configured number of them is one search.
+    assert set(forecast.searched) == {(24, "train", False), (24, "train", True)}
+    best = group.suggestion(None)
+    assert {batch for count, batch in forecast.peaks if count == 8} == {best.batch_size}
+    assert list(best.peaks) == [stage.name for stage in stages]
+    assert best.peaks["01"].process_bytes < best.peaks["00"].process_bytes == best.peak.process_bytes
+
+
+def test_a_stage_that_only_seemed_to_need_less_is_searched_too() -> None:
+    """A size that saves memory the larger it is, as patches do."""
+    stages = [
+        plans.stage(4, 16, name=name, sizes={"n_negatives": count}) for name, count in (("01", 24), ("02", 8))
+    ]
+    inverse = ToyForecast(sample_bytes=2 * GIB, negative_bytes=-32 * plans.MIB)
+    group = search(*stages, forecast=inverse)
+    assert group.suggestion(None).worst_stage == "02"
+    assert group.safe == search(stages[1], forecast=inverse).safe
+
+
+def test_evaluation_is_searched_only_where_it_has_a_size_of_its_own() -> None:
+    shared, own = CountedForecast(), CountedForecast()
+    assert search(plans.stage(4, 16), forecast=shared).evaluation.largest_safe is None
+    assert search(plans.stage(4, 16, eval_batch_size=8), forecast=own).evaluation.largest_safe is not None
+    assert not any(mode == "evaluate" for _, mode, _ in shared.searched)
+    assert any(mode == "evaluate" for _, mode, _ in own.searched)
+
+
+def test_what_is_expected_is_what_is_asked() -> None:
+    said: list[str] = []
+
+    class Speaking(ToyForecast):
+        def peak_bytes(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
+            progress.work("tracing")
+            return super().peak_bytes(sizes, recipe=recipe)
+
+    stages = tuple(
+        plans.stage(name=name, sizes={"n_negatives": count}) for name, count in (("01", 24), ("02", 8))
+    )
+    progress = Progress(said.append, clock=lambda: 0.0)
+    progress.expect(expected_traces(stages))
+    GroupSearch(
+        stages=stages,
+        budget=plans.budget(20 * GIB),
+        forecast=Speaking(),
+        wish=Wish(),
+        ranks=1,
+        progress=progress,
+    ).fit()
+    assert list(dict.fromkeys(line.rpartition(": ")[0] for line in said)) == [
+        "[1 of 4] 01, largest batch without checkpointing",
+        "[2 of 4] 01, largest batch with checkpointing",
+        "[3 of 4] 02 at batch 8",
+        "[4 of 4] 01, evaluation",
+    ]

@@ -8,6 +8,8 @@ from flatout.planner.forecast import Peak
 from flatout.planner.suggestions import EvaluationFit, GroupFit, Suggestion, merged
 from tests import plans
 
+PEAK = Peak(allocated_bytes=1, reserved_bytes=2, process_bytes=3)
+
 
 def suggestion(name: str, batch_size: int, *, keeps: bool = True) -> Suggestion:
     return Suggestion(
@@ -16,7 +18,8 @@ def suggestion(name: str, batch_size: int, *, keeps: bool = True) -> Suggestion:
         accumulations={"training": 2},
         effective_batches={"training": 2 * batch_size},
         checkpointing=False,
-        peak=Peak(allocated_bytes=1, reserved_bytes=2, process_bytes=3),
+        peak=PEAK,
+        peaks={"training": PEAK},
         worst_stage="training",
         step_s=None,
         keeps_effective_batch=keeps,
@@ -25,7 +28,7 @@ def suggestion(name: str, batch_size: int, *, keeps: bool = True) -> Suggestion:
 
 
 def group(*suggestions: Suggestion, checkpointing: bool = False) -> GroupFit:
-    evaluation = EvaluationFit(batch_size=4, largest_safe=8, suggested=None, reason="kept")
+    evaluation = EvaluationFit(batch_size=4, largest_safe=8, suggested=None, peak=PEAK, reason="kept")
     stages = (plans.stage(name="one"), plans.stage(name="two", checkpointing=checkpointing))
     return GroupFit(stages=stages, safe=8, limit=9, suggestions=suggestions, evaluation=evaluation)
 

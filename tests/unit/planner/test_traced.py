@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.forecast import estimate_job
 from flatout.memory.job import Job, Recipe
+from flatout.planner.stored import TraceStore
 from flatout.planner.traced import TracedForecast, nested, with_optimizer
 
 MIB = 2**20
@@ -96,3 +98,36 @@ def test_an_unknown_optimizer_is_said_and_planned_as_adamw() -> None:
     subject = job()
     assert with_optimizer(subject, "lion_8bit", on_progress=said.append) is subject
     assert "lion_8bit" in said[0]
+
+
+def test_a_second_forecast_traces_nothing(tmp_path: Path) -> None:
+    answers = []
+    for _ in range(2):
+        subject = forecast(store=TraceStore("tower", folder=tmp_path))
+        largest = subject.largest_batch({"width": 32}, recipe=Recipe(), capacity_bytes=1500 * MIB)
+        peak = subject.peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe(mode="evaluate"))
+        answers.append((subject.num_traced, largest, peak))
+    (first, *once), (second, *again) = answers
+    assert once == again
+    assert first >= 5 and second == 0
+
+
+def test_a_peak_costs_one_trace_and_after_a_search_none() -> None:
+    subject = forecast()
+    subject.peak_bytes({"batch_size": 3, "width": 32}, recipe=Recipe())
+    assert subject.num_traced == 1
+    found = subject.largest_batch({"width": 32}, recipe=Recipe(), capacity_bytes=1500 * MIB)
+    searched = subject.num_traced
+    for batch_size in (2, 9, 33, found.safe or 0):
+        subject.peak_bytes({"batch_size": batch_size, "width": 32}, recipe=Recipe())
+    assert subject.num_traced == searched
+
+
+def test_another_amount_of_memory_starts_from_the_same_traces(tmp_path: Path) -> None:
+    made = []
+    for device in ("24GB", "48GB", "A100-80GB"):
+        store = TraceStore("tower", folder=tmp_path)
+        subject = TracedForecast(job(), device=simulated_device(device), store=store)
+        subject.peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
+        made.append(subject.num_traced)
+    assert made == [1, 0, 1]

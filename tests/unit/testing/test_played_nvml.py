@@ -74,3 +74,36 @@ def test_system_questions_are_counted() -> None:
     nvml = PlayedNvml()
     nvml.nvmlInit()
     assert nvml.calls == ["nvmlInit"]
+
+
+def test_performance_metrics_are_asked_as_the_bindings_ask_them() -> None:
+    metric = BINDINGS.NVML_GPM_METRIC_SM_UTIL
+    gpu, without = PlayedGpu(gpm={metric: 40.0}), PlayedGpu()
+    nvml = PlayedNvml(gpu)
+    for name in ("nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree"):
+        assert callable(getattr(BINDINGS, name))
+    assert (nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice, 0) == (
+        1,
+        nvml.nvmlGpmQueryDeviceSupport(without).isSupportedDevice,
+    )
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    assert {"version", "numMetrics", "sample1", "sample2", "metrics"} <= vars(request).keys()
+    assert all(hasattr(BINDINGS.c_nvmlGpmMetricsGet_t, name) for name in vars(request))
+    request.sample1, request.sample2 = (
+        nvml.nvmlGpmSampleGet(gpu, nvml.nvmlGpmSampleAlloc()) for _ in range(2)
+    )
+    request.numMetrics = 2
+    request.metrics[0].metricId = metric
+    request.metrics[1].metricId = BINDINGS.NVML_GPM_METRIC_FP64_UTIL
+    answer = nvml.nvmlGpmMetricsGet(request)
+    assert (answer.metrics[0].nvmlReturn, answer.metrics[0].value) == (0, 40.0)
+    assert answer.metrics[1].nvmlReturn == BINDINGS.NVML_ERROR_NOT_SUPPORTED
+    gpu.lost_after = gpu.num_asked
+    with pytest.raises(BINDINGS.NVMLError_GpuIsLost):
+        nvml.nvmlGpmSampleGet(gpu, nvml.nvmlGpmSampleAlloc())
+
+
+def test_an_answer_may_be_made_when_it_is_asked_for() -> None:
+    gpu = PlayedGpu()
+    gpu.answers["nvmlDeviceGetClockInfo"] = lambda kind: kind + 1
+    assert PlayedNvml(gpu).nvmlDeviceGetClockInfo(gpu, 41) == 42

@@ -1,0 +1,367 @@
+"""EGGROLL: evolution strategies whose members differ from one model by low-rank noise.
+
+    es = Eggroll(model, population=64, sigma=0.02, lr=0.5)
+    for _ in range(200):
+        with es.forward(rows_per_member=8) as members:      # any module: 64 x 8 rows in one batch
+            output = members(inputs.repeat(64, 1))
+        es.tell(score(output).view(64, 8))                  # rewards [members, prompts]
+
+A language model generates instead: `es.generate(prompts, max_new_tokens=...)` returns the completions of
+every member.  Member i runs W + s_i sigma E, where s is 1 for even and -1 for odd members and the two of a
+pair share E; no weight is ever copied or restored.  Noise is a function of (seed, epoch // noise_reuse,
+parameter, pair, element), so an update is rebuilt from the rewards alone, in this process or in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from flatout.engines.evolution import fitness, integer, update
+from flatout.engines.evolution.masters import Masters, OptimizerName, Place
+from flatout.engines.evolution.perturbations import NoiseKind, Perturbations, Recipe
+from flatout.engines.evolution.targets import (
+    Kind,
+    chosen,
+    is_language_model,
+    linear_weights,
+    shares_storage,
+    vectors,
+)
+from flatout.errors import BadInput
+from flatout.multiplex.decoder import Decoder
+from flatout.multiplex.families import read_decoder
+from flatout.multiplex.generate import Generator
+from flatout.multiplex.requests import Completion, Request
+from flatout.multiplex.rows import Rows
+from flatout.multiplex.sampling import Sampling
+from flatout.multiplex.swap import multiplexed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from flatout.engines.evolution.update import Statistics
+    from flatout.multiplex.factors import Factors
+
+Others = Literal["freeze", "full"]
+Arithmetic = Literal["float", "int8"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One of the population: the noise it runs, and with which sign."""
+
+    index: int
+    variant: int
+    sign: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """What a generator was made for; another wish needs another generator."""
+
+    slots: int
+    max_tokens: int
+    capacity: int
+    sampling: Sampling
+    eos: tuple[int, ...]
+
+
+class Eggroll:
+    """Ask for members' outputs (`forward` or `generate`), tell their rewards (`tell`)."""
+
+    def __init__(
+        self,
+        model: nn.Module | Decoder,
+        *,
+        population: int,
+        sigma: float,
+        lr: float,
+        rank: int = 1,
+        targets: Sequence[str] | None = None,
+        others: Others = "freeze",
+        antithetic: bool = True,
+        noise: NoiseKind = "int8",
+        noise_reuse: int = 1,
+        optimizer: OptimizerName = "sgd",
+        weight_decay: float = 0.0,
+        shaping: fitness.Shaping = "centred",
+        arithmetic: Arithmetic = "float",
+        masters: Place = "auto",
+        kind: Kind = "auto",
+        seed: int = 0,
+    ) -> None:
+        check(population=population, rank=rank, sigma=sigma, antithetic=antithetic, noise_reuse=noise_reuse)
+        self.model = model
+        self.population = population
+        self.antithetic = antithetic
+        self.num_variants = population // 2 if antithetic else population
+        self.epoch = 0
+        self._noise_reuse = noise_reuse
+        self._shaping: fitness.Shaping = "sign" if arithmetic == "int8" else shaping
+        language = kind == "language" or kind == "auto" and is_language_model(model)
+        self.decoder = read_decoder(model) if language else None
+        self._targets, self._others = _weights(model, self.decoder, patterns=targets, others=others)
+        recipe = Recipe(seed=seed, rank=rank, sigma=sigma, kind=noise)
+        self._integer: integer.IntegerMasters | None = None
+        if arithmetic == "int8":
+            self._integer, self._noise = self._in_integers(recipe, share=lr)
+        else:
+            self._noise = Perturbations(recipe, targets=self._targets, others=self._others)
+            self._floats = Masters(
+                {**self._targets, **self._others},
+                lr=lr,
+                optimizer=optimizer,
+                weight_decay=weight_decay,
+                place=masters,
+            )
+        self._previous: tuple[Tensor, int] | None = None  # coefficients and noise epoch of the last update
+        self._generator: tuple[_Wanted, Generator] | None = None
+
+    @property
+    def masters(self) -> Masters | integer.IntegerMasters:
+        """What the updates are summed in."""
+        return self._floats if self._integer is None else self._integer
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The weights that get low-rank noise."""
+        return tuple(self._targets)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The population, in the order of rewards."""
+        return tuple(self._member(index) for index in range(self.population))
+
+    @property
+    def noise_epoch(self) -> int:
+        """The epoch as the noise sees it."""
+        return self.epoch // self._noise_reuse
+
+    def delta(self, name: str, member: int) -> Tensor:
+        """What a member adds to the weight `name`, materialised: for inspection, never needed to run."""
+        who = self._member(member)
+        only = range(who.variant, who.variant + 1)
+        return self._noise.factors(name, variants=only, epoch=self.noise_epoch).delta(0, sign=who.sign)
+
+    @contextlib.contextmanager
+    def forward(self, *, rows_per_member: int = 1, members: range | None = None) -> Iterator[nn.Module]:
+        """Inside, the model runs a batch of `rows_per_member` rows for each member, in the members' order."""
+        if isinstance(self.model, Decoder):
+            raise BadInput(
+                "a Decoder has no forward of its own", hint="make it with the model, or call generate"
+            )
+        if self.decoder is not None and not shares_storage(self.model, self.decoder):
+            raise BadInput(
+                "this family keeps its matrices in another order than the products that evolve",
+                hint='call generate, or make it with kind="module"',
+            )
+        members = self._checked(members)
+        variants = self._variants(members)
+        who = [self._member(index) for index in members for _ in range(rows_per_member)]
+        rows = Rows(tuple(each.variant - variants.start for each in who), tuple(each.sign for each in who))
+        factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=len(variants))
+        own = {
+            name: self._noise.full(name, variants=variants, epoch=self.noise_epoch) for name in self._others
+        }
+        with torch.no_grad(), multiplexed(self.model, factors, rows, vectors=own) as model:
+            yield model
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        members: range | None = None,
+        plain: bool = False,
+        slots: int | None = None,
+        capacity: int | None = None,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        eos: Sequence[int] = (),
+    ) -> list[list[Completion]]:
+        """The completions of every prompt by every member, [members][prompts].
+
+        `members` runs a part of the population; `capacity` is the most members that any such part has.
+        `plain` runs the weights themselves, as the only member.  `slots` rows run at once.  Every member
+        samples with the same random numbers, so that rewards differ by the weights alone.
+        """
+        members = self._checked(members)
+        variants = self._variants(members)
+        wanted = _Wanted(
+            slots=slots or len(prompts) * (1 if plain else len(members)),
+            max_tokens=max_tokens or max(len(prompt) for prompt in prompts) + max_new_tokens,
+            capacity=len(self._variants(range(max(capacity or 0, len(members))))),
+            sampling=sampling or Sampling(),
+            eos=tuple(eos),
+        )
+        generator = self._generating(wanted, variants)
+        who = [None] if plain else [self._member(index) for index in members]
+        requests = [
+            Request(
+                prompt=tuple(prompt),
+                variant=None if each is None else each.variant - variants.start,
+                sign=1 if each is None else each.sign,
+                key=number if each is None else self.epoch * len(prompts) + number,
+            )
+            for each in who
+            for number, prompt in enumerate(prompts)
+        ]
+        done = generator.generate(requests, max_new_tokens=max_new_tokens)
+        return [done[start : start + len(prompts)] for start in range(0, len(done), len(prompts))]
+
+    def release(self) -> None:
+        """Give back the memory of generator and noise; the next call takes it again."""
+        self._generator = None
+        self._noise.release()
+
+    def tell(self, rewards: Tensor, *, cosine: bool = True) -> Statistics:
+        """Move the weights by the rewards [members, prompts], or [members], of this epoch; the next begins.
+
+        A reward that is not a number is left out.  `cosine` compares with the update before, whose noise it
+        draws again.
+        """
+        rewards = torch.as_tensor(rewards)
+        if rewards.ndim == 1:
+            rewards = rewards[:, None]
+        if rewards.ndim != 2 or rewards.shape[0] != self.population:
+            raise BadInput(
+                f"rewards are {tuple(rewards.shape)}; the population has {self.population} members",
+                hint="rewards are [members, prompts]",
+            )
+        shaped = fitness.shape(rewards, how=self._shaping)
+        coefficients = update.per_variant(shaped, antithetic=self.antithetic)
+        tally = update.Tally()
+        for name in (*self._targets, *self._others):
+            ascent = self._direction(name, coefficients, epoch=self.noise_epoch)
+            before = None
+            if cosine and self._previous is not None:
+                before = self._direction(name, self._previous[0], epoch=self._previous[1])
+            tally.add_direction(ascent.float(), previous=None if before is None else before.float())
+            tally.add_change(self.masters.step(name, ascent))
+        if self._generator is not None:
+            self._generator[1].weights_changed()
+        self._previous = coefficients, self.noise_epoch
+        self.epoch += 1
+        return tally.statistics(rewards)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next epoch depends on, beside `epoch` and the arguments."""
+        found = self.masters.tensors()
+        if self._previous is not None:
+            found["previous/coefficients"] = self._previous[0]
+            found["previous/epoch"] = torch.tensor(self._previous[1])
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor], *, epoch: int) -> None:
+        """Go on at `epoch` from what `tensors` returned."""
+        self.masters.load(tensors)
+        self.epoch = epoch
+        self._previous = None
+        if "previous/coefficients" in tensors:
+            self._previous = tensors["previous/coefficients"], int(tensors["previous/epoch"])
+
+    def _member(self, index: int) -> Member:
+        if self.antithetic:
+            return Member(index=index, variant=index // 2, sign=-1 if index % 2 else 1)
+        return Member(index=index, variant=index, sign=1)
+
+    def _checked(self, members: range | None) -> range:
+        if members is None:
+            return range(self.population)
+        if not members or members.step != 1 or members.start < 0 or members.stop > self.population:
+            raise BadInput(f"members {members} of {self.population}", hint="a range of the population")
+        return members
+
+    def _variants(self, members: range) -> range:
+        if not self.antithetic:
+            return members
+        return range(members.start // 2, -(-members.stop // 2))
+
+    def _in_integers(self, recipe: Recipe, *, share: float) -> tuple[integer.IntegerMasters, Perturbations]:
+        if self._others or not self.antithetic:
+            raise BadInput(
+                "int8 arithmetic votes with antithetic pairs over matrices",
+                hint='take antithetic=True and others="freeze"',
+            )
+        threshold = integer.threshold_of(share, num_variants=self.num_variants, rank=recipe.rank)
+        masters = integer.IntegerMasters(self._targets, threshold=threshold)
+        scales = {name: masters.scale(name, sigma=recipe.sigma, rank=recipe.rank) for name in self._targets}
+        device = next(iter(self._targets.values())).device
+        table = integer.NoiseTable.drawn(recipe.seed, device=device)
+        return masters, Perturbations(recipe, targets=self._targets, others={}, table=table, scales=scales)
+
+    def _direction(self, name: str, coefficients: Tensor, *, epoch: int) -> Tensor:
+        if name in self._others:
+            full = update.full_direction(
+                lambda variants: self._noise.full(name, variants=variants, epoch=epoch), coefficients
+            )
+            return full.div_(self._noise.recipe.sigma * self.population)
+
+        def draw(variants: range) -> Factors:
+            return self._noise.factors(name, variants=variants, epoch=epoch)
+
+        if self._integer is not None:
+            return integer.vote(draw, coefficients.sign())
+        # Factors carry sigma, which the estimate does not: it is part of the learning rate.
+        return update.direction(draw, coefficients).div_(self._noise.recipe.sigma * self.population)
+
+    def _generating(self, wanted: _Wanted, variants: range) -> Generator:
+        if self.decoder is None:
+            raise BadInput(
+                f"a {type(self.model).__name__} is no causal language model",
+                hint="run its members with forward",
+            )
+        factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=wanted.capacity)
+        if self._generator is None or self._generator[0] != wanted:
+            self._generator = None  # its cache is given back before the next one is made
+            made = Generator(
+                self.decoder,
+                slots=wanted.slots,
+                max_tokens=wanted.max_tokens,
+                factors=factors,
+                sampling=wanted.sampling,
+                eos=wanted.eos,
+            )
+            self._generator = wanted, made
+        generator = self._generator[1]
+        generator.weights_changed()
+        return generator
+
+
+def check(*, population: int, rank: int, sigma: float, antithetic: bool, noise_reuse: int = 1) -> None:
+    """Every value that no population can have, in one message."""
+    wrong = []
+    if population < 2:
+        wrong.append(f"population={population} is below 2")
+    elif antithetic and population % 2:
+        wrong.append(f"population={population} is odd, and antithetic members come in pairs")
+    if rank < 1:
+        wrong.append(f"rank={rank} is below 1")
+    if not sigma > 0:
+        wrong.append(f"sigma={sigma} is not above 0")
+    if noise_reuse < 1:
+        wrong.append(f"noise_reuse={noise_reuse} is below 1")
+    if wrong:
+        raise BadInput("; ".join(wrong), hint="see flatout evolve --help")
+
+
+def _weights(
+    model: nn.Module | Decoder, decoder: Decoder | None, *, patterns: Sequence[str] | None, others: Others
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights with low-rank noise and those with full noise."""
+    if decoder is not None:
+        if others == "full":
+            raise BadInput(
+                'others="full" is for modules: the generator of a language model shares norms and biases',
+                hint='take others="freeze", or kind="module" and your own forward',
+            )
+        products = {name: product.weight for name, product in decoder.projections().items()}
+        return chosen(products, patterns), {}
+    if isinstance(model, Decoder):
+        raise BadInput("a Decoder is a language model", hint='leave kind="auto"')
+    return chosen(linear_weights(model), patterns), vectors(model) if others == "full" else {}

@@ -1,0 +1,153 @@
+"""From rewards to fitness: how much each member counts in the update, and with which sign.
+
+Rewards are a matrix of members x prompts, members first.  A prompt that is easy gives every member a high
+reward and says nothing about any of them, so each prompt's mean over the members is taken away before
+anything else: what is left says who did better than the others *on the same prompt*.  Then:
+
+    centred    mean over prompts, divided by one standard deviation of all centred rewards
+    z-score    mean over prompts, divided by the standard deviation over members
+    ranks      members in order, spread evenly from -0.5 to 0.5: outliers count no more than their place
+    sign       +1 and -1 for the better and the worse of an antithetic pair (members 2k and 2k + 1)
+
+All of them sum to zero over the members, ignore what is added to all rewards of a prompt, and are zero, never
+NaN, where the rewards say nothing.  A reward that failed is NaN: it is left out of its prompt's mean, and
+counts nothing for its member, as if it had been average there.  A member without any reward has fitness 0.
+
+Sums are float64, so that members with equal rewards come out equal; the result is float32.
+
+Shapes: M members, P prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flatout.errors import BadInput
+
+Shaping = Literal["centred", "z-score", "ranks", "sign"]
+# Differences below this share of the largest reward are rounding, which no division may blow up.
+ROUNDING = 1e-12
+
+
+def reward_matrix(
+    scores: Sequence[float | None],
+    *,
+    member_of_row: Sequence[int],
+    prompt_of_row: Sequence[int],
+    num_members: int,
+    num_prompts: int,
+) -> Tensor:
+    """Rewards [members, prompts] from scores of rows in any order; NaN where a row failed or never ran.
+
+    Rows say whose they are.  A flat list that is merely reshaped is right for one order of rows only, and in
+    any other it gives members the rewards of each other without any error to see.
+    """
+    if not len(scores) == len(member_of_row) == len(prompt_of_row):
+        raise ValueError(
+            f"{len(scores)} scores, {len(member_of_row)} members and {len(prompt_of_row)} prompts of rows"
+        )
+    rewards_MP = torch.full((num_members, num_prompts), torch.nan, dtype=torch.float64)
+    if not scores:
+        return rewards_MP
+    members, prompts = torch.tensor(member_of_row), torch.tensor(prompt_of_row)
+    for name, places, size in (("member", members, num_members), ("prompt", prompts, num_prompts)):
+        if int(places.min()) < 0 or int(places.max()) >= size:
+            raise ValueError(f"a row belongs to a {name} outside 0..{size - 1}")
+    if len(torch.unique(members * num_prompts + prompts)) != len(scores):
+        raise ValueError("two rows belong to the same member and prompt")
+    values = [torch.nan if score is None else score for score in scores]
+    rewards_MP[members, prompts] = torch.tensor(values, dtype=torch.float64)
+    return rewards_MP
+
+
+def shape(rewards_MP: Tensor, *, how: Shaping = "centred") -> Tensor:
+    """Fitness [members] from rewards [members, prompts]."""
+    if rewards_MP.ndim != 2:
+        raise ValueError(f"rewards are [members, prompts], not {tuple(rewards_MP.shape)}")
+    if how not in _SHAPINGS:
+        raise BadInput(f"there is no fitness shaping {how!r}", hint=f"known: {', '.join(get_args(Shaping))}")
+    if torch.isinf(rewards_MP).any():
+        raise ValueError("a reward is infinite; a failed one is NaN")
+    if not rewards_MP.numel():
+        return torch.zeros(len(rewards_MP), device=rewards_MP.device)
+    return _SHAPINGS[how](rewards_MP.to(torch.float64)).to(torch.float32)
+
+
+def centred_rewards(rewards_MP: Tensor) -> Tensor:
+    """Rewards minus the mean of their prompt; 0 where one failed, and where only rounding is left."""
+    valid_MP = ~torch.isnan(rewards_MP)
+    known_MP = rewards_MP.nan_to_num(nan=0.0)
+    mean_P = known_MP.sum(dim=0) / valid_MP.sum(dim=0).clamp(min=1)
+    centred_MP = torch.where(valid_MP, known_MP - mean_P, 0.0)
+    return torch.where(centred_MP.abs() <= _rounding(known_MP), 0.0, centred_MP)
+
+
+def _rounding(known_MP: Tensor) -> Tensor:
+    return ROUNDING * known_MP.abs().amax()
+
+
+def _divided(values_M: Tensor, deviation: Tensor) -> Tensor:
+    return values_M / deviation if deviation > 0 else torch.zeros_like(values_M)
+
+
+def _centred(rewards_MP: Tensor) -> Tensor:
+    centred_MP = centred_rewards(rewards_MP)
+    num_valid = (~torch.isnan(rewards_MP)).sum().clamp(min=1)
+    # Over all prompts, not over those a member has a reward for: one lucky row must not outweigh many.
+    return _divided(centred_MP.mean(dim=1), (centred_MP.square().sum() / num_valid).sqrt())
+
+
+def _z_score(rewards_MP: Tensor) -> Tensor:
+    scores_M = centred_rewards(rewards_MP).mean(dim=1)
+    num_present = _present(rewards_MP).sum().clamp(min=1)
+    scores_M = torch.where(scores_M.abs() <= _rounding(rewards_MP.nan_to_num(nan=0.0)), 0.0, scores_M)
+    return _divided(scores_M, (scores_M.square().sum() / num_present).sqrt())
+
+
+def _ranks(rewards_MP: Tensor) -> Tensor:
+    present_M = _present(rewards_MP)
+    scores = centred_rewards(rewards_MP).mean(dim=1)[present_M]
+    fitness_M = torch.zeros_like(rewards_MP[:, 0])
+    if len(scores) < 2:
+        return fitness_M
+    ordered, order = scores.sort()
+    # A gap as small as rounding is a tie, and those who tie share the mean of their places.
+    is_step = ordered.diff() > _rounding(rewards_MP.nan_to_num(nan=0.0))
+    group = torch.cat([is_step.new_zeros(1), is_step]).cumsum(dim=0)
+    places = torch.arange(len(scores), dtype=torch.float64, device=scores.device)
+    sizes = torch.bincount(group)
+    shared = (torch.bincount(group, weights=places) / sizes)[group]
+    ranked = torch.empty_like(scores)
+    ranked[order] = shared / (len(scores) - 1) - 0.5
+    fitness_M[present_M] = ranked
+    return fitness_M
+
+
+def _sign(rewards_MP: Tensor) -> Tensor:
+    if len(rewards_MP) % 2:
+        raise BadInput(
+            f"{len(rewards_MP)} members are no pairs",
+            hint="sign shaping needs an even, antithetic population",
+        )
+    # A prompt speaks only where both of the pair have a reward.
+    difference = (rewards_MP[0::2] - rewards_MP[1::2]).nan_to_num(nan=0.0).mean(dim=1)
+    rounding = _rounding(rewards_MP.nan_to_num(nan=0.0))
+    better = torch.where(difference.abs() <= rounding, 0.0, difference.sign())
+    return torch.stack([better, -better], dim=1).flatten()
+
+
+def _present(rewards_MP: Tensor) -> Tensor:
+    """Members with at least one reward."""
+    return ~torch.isnan(rewards_MP).all(dim=1)
+
+
+_SHAPINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "centred": _centred,
+    "z-score": _z_score,
+    "ranks": _ranks,
+    "sign": _sign,
+}

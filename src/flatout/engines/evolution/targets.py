@@ -1,0 +1,78 @@
+"""Which weights of a model evolve.
+
+A language model is read as a `Decoder`; its targets are the products of the blocks, with query, key and value
+as one matrix and gate and up as one.  Any other module is taken as it is: its targets are the weights of its
+Linear layers, and its vectors (biases, weights of norms) can have full noise.  Embedding and head of a
+language model are no targets: their noise would be as large as the vocabulary.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from flatout.errors import BadInput
+from flatout.multiplex.decoder import Decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kind = Literal["auto", "language", "module"]
+
+
+def is_language_model(model: nn.Module | Decoder) -> bool:
+    """Whether a model is a causal language model that generates."""
+    if isinstance(model, Decoder):
+        return True
+    can_generate = getattr(model, "can_generate", None)
+    return callable(can_generate) and bool(can_generate())
+
+
+def linear_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weight [out, in] of every linear layer, by the layer's name; transformers' Conv1D is transposed."""
+    found = {}
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            found[name] = module.weight.detach()
+        elif (type(module).__name__, type(module).__module__) == ("Conv1D", "transformers.pytorch_utils"):
+            found[name] = module.get_parameter("weight").detach().mT
+    return found
+
+
+def vectors(model: nn.Module) -> dict[str, Tensor]:
+    """Every bias of a linear layer and every vector of a layer or RMS norm, by the parameter's name."""
+    linear = linear_weights(model)
+    return {
+        f"{name}.{leaf}": parameter.detach()
+        for name, module in model.named_modules()
+        for leaf, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 1
+        and (name in linear or type(module).__name__.endswith(("LayerNorm", "RMSNorm")))
+    }
+
+
+def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dict[str, Tensor]:
+    """The weights whose names match a pattern (*.mlp.*), in the model's order; all without patterns."""
+    for pattern in patterns or ():
+        if not fnmatch.filter(weights, pattern):
+            some = ", ".join(list(weights)[:3]) or "none: the model has no Linear layer"
+            raise BadInput(f"no target matches {pattern!r}", hint=f"names are like {some}")
+    if not weights:
+        raise BadInput("the model has no Linear layer to evolve", hint="low-rank noise needs a matrix")
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def shares_storage(model: nn.Module, decoder: Decoder) -> bool:
+    """Whether every product of a decoder is a view of the model's parameters: GPT-NeoX's are not."""
+    for product in decoder.projections().values():
+        weight = model.get_submodule(product.parts[0][0]).get_parameter("weight")
+        if weight.untyped_storage().data_ptr() != product.weight.untyped_storage().data_ptr():
+            return False
+    return True

@@ -1,0 +1,155 @@
+"""What a job tells a monitor: one small record in a file, written over and over.
+
+The job writes totals since its start (steps, seconds per phase), never rates: whoever reads takes the
+difference between two readings, and a reading that was missed loses nothing.  The file has two slots that
+are written in turn, each with a checksum, so that a reader always finds a whole record, also after a job was
+killed in the middle of one.  A write is one system call of about a microsecond into the page cache; a full
+disk is an error that can be caught, which a mapped page would answer with a signal.
+
+The reader may be another process.  It finds the file by the job's number: Linux lists what a process holds
+open.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.measure.evidence import PHASES
+
+SUFFIX = ".channel"
+MAGIC = b"FOch"
+VERSION = 1
+SLOT_BYTES = 512
+NUM_PHASES = len(PHASES)
+# Scalars of a record, in order; unknown is not-a-number.
+SCALARS = (
+    "time_s",
+    "steps",
+    "samples",
+    "ended",
+    "sees_data",  # whether it times its waits for data; if not, nothing is known of them
+    "loss",
+    "learning_rate",
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_allocated_bytes",
+)
+_LAYOUT = struct.Struct(f"<4sHxxQ{len(SCALARS) + 2 * NUM_PHASES}d40s")
+_CHECKSUM = struct.Struct("<I")
+_NO_ID = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """A record as it was read; seconds are totals since the job began to report."""
+
+    number: int
+    time_s: float
+    steps: int
+    samples: int | None
+    ended: bool
+    sees_data: bool
+    loss: float | None
+    learning_rate: float | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    peak_allocated_bytes: int | None
+    host_s: dict[str, float]
+    device_s: dict[str, float] | None
+    gpu_uuid: str | None
+
+
+class ChannelWriter:
+    """The job's end.  A write that fails closes it: the job goes on, and `error` says what happened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: str | None = None
+        self._number = 0
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(
+        self, scalars: list[float], host_s: list[float], device_s: list[float], gpu_id: bytes = _NO_ID
+    ) -> None:
+        """`scalars` are in the order of SCALARS, seconds in that of PHASES."""
+        if self._file is None:
+            return
+        self._number += 1
+        body = _LAYOUT.pack(MAGIC, VERSION, self._number, *scalars, *host_s, *device_s, gpu_id)
+        offset = (self._number % 2) * SLOT_BYTES
+        try:
+            os.pwrite(self._file, body + _CHECKSUM.pack(zlib.crc32(body)), offset)
+        except OSError as error:
+            self.error = f"{self.path}: {error.strerror}"
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def read_channel(path: Path) -> Progress | None:
+    """The latest whole record; None where there is none (yet)."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    slots = [_parse(data[offset : offset + SLOT_BYTES]) for offset in (0, SLOT_BYTES)]
+    return max((slot for slot in slots if slot is not None), key=lambda slot: slot.number, default=None)
+
+
+def _parse(slot: bytes) -> Progress | None:
+    size = _LAYOUT.size
+    if len(slot) < size + _CHECKSUM.size:
+        return None
+    (checksum,) = _CHECKSUM.unpack_from(slot, size)
+    if zlib.crc32(slot[:size]) != checksum:
+        return None
+    magic, version, number, *values, gpu_id = _LAYOUT.unpack_from(slot)
+    if magic != MAGIC or version != VERSION:
+        return None
+    known = {name: None if math.isnan(value) else value for name, value in zip(SCALARS, values, strict=False)}
+    host_s = dict(zip(PHASES, values[len(SCALARS) :], strict=False))
+    device = values[len(SCALARS) + NUM_PHASES :]
+    return Progress(
+        number=number,
+        time_s=known["time_s"] or 0.0,
+        steps=int(known["steps"] or 0),
+        samples=_whole(known["samples"]),
+        ended=bool(known["ended"]),
+        sees_data=bool(known["sees_data"]),
+        loss=known["loss"],
+        learning_rate=known["learning_rate"],
+        allocated_bytes=_whole(known["allocated_bytes"]),
+        reserved_bytes=_whole(known["reserved_bytes"]),
+        peak_allocated_bytes=_whole(known["peak_allocated_bytes"]),
+        host_s=host_s,
+        device_s=None if math.isnan(device[0]) else dict(zip(PHASES, device, strict=True)),
+        gpu_uuid=gpu_id.rstrip(b"\0").decode("ascii", errors="replace") or None,
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def find_channel(pid: int, root: Path = Path("/")) -> Path | None:
+    """The channel that a running process holds open; None where it has none, or may not be looked at."""
+    try:
+        names = sorted((root / "proc" / str(pid) / "fd").iterdir())
+    except OSError:
+        return None
+    for name in names:
+        try:
+            target = os.readlink(name)
+        except OSError:
+            continue
+        if target.endswith(SUFFIX):
+            return Path(target)
+    return None

@@ -1,0 +1,221 @@
+"""The log of a run: bounded on disk, constant in memory, whole after a crash.
+
+Three tiers hold the same run at three grains: every sample, one per minute, one per hour, each merged from
+the tier before.  A tier is a row of files of JSON lines that are only ever appended to; a full one is
+compressed (to about a tenth), and when a tier passes its budget its oldest file goes.  So the last hours
+are there second by second, the weeks before minute by minute, and what lies further back hour by hour.
+
+A line is written with one system call.  What a crash cuts off is the last line at most, and a reader drops
+it.  Only the process that made the folder writes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.codec import encode, rounded
+from flatout.errors import BadInput
+from flatout.monitor.merging import merge
+from flatout.monitor.sample import Sample, lean
+
+MIB = 2**20
+DIGITS = 5
+ROUNDING_S = 1.0  # of a span of hours, with that many digits
+MOST_PENDING = 60
+NAME = re.compile(r"(?P<tier>\w+)-(?P<number>\d{6,})\.jsonl(\.gz)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grain:
+    """One tier of the log."""
+
+    name: str
+    period_s: float  # 0: every sample
+    budget_bytes: int
+    segment_bytes: int
+
+
+GRAINS = (
+    Grain(name="raw", period_s=0.0, budget_bytes=20 * MIB, segment_bytes=MIB),
+    Grain(name="minutes", period_s=60.0, budget_bytes=16 * MIB, segment_bytes=MIB),
+    Grain(name="hours", period_s=3600.0, budget_bytes=4 * MIB, segment_bytes=MIB // 4),
+)
+
+
+class HistoryWriter:
+    """Appends samples to a run's folder; a listener of the sampler."""
+
+    def __init__(self, folder: Path, *, grains: tuple[Grain, ...] = GRAINS) -> None:
+        self._tiers = [_Tier(folder, grain) for grain in grains]
+
+    def __call__(self, sample: Sample) -> None:
+        whole: Sample | None = sample
+        for tier in self._tiers:
+            if whole is None:
+                return
+            whole = tier.add(whole)
+
+    def close(self) -> None:
+        """Write what is not yet a whole minute or hour."""
+        for position, tier in enumerate(self._tiers):
+            rest = tier.flush()
+            if rest is not None and position + 1 < len(self._tiers):
+                self._tiers[position + 1].pend(rest)
+            tier.close()
+
+
+class _Tier:
+    """Collects samples until its period is over, then appends their merger to its files."""
+
+    def __init__(self, folder: Path, grain: Grain) -> None:
+        self._folder, self._grain = folder, grain
+        self._pending: list[Sample] = []
+        self._slot: int | None = None
+        self._file: int | None = None
+        self._number = 0
+        self._size = 0
+
+    def add(self, sample: Sample) -> Sample | None:
+        """The sample that is whole now: this one without a period, else the merger of the period before."""
+        if not self._grain.period_s:
+            self._append(sample)
+            return sample
+        slot = int(sample.time_s // self._grain.period_s)
+        done = self.flush() if self._slot is not None and slot != self._slot else None
+        self._slot = slot
+        self.pend(sample)
+        return done
+
+    def pend(self, sample: Sample) -> None:
+        self._pending.append(sample)
+        if len(self._pending) >= MOST_PENDING:  # ten samples a second would be six hundred a minute
+            self._pending = [merge(self._pending)]
+
+    def flush(self) -> Sample | None:
+        if not self._pending:
+            return None
+        merged = merge(self._pending)
+        self._pending = []
+        self._append(merged)
+        return merged
+
+    def _append(self, sample: Sample) -> None:
+        line = _line(sample)
+        if self._file is None or self._size + len(line) > self._grain.segment_bytes:
+            self._next_file()
+        assert self._file is not None
+        self._size += os.write(self._file, line)
+
+    def _next_file(self) -> None:
+        self.close()
+        if self._number:
+            _compress(self._path())
+        self._shrink()
+        self._number += 1
+        self._size = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self._path(), flags, 0o644)
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._grain.name}-{self._number:06d}.jsonl"
+
+    def _shrink(self) -> None:
+        """Leave room for one more file within the budget."""
+        files = segments(self._folder, self._grain.name)
+        sizes = [path.stat().st_size for path in files]
+        room = self._grain.budget_bytes - self._grain.segment_bytes
+        total = sum(sizes)
+        for path, size in zip(files, sizes, strict=True):
+            if total <= room:
+                return
+            path.unlink()
+            total -= size
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _line(sample: Sample) -> bytes:
+    data = lean(rounded(encode(sample), digits=DIGITS))
+    # Five digits are enough for a figure, but not for a date, nor for a counter to be subtracted from.
+    data["time_s"] = round(sample.time_s, 3)
+    for gpu, written in zip(sample.gpus, data.get("gpus", ()), strict=False):
+        if gpu.energy_j is not None:
+            written["energy_j"] = round(gpu.energy_j, 1)
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def _compress(path: Path) -> None:
+    """Beside it under another name first: a reader finds the one or the other, whole."""
+    final = path.with_name(f"{path.name}.gz")
+    temporary = path.with_name(f".{final.name}")
+    temporary.write_bytes(gzip.compress(path.read_bytes(), compresslevel=6, mtime=0))
+    temporary.replace(final)
+    path.unlink()
+
+
+# Reading
+
+
+def segments(folder: Path, tier: str) -> list[Path]:
+    """The files of a tier, oldest first."""
+    found: dict[int, Path] = {}
+    for path in folder.iterdir():
+        match = NAME.fullmatch(path.name)
+        # Where a crash left a file and its compressed twin, they hold the same.
+        if match is not None and match["tier"] == tier:
+            found[int(match["number"])] = path
+    return [found[number] for number in sorted(found)]
+
+
+def read_tier(folder: Path, tier: str, *, after_s: float = float("-inf")) -> Iterator[Sample]:
+    """The samples of one tier later than `after_s`, oldest first, one file in memory at a time."""
+    for path in segments(folder, tier):
+        for line in _lines(path):
+            sample = _parse(line)
+            if sample is not None and sample.time_s > after_s:
+                yield sample
+
+
+def replay(folder: Path) -> Iterator[Sample]:
+    """The whole run at the finest grain that is left of each part of it, oldest first."""
+    tiers = [grain.name for grain in reversed(GRAINS)]
+    starts = [next((_start_s(sample) for sample in read_tier(folder, tier)), None) for tier in tiers]
+    end_s = float("-inf")
+    for position, tier in enumerate(tiers):
+        finer = [start_s for start_s in starts[position + 1 :] if start_s is not None]
+        for sample in read_tier(folder, tier, after_s=end_s):
+            if finer and _start_s(sample) >= min(finer) - ROUNDING_S:
+                break
+            yield sample
+            end_s = sample.time_s
+
+
+def _start_s(sample: Sample) -> float:
+    return sample.time_s - (sample.span_s or 0.0)
+
+
+def _lines(path: Path) -> list[bytes]:
+    with contextlib.suppress(OSError, EOFError):
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n")
+    # It was compressed or dropped since it was listed.
+    twin = path.with_name(f"{path.name}.gz")
+    return _lines(twin) if path.suffix != ".gz" and twin.exists() else []
+
+
+def _parse(line: bytes) -> Sample | None:
+    """None for the torn end of a file, and for a line that something else damaged."""
+    try:
+        return Sample.from_json(json.loads(line))
+    except (ValueError, BadInput):
+        return None

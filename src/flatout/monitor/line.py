@@ -1,0 +1,139 @@
+"""The live line: one line that says how the machine and the job do, under any job's own output.
+
+    GPU 8.2/15.8 GiB (52 %) | util 85 % | CPU 45 % | RAM 67 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s
+
+On a terminal it is rewritten in place.  Where the job draws bars with tqdm, the line becomes one more of
+tqdm's own bars: tqdm then moves the cursor for all of them, and none is broken.  Elsewhere (a log file, a
+notebook) it is a plain line once a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from flatout.monitor.merging import merge
+from flatout.monitor.sample import GpuSample, Sample
+from flatout.units import UNKNOWN, show_share
+
+GIB = 2**30
+PLAIN_EVERY_S = 60.0
+CLEAR_LINE = "\r\x1b[K"
+
+
+def live_line(samples: Sequence[Sample]) -> str:
+    """The line for some recent samples: what the last of them does not know is taken from those before."""
+    sample = merge(samples)
+    latest = samples[-1]
+    parts = [*_gpu_parts(latest), f"CPU {show_share(sample.host.cpu_share)}", _ram(latest), *_job(sample)]
+    return " | ".join(parts)
+
+
+def _gpu_parts(sample: Sample) -> list[str]:
+    if not sample.gpus:
+        return []
+    gpu = sample.job_gpu
+    if gpu is not None:
+        return _one_gpu(gpu)
+    if len(sample.gpus) == 1:
+        return _one_gpu(sample.gpus[0])
+    return [part for each in sample.gpus for part in _one_gpu(each, number=f" {each.index}")[:1]]
+
+
+def _one_gpu(gpu: GpuSample, *, number: str = "") -> list[str]:
+    if gpu.lost:
+        return [f"GPU{number} lost"]
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    if used is None or not total:
+        memory = f"GPU{number} {UNKNOWN}"
+    else:
+        memory = f"GPU{number} {used / GIB:.1f}/{total / GIB:.1f} GiB ({show_share(used / total)})"
+    activity = [f"util {show_share(gpu.utilisation_share)}"]
+    if gpu.sm_active_share is not None:
+        activity.append(f"SM {show_share(gpu.sm_active_share)}")
+    return [memory, *activity]
+
+
+def _ram(sample: Sample) -> str:
+    used, total = sample.host.memory_used_bytes, sample.host.memory_total_bytes
+    return f"RAM {show_share(used / total if used is not None and total else None)}"
+
+
+def _job(sample: Sample) -> list[str]:
+    job = sample.job
+    if job is None:
+        return []
+    parts = []
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.4g}" if math.isfinite(job.loss) else f"loss {job.loss}")
+    if job.learning_rate is not None:
+        parts.append(f"lr {job.learning_rate:.2g}")
+    rate = job.steps_per_s
+    if rate is None:
+        parts.append(f"{UNKNOWN} it/s")
+    else:
+        parts.append(f"{rate:.3g} it/s" if rate >= 1 else f"{1 / rate:.3g} s/it")
+    if job.state != "running":
+        parts.append(job.state)
+    return parts
+
+
+class LineWriter:
+    """Writes the live line to a stream, by default to stderr as it is at that moment."""
+
+    def __init__(self, stream: TextIO | None = None, *, plain_every_s: float = PLAIN_EVERY_S) -> None:
+        self._stream = stream
+        self._plain_every_s = plain_every_s
+        self._written_at_s: float | None = None
+        self._bar: Any = None
+        self._is_open = False  # a line without its end stands on the terminal
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        stream = self._stream or sys.stderr
+        if not stream.isatty():
+            self._write_plain(stream, samples)
+            return
+        line = live_line(samples)
+        if self._bar is None and (tqdm := _tqdm_in_use()) is not None:
+            self._end_line(stream)
+            # Neither a total nor a bar: only the text, on a line that tqdm keeps free for it.
+            self._bar = tqdm(bar_format="{desc}", leave=False, file=stream, dynamic_ncols=True)
+        if self._bar is not None:
+            self._bar.set_description_str(line)
+            return
+        width = shutil.get_terminal_size().columns
+        # What the job prints next is appended, not overwritten: two spaces keep it apart.
+        stream.write(f"{CLEAR_LINE}{line[: max(width - 3, 1)]}  ")
+        stream.flush()
+        self._is_open = True
+
+    def _write_plain(self, stream: TextIO, samples: Sequence[Sample]) -> None:
+        time_s = samples[-1].time_s
+        # The first sample has no rates: a log begins with the second.
+        if samples[-1].span_s is None:
+            return
+        if self._written_at_s is None or time_s - self._written_at_s >= self._plain_every_s:
+            self._written_at_s = time_s
+            stream.write(f"{live_line(samples)}\n")
+            stream.flush()
+
+    def _end_line(self, stream: TextIO) -> None:
+        if self._is_open:
+            stream.write("\n")
+            stream.flush()
+            self._is_open = False
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._end_line(self._stream or sys.stderr)
+
+
+def _tqdm_in_use() -> Any:
+    """The job's tqdm while it draws a bar; None for a job that draws none."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return tqdm if tqdm is not None and getattr(tqdm, "_instances", None) else None

@@ -1,0 +1,185 @@
+"""A Sample: everything known of a machine and its job at one moment, or over one span of time.
+
+Views, verdicts, logs and sinks read Samples and nothing else.  Unknown is None, with the reason under the
+field's name in `missing`.  Two figures are easily misread.  `utilisation_share` is the share of time in
+which some kernel ran, however small: at 100 % a GPU may still do a tenth of its work.  `sm_active_share`
+(Hopper and later) is the share of its processors that were busy, averaged over time; prefer it.
+
+Many samples can be merged into one of a longer span, field by field.  A float becomes its mean over time,
+anything else its last value; fields that differ say so in their metadata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import BadInput
+
+SAMPLE_VERSION = 1
+FORMAT = "flatout-sample"
+
+# How samples merge where neither "mean of floats" nor "last of the rest" would be right.
+PEAK = {"merge": "peak"}  # what matters of memory is the most of it
+LAST = {"merge": "last"}  # counters and limits
+EVERY = {"merge": "every"}  # each distinct text once
+
+JobState = Literal["running", "stopped", "ended", "died"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostSample:
+    """The host, as far as the job may use it: a container's limits count, not the machine's."""
+
+    cpu_share: float | None = None  # of a container's quota where there is one, else of the whole machine
+    cores: float | None = field(default=None, metadata=LAST)
+    memory_used_bytes: int | None = field(default=None, metadata=PEAK)
+    memory_total_bytes: int | None = None
+    memory_limited_by: str | None = None  # "the machine" or "the control group"
+    shm_free_bytes: int | None = None
+    disk_read_bytes_per_s: float | None = None
+    disk_write_bytes_per_s: float | None = None
+    network_received_bytes_per_s: float | None = None
+    network_sent_bytes_per_s: float | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    """One GPU, or one MIG instance of it."""
+
+    index: int  # NVML's number
+    mig_index: int | None = None
+    name: str | None = None
+    uuid: str | None = None
+    utilisation_share: float | None = None  # of the time, some kernel ran: not how much of the GPU it used
+    sm_active_share: float | None = None
+    sm_occupancy_share: float | None = None
+    tensor_active_share: float | None = None
+    memory_bandwidth_share: float | None = None
+    memory_used_bytes: int | None = field(default=None, metadata=PEAK)
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = field(default=None, metadata=LAST)
+    energy_j: float | None = field(default=None, metadata=LAST)  # since the driver was loaded
+    temperature_c: float | None = field(default=None, metadata=PEAK)
+    sm_clock_hz: float | None = None
+    sm_clock_max_hz: float | None = field(default=None, metadata=LAST)
+    memory_clock_hz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = field(default=None, metadata=EVERY)
+    pcie_received_bytes_per_s: float | None = None
+    pcie_sent_bytes_per_s: float | None = None
+    lost: bool = False  # it does not answer; None of its figures is a zero
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[int, int | None]:
+        return self.index, self.mig_index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessSample:
+    """One process on one GPU, or a process of the job that uses none."""
+
+    pid: int
+    gpu_index: int | None = None
+    mig_index: int | None = None
+    name: str | None = None
+    of_job: bool = False
+    gpu_memory_bytes: int | None = field(default=None, metadata=PEAK)
+    sm_share: float | None = None
+    cpu_cores: float | None = None  # 1.0: one core, all the time
+    memory_bytes: int | None = field(default=None, metadata=PEAK)
+
+    @property
+    def key(self) -> tuple[int, int | None, int | None]:
+        return self.pid, self.gpu_index, self.mig_index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSample:
+    """What a job reports of itself; its rates and shares are those of the sample's span.
+
+    `phases` are shares of the host's time, `device_phases` of the GPU's: a GPU that still computes while
+    the host waits for a batch is not starved, and only the second shows it.  Keys are those of
+    `measure.evidence.PHASES`.
+    """
+
+    pid: int
+    name: str | None = None
+    state: JobState = "running"
+    rank: int | None = None
+    world_size: int | None = None
+    steps: int | None = None
+    samples: int | None = None  # rows of all batches so far
+    step_s: float | None = None
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    since_step_s: float | None = field(default=None, metadata=LAST)
+    phases: dict[str, float] | None = None
+    device_phases: dict[str, float] | None = None
+    loss: float | None = field(default=None, metadata=LAST)
+    learning_rate: float | None = field(default=None, metadata=LAST)
+    allocated_bytes: int | None = field(default=None, metadata=PEAK)
+    reserved_bytes: int | None = field(default=None, metadata=PEAK)
+    peak_allocated_bytes: int | None = field(default=None, metadata=PEAK)
+    gpu_index: int | None = None  # NVML's number of the GPU it computes on
+    visible_gpus: tuple[int, ...] | None = None  # NVML's numbers of the GPUs that it could use
+    energy_per_step_j: float | None = None
+    energy_per_sample_j: float | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A machine and its job, at `time_s` for the `span_s` before it."""
+
+    time_s: float  # seconds since the epoch
+    span_s: float | None = None  # None: the first sample, which stands for an instant
+    host: HostSample = field(default_factory=HostSample)
+    gpus: tuple[GpuSample, ...] = ()
+    processes: tuple[ProcessSample, ...] = ()
+    job: JobSample | None = None
+    notes: tuple[str, ...] = field(default=(), metadata=EVERY)  # what happened: a gap, a GPU lost or back
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def gpu(self, index: int | None) -> GpuSample | None:
+        """The whole GPU with NVML's number `index`."""
+        return next((gpu for gpu in self.gpus if gpu.index == index and gpu.mig_index is None), None)
+
+    @property
+    def job_gpu(self) -> GpuSample | None:
+        """The GPU the job computes on; where nobody says which, the only one it can be."""
+        if self.job is not None and self.job.gpu_index is not None:
+            return self.gpu(self.job.gpu_index)
+        visible = self.job.visible_gpus if self.job is not None else None
+        able = [gpu for gpu in self.gpus if visible is None or gpu.index in visible]
+        return able[0] if len(able) == 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole document, unknowns as null."""
+        return {"format": FORMAT, "version": SAMPLE_VERSION, **encode(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Sample:
+        """Read `to_json` or `lean`; BadInput for anything else."""
+        if not isinstance(data, dict) or data.get("format", FORMAT) != FORMAT:
+            raise BadInput("this is not a Sample")
+        version = data.get("version", SAMPLE_VERSION)
+        if not isinstance(version, int) or version > SAMPLE_VERSION:
+            raise BadInput(
+                f"the Sample has version {version}; this flatout reads up to {SAMPLE_VERSION}",
+                hint="pip install --upgrade flatout",
+            )
+        try:
+            return decode(cls, data)
+        except WrongShape as error:
+            raise BadInput(f"the Sample is damaged: {error}") from None
+
+
+def lean(value: Any) -> Any:
+    """Plain JSON values without unknown and empty ones: a log of samples is half as long so."""
+    if isinstance(value, dict):
+        return {key: lean(item) for key, item in value.items() if item is not None and item not in ([], {})}
+    return [lean(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,191 @@
+"""One thread that reads every meter once a second and hands the Sample on.
+
+A deadline that was missed is skipped, never made up for: after a machine slept for an hour there is one
+sample and a note about the gap, not 3600 samples in a burst.  The meters survive what they measure (a GPU
+that is lost, a driver that is restarted, a job that dies); what hears the samples may fail with an OSError
+or a FlatoutError, which becomes a note.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+
+from flatout.errors import BadInput, FlatoutError
+from flatout.monitor.attached import JobMeter
+from flatout.monitor.gpus import GpuMeter
+from flatout.monitor.machine import HostMeter
+from flatout.monitor.processes import ProcessMeter
+from flatout.monitor.sample import GpuSample, JobSample, Sample
+
+LOWEST_HZ, HIGHEST_HZ = 0.1, 10.0
+GAP_PERIODS = 3.0
+RECENT_S = 120.0
+CLOCK_JUMP_S = 2.0
+
+Listener = Callable[[Sample], None]
+
+
+class Sampler:
+    """Takes samples; `start` does so in a thread, `take` on the spot.
+
+    Listeners are called in the sampler's thread, in order; a slow one delays the next sample.
+    """
+
+    def __init__(
+        self,
+        *,
+        hz: float = 1.0,
+        job: JobMeter | None = None,
+        gpus: GpuMeter | None = None,
+        host: HostMeter | None = None,
+        listeners: Iterable[Listener] = (),
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not LOWEST_HZ <= hz <= HIGHEST_HZ:
+            raise BadInput(f"{hz} samples a second", hint=f"choose from {LOWEST_HZ} to {HIGHEST_HZ:g}")
+        self.period_s = 1.0 / hz
+        self.job = job
+        self.listeners: list[Listener] = list(listeners)
+        self.latest: Sample | None = None
+        self._gpus = gpus or GpuMeter()
+        self._host = host or HostMeter()
+        self._processes = ProcessMeter(None if job is None else job.pid)
+        self._clock, self._wall_clock = clock, wall_clock
+        self._recent: deque[Sample] = deque(maxlen=max(int(RECENT_S * hz), 2))
+        self._last: tuple[float, float] | None = None  # of both clocks
+        self._last_job: tuple[float, JobSample] | None = None  # the energy of its GPUs, and the job then
+        self._notes: list[str] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # Threads
+
+    def start(self) -> Sampler:
+        """Take the first sample at once, and the others in the background."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="flatout-sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+        self._gpus.close()
+
+    def __enter__(self) -> Sampler:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        due_s = self._clock()
+        while not self._stop.is_set():
+            self.take()
+            due_s = next_deadline(due_s, self._clock(), self.period_s)
+            self._stop.wait(max(due_s - self._clock(), 0.0))
+
+    def recent(self, span_s: float = RECENT_S) -> tuple[Sample, ...]:
+        """The samples of the last `span_s`, oldest first; kept for two minutes."""
+        samples = tuple(self._recent)
+        return tuple(sample for sample in samples if samples[-1].time_s - sample.time_s <= span_s)
+
+    # Samples
+
+    def take(self) -> Sample:
+        """One sample, given to every listener."""
+        now_s, time_s = self._clock(), self._wall_clock()
+        self._note_gap(now_s, time_s)
+        gpus = self._gpus.read(now_s, time_s=time_s)
+        self._notes += self._gpus.notes
+        self._gpus.notes.clear()
+        sample = Sample(
+            time_s=time_s,
+            span_s=None if self._last is None else now_s - self._last[0],
+            host=self._host.read(now_s),
+            gpus=gpus,
+            processes=self._processes.read(self._gpus.rows, now_s),
+            job=self._read_job(gpus, time_s),
+            notes=tuple(self._notes),
+            missing={} if self._gpus.refusal is None else {"gpus": self._gpus.refusal},
+        )
+        self._notes.clear()
+        self._last = (now_s, time_s)
+        self.latest = sample
+        self._recent.append(sample)
+        for listener in self.listeners:
+            self._tell(listener, sample)
+        return sample
+
+    def _tell(self, listener: Listener, sample: Sample) -> None:
+        try:
+            listener(sample)
+        except (OSError, FlatoutError) as error:
+            note = f"{getattr(listener, '__qualname__', type(listener).__name__)} failed: {error}"
+            if note not in sample.notes:
+                self._notes.append(note)
+
+    def _note_gap(self, now_s: float, time_s: float) -> None:
+        if self._last is None:
+            return
+        passed_s, wall_s = now_s - self._last[0], time_s - self._last[1]
+        # A sleeping machine stops one of the clocks, a stopped process neither.
+        longest_s = max(passed_s, wall_s)
+        if longest_s > GAP_PERIODS * self.period_s + CLOCK_JUMP_S:
+            self._notes.append(f"no samples for {longest_s:.0f} s: this process or the machine was suspended")
+        elif wall_s < passed_s - CLOCK_JUMP_S:
+            self._notes.append(f"the clock was set back by {passed_s - wall_s:.0f} s")
+
+    def _read_job(self, gpus: tuple[GpuSample, ...], time_s: float) -> JobSample | None:
+        if self.job is None:
+            return None
+        sample = self.job.read(time_s)
+        visible = self._gpus.visible(self.job.run.visible_devices) if gpus else None
+        sample = replace(sample, gpu_index=self._gpus.index_of(self.job.gpu_uuid), visible_gpus=visible)
+        return self._with_energy(sample, gpus)
+
+    def _with_energy(self, sample: JobSample, gpus: tuple[GpuSample, ...]) -> JobSample:
+        """Joules per step of the GPU it computes on; of all it may use, where it does not say which."""
+        if sample.gpu_index is not None:
+            mine: tuple[int, ...] = (sample.gpu_index,)
+        else:
+            mine = sample.visible_gpus or ()
+        counted = [gpu.energy_j for gpu in gpus if gpu.index in mine and gpu.mig_index is None]
+        energy = [energy_j for energy_j in counted if energy_j is not None]
+        if not energy or len(energy) < len(counted) or sample.steps is None:
+            self._last_job = None
+            return sample
+        total_j = sum(energy)
+        before = self._last_job
+        if before is not None and before[1].gpu_index == sample.gpu_index:
+            spent_j, steps = total_j - before[0], sample.steps - (before[1].steps or 0)
+            rows = (sample.samples or 0) - (before[1].samples or 0)
+            if steps <= 0 and spent_j >= 0:
+                return sample  # the step that is under way is still paying
+            if spent_j >= 0:
+                sample = replace(
+                    sample,
+                    energy_per_step_j=spent_j / steps,
+                    energy_per_sample_j=spent_j / rows if rows > 0 else None,
+                )
+        self._last_job = (total_j, sample)
+        return sample
+
+
+def next_deadline(due_s: float, now_s: float, period_s: float) -> float:
+    """The next time on the grid that lies ahead."""
+    due_s += period_s
+    if due_s > now_s:
+        return due_s
+    missed = int((now_s - due_s) / period_s) + 1
+    return due_s + missed * period_s

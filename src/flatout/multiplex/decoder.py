@@ -1,0 +1,144 @@
+"""A causal language model as a list of products and what lies between them.
+
+Hugging Face's families differ in spelling more than in substance.  `Decoder` states the substance: an embedding,
+blocks of (norm, attention, norm, MLP) around a residual stream, a final norm and a head.  Everything that runs a
+model here (the portable forward, the hand-written decode step) reads a `Decoder` and knows no family; reading a
+family is `families.py`.
+
+The query, key and value products of a block are one product, as are gate and up: one `Projection` whose weight
+stacks the parts.  A model that stores them apart is stacked in place: its parameters become views of the stacked
+storage, so no weight exists twice.  Low-rank variants are keyed by `Projection.name`.
+
+Shapes: V vocabulary, D width, H heads, K key-value heads, E head width, I the MLP's width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Projection:
+    """y = x weight^T + bias, weight [out, in]; `parts` names the modules that the rows of weight belong to.
+
+    `name` is the module's own name where the model stores one module (`h.0.attn.c_attn`), and the parts joined
+    with "+" where several are stacked (`model.layers.0.self_attn.q_proj+k_proj+v_proj`).
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    parts: tuple[tuple[str, int], ...]  # (module name, rows of weight), in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Norm:
+    """RMS norm (`centred` False) or layer norm (True): normalised x * weight + bias.
+
+    Gemma stores weight - 1; `weight` here is always the factor itself.  Statistics are taken in float32.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    centred: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Attention:
+    """Causal attention with K key-value heads serving H query heads.
+
+    `qkv` rows are [H*E queries | K*E keys | K*E values].  `rotary_width` leading columns of each head are rotated
+    (halves form: column i pairs with i + rotary_width/2) by the tables `cos`/`sin` [positions, rotary_width/2];
+    None: no rotation.  `window`: a position sees only the last `window` positions, itself included.
+    `softcap`: scores become cap * tanh(scores / cap).
+    """
+
+    qkv: Projection
+    out: Projection
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    scale: float
+    q_norm: Norm | None
+    k_norm: Norm | None
+    cos: Tensor | None
+    sin: Tensor | None
+    rotary_width: int
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mlp:
+    """down(activation(gate) * up) with `up` rows [I gate | I up] if `gated`, else down(activation(up))."""
+
+    up: Projection
+    down: Projection
+    activation: Activation
+    gated: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """x + attention(norm(x)), then x + mlp(norm(x)); `parallel` (NeoX): both read the same x and are added.
+
+    `attention_out_norm` and `mlp_out_norm` (Gemma 2, 3) act on a branch before it joins the residual.
+    """
+
+    attention_norm: Norm
+    attention: Attention
+    attention_out_norm: Norm | None
+    mlp_norm: Norm
+    mlp: Mlp
+    mlp_out_norm: Norm | None
+    parallel: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Decoder:
+    """A whole causal language model; `head` shares the embedding's storage where the model ties them."""
+
+    embedding: Tensor  # [V, D]
+    embedding_scale: float | None
+    positions: Tensor | None  # learned, [max positions, D] (GPT-2)
+    blocks: tuple[Block, ...]
+    norm: Norm
+    head: Projection
+    softcap: float | None
+    max_positions: int
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.embedding.shape[1]
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.head.weight.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of activations and of the cache."""
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where every weight lies."""
+        return self.embedding.device
+
+    def projections(self) -> dict[str, Projection]:
+        """Every product of the blocks by name, in order of use; the head is left out: noise spares it."""
+        found = {}
+        for block in self.blocks:
+            for product in (block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down):
+                found[product.name] = product
+        return found

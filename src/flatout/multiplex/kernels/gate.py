@@ -1,0 +1,81 @@
+"""activation(gate) * up between the MLP's two products, with the correction of both.
+
+The down product's coefficients are left as one partial sum per block of columns: adding them up in the next
+kernel keeps the result the same from run to run, which atomic additions would not.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flatout.multiplex.kernels.norm import ONCE, factor
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    if KIND == "silu":
+        return x / (1 + tl.exp(-x))
+    else:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x / (1 + tl.exp(-2 * inner))
+
+
+@triton.jit
+def gate_up(
+    joined,  # [rows, 2 WIDTH]
+    out,  # [rows, WIDTH], written
+    coefficients,  # [rows, RANK] of the up product
+    expand,  # [variants, RANK, 2 WIDTH]
+    shrink,  # [variants, RANK, WIDTH] of the down product
+    shrunk,  # [rows, RANK, parts], written
+    variant,
+    sign,
+    scale_out,
+    num_tokens,
+    GROUP_ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows = first + tl.arange(0, ROWS)
+    part = tl.program_id(1)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    own = first // num_tokens
+    which = own // GROUP_ROWS if GROUP_ROWS > 0 else tl.load(variant + own)
+    if RANK == 1:
+        b0 = factor(shrink, which * WIDTH, columns, inside)
+        a0 = factor(expand, which * 2 * WIDTH, columns, inside)
+        a1 = factor(expand, which * 2 * WIDTH, columns + WIDTH, inside)
+    at = rows[:, None] * (2 * WIDTH) + columns[None, :]
+    g = tl.load(joined + at, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
+    u = tl.load(joined + at + WIDTH, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
+    for j in tl.static_range(RANK):
+        c = tl.load(coefficients + rows * RANK + j)
+        if RANK == 1:
+            g += c[:, None] * a0[None, :]
+            u += c[:, None] * a1[None, :]
+        else:
+            start = (which * RANK + j) * 2 * WIDTH
+            g += c[:, None] * factor(expand, start, columns, inside)[None, :]
+            u += c[:, None] * factor(expand, start, columns + WIDTH, inside)[None, :]
+    h = (activate(g, KIND) * u).to(out.dtype.element_ty)
+    tl.store(out + rows[:, None] * WIDTH + columns[None, :], h, mask=inside[None, :])
+    if RANK > 0:
+        gain = scale_out * tl.load(sign + own)
+        h = tl.where(inside[None, :], h.to(tl.float32), 0.0)
+        if RANK == 1:
+            tl.store(shrunk + rows * PARTS + part, tl.sum(h * b0[None, :], 1) * gain)
+        else:
+            CHUNK: tl.constexpr = 4 if RANK % 4 == 0 else 1
+            for j in tl.static_range(0, RANK, CHUNK):
+                ranks = j + tl.arange(0, CHUNK)
+                start = (which * RANK + ranks[:, None]) * WIDTH
+                b = factor(shrink, start, columns[None, :], inside[None, :])
+                dots = tl.sum(h[:, None, :] * b[None, :, :], 2) * gain
+                tl.store(shrunk + (rows[:, None] * RANK + ranks[None, :]) * PARTS + part, dots)

@@ -1,0 +1,215 @@
+"""One linear map, another low-rank variant of it for each row of the batch.
+
+    y = x W^T + b + gain * (x . shrink[v]) expand[v]        v, gain: of the row
+
+The first product is the plain model's and runs as it would alone; the correction reads the variants' factors
+and touches y once more.  At decode sizes (a token a row) it is bound by the bytes of factors and y, so on a
+GPU two small Triton kernels read each once; for longer inputs the tokens of a variant share its factors, and
+batched products are the better shape.  A row of gain 0 is the plain model's row, unchanged.
+
+The operator is registered with torch (`flatout::multiplex_linear`) with a shape rule and a derivative, so
+that compile and CUDA graphs see one node.  Its derivative to x is itself, the factors in each other's place.
+
+Shapes: R rows, T tokens a row (all middle dimensions as one), K rank, I and O widths, V variants.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatout.errors import BadInput
+
+HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
+DECODE_TOKENS = 16  # tokens a row up to which the kernels that work token by token are taken: assumed
+INT8_SHIFT = 32.0  # in float16 an int8 factor is divided by this, exactly, so that dot products stay in range
+
+_SCHEMA = (
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor shrink, Tensor expand, Tensor index, Tensor gain,"
+    " int group_size) -> Tensor"
+)
+
+
+def linear(
+    x: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None,
+    shrink: Tensor,
+    expand: Tensor,
+    index: Tensor,
+    gain: Tensor,
+    group_size: int = 0,
+) -> Tensor:
+    """Apply the operator, with its sizes checked and autocast heeded as `nn.Linear` heeds it.
+
+    x is [rows, ..., in].  Row i adds gain[i] times the product of the factors of variant index[i].  With
+    `group_size` the rows of variant v are [v * group_size, (v + 1) * group_size).
+    """
+    rows = x.shape[0]
+    if rows != index.shape[0]:
+        raise BadInput(
+            f"an input of {rows} rows meets a table of {index.shape[0]}",
+            hint="the first dimension of every input must be the rows of the batch",
+        )
+    if group_size and (rows % group_size or rows > group_size * shrink.shape[0]):
+        raise BadInput(
+            f"{rows} rows are no groups of {group_size} for {shrink.shape[0]} variants",
+            hint="give group_size=0 for rows in any order",
+        )
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    result: Tensor = multiplex_linear(x, weight, bias, shrink, expand, index, gain, group_size)
+    return result
+
+
+@torch.library.custom_op("flatout::multiplex_linear", mutates_args=(), schema=_SCHEMA)
+def multiplex_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shrink: Tensor,
+    expand: Tensor,
+    index: Tensor,
+    gain: Tensor,
+    group_size: int,
+) -> Tensor:
+    """Compute the operator with whole products, on any device."""
+    y = F.linear(x, weight, bias).contiguous()
+    if y.numel():
+        _correct(y, x, shrink=shrink, expand=expand, index=index, gain=gain, group_size=group_size)
+    return y
+
+
+@multiplex_linear.register_kernel("cuda")
+def _on_cuda(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shrink: Tensor,
+    expand: Tensor,
+    index: Tensor,
+    gain: Tensor,
+    group_size: int,
+) -> Tensor:
+    """On a GPU: the product by cuBLAS, the correction by whichever shape suits its length."""
+    y = F.linear(x, weight, bias).contiguous()
+    if not y.numel():
+        return y
+    tokens = x.numel() // (x.shape[0] * x.shape[-1])
+    if HAS_TRITON and tokens <= DECODE_TOKENS and x.dtype != torch.float64:
+        from flatout.multiplex.kernels.linear import correct
+
+        correct(y, x.contiguous(), shrink=shrink, expand=expand, index=index, gain=gain)
+    else:
+        _correct(y, x, shrink=shrink, expand=expand, index=index, gain=gain, group_size=group_size)
+    return y
+
+
+@multiplex_linear.register_fake
+def _shape(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shrink: Tensor,
+    expand: Tensor,
+    index: Tensor,
+    gain: Tensor,
+    group_size: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _correct(
+    y: Tensor, x: Tensor, *, shrink: Tensor, expand: Tensor, index: Tensor, gain: Tensor, group_size: int
+) -> None:
+    """Add the correction to y in place, by batched products over variants (in groups) or over rows."""
+    own = _shifted(gain, expand, x.dtype)
+    coefficients_BNK = _coefficients(x, shrink=shrink, index=index, gain=own, group_size=group_size)
+    expand_BKO = _of_batches(expand, index=index, num_rows=x.shape[0], group_size=group_size, dtype=x.dtype)
+    if not group_size:
+        # Every row names a variant, an unperturbed one too; that variant's numbers must not reach it.
+        expand_BKO.masked_fill_(gain.eq(0)[:, None, None], 0)
+    y.view(len(expand_BKO), -1, y.shape[-1]).baddbmm_(coefficients_BNK, expand_BKO)
+
+
+def _coefficients(x: Tensor, *, shrink: Tensor, index: Tensor, gain: Tensor, group_size: int) -> Tensor:
+    """gain * (x . shrink[v]) of every token: [R, T, K], or [variants, group_size * T, K] in groups."""
+    num_rows = x.shape[0]
+    shrink_BKI = _of_batches(shrink, index=index, num_rows=num_rows, group_size=group_size, dtype=x.dtype)
+    rank = shrink_BKI.shape[1]
+    dots_RTK = torch.bmm(x.reshape(len(shrink_BKI), -1, x.shape[-1]), shrink_BKI.mT).view(num_rows, -1, rank)
+    gain_R11 = _shifted(gain, shrink, x.dtype)[:, None, None]
+    scaled_RTK = (dots_RTK * gain_R11).masked_fill(gain_R11.eq(0), 0)
+    return scaled_RTK.to(x.dtype).view(len(shrink_BKI), -1, rank)
+
+
+def _of_batches(
+    factor: Tensor, *, index: Tensor, num_rows: int, group_size: int, dtype: torch.dtype
+) -> Tensor:
+    """The factor of each batch of a batched product: a view if rows lie in groups, else a copy per row."""
+    chosen = factor[: num_rows // group_size] if group_size else factor[index]
+    return chosen.to(dtype) / INT8_SHIFT if _is_shifted(factor, dtype) else chosen.to(dtype)
+
+
+def _is_shifted(factor: Tensor, dtype: torch.dtype) -> bool:
+    return factor.dtype == torch.int8 and dtype == torch.float16
+
+
+def _shifted(gain: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gain that goes with a factor as `_of_batches` gives it."""
+    return gain * INT8_SHIFT if _is_shifted(factor, dtype) else gain
+
+
+def _factor_gradient(
+    factor: Tensor, *, coefficients_BNK: Tensor, inside: Tensor, index: Tensor, group_size: int
+) -> Tensor:
+    """Sum of coefficient times inside over the tokens of each variant: the derivative of either factor."""
+    of_batch_BKW = torch.bmm(coefficients_BNK.mT, inside.reshape(len(coefficients_BNK), -1, inside.shape[-1]))
+    wide = torch.promote_types(of_batch_BKW.dtype, torch.float32)
+    gradient = torch.zeros(factor.shape, dtype=wide, device=factor.device)
+    if group_size:
+        gradient[: len(of_batch_BKW)] = of_batch_BKW.to(wide)
+    else:
+        gradient.index_add_(0, index, of_batch_BKW.to(wide))
+    return gradient.to(factor.dtype)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _, shrink, expand, index, gain, group_size = inputs
+    _, for_weight, _, for_shrink, for_expand, *_ = ctx.needs_input_grad
+    # Frozen weights and noise need no x: a backward to x alone keeps no activation alive.
+    keep_x = for_weight or for_shrink or for_expand
+    ctx.save_for_backward(x if keep_x else None, weight, shrink, expand, index, gain)
+    ctx.group_size = group_size
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, shrink, expand, index, gain = ctx.saved_tensors
+    for_x, for_weight, for_bias, for_shrink, for_expand, *_ = ctx.needs_input_grad
+    rows = {"index": index, "group_size": ctx.group_size}
+    to_x = to_weight = to_bias = to_shrink = to_expand = None
+    if for_x:
+        to_x = multiplex_linear(
+            gradient, weight.mT, None, expand, shrink, index, gain, group_size=ctx.group_size
+        )
+    if for_weight:
+        to_weight = gradient.reshape(-1, gradient.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
+    if for_bias:
+        to_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0)
+    if for_shrink:
+        outer = _coefficients(gradient, shrink=expand, gain=gain, **rows)
+        to_shrink = _factor_gradient(shrink, coefficients_BNK=outer, inside=x, **rows)
+    if for_expand:
+        inner = _coefficients(x, shrink=shrink, gain=gain, **rows)
+        to_expand = _factor_gradient(expand, coefficients_BNK=inner, inside=gradient, **rows)
+    return to_x, to_weight, to_bias, to_shrink, to_expand, None, None, None
+
+
+multiplex_linear.register_autograd(_backward, setup_context=_remember)

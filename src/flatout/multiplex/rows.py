@@ -1,0 +1,129 @@
+"""Which variant of a model each row of a batch runs.
+
+A *variant* is a small change on shared weights: low-rank factors, or a vector at a layer.  Row i of a batch
+belongs to variant `variants[i]`, or to none: an unperturbed row is `None` and computes exactly what the plain
+model computes.  A row may take its variant with the opposite sign: the two members of an antithetic pair share
+one set of factors and differ in the sign alone.
+
+Kernels read two small tensors, `index` (a valid variant for every row) and `sign` (+1, -1, or 0 for an
+unperturbed row).  They are buffers: a slot that is refilled by another variant writes into them, and a captured
+CUDA graph sees the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flatout.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """Rows that lie in order: variant v owns rows [v * size, (v + 1) * size), the last half with sign -1.
+
+    A kernel can then view the batch as [variants, size, ...] and needs no gather.
+    """
+
+    num: int
+    size: int
+    antithetic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Row i runs variant `variants[i]` times `signs[i]`; None runs the plain model."""
+
+    variants: tuple[int | None, ...]
+    signs: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check every entry, and name the first that is wrong."""
+        for row, variant in enumerate(self.variants):
+            if variant is not None and variant < 0:
+                raise BadInput(f"row {row} has variant {variant}", hint="an unperturbed row is None")
+        if self.signs is None:
+            return
+        if len(self.signs) != len(self.variants):
+            raise BadInput(f"{len(self.signs)} signs for {len(self.variants)} rows", hint="one sign per row")
+        for row, sign in enumerate(self.signs):
+            if sign not in (1, -1):
+                raise BadInput(f"row {row} has sign {sign}", hint="signs are 1 or -1")
+
+    @classmethod
+    def plain(cls, num_rows: int) -> Rows:
+        """Rows that all run the plain model."""
+        return cls((None,) * num_rows)
+
+    @classmethod
+    def grouped(cls, num_variants: int, *, size: int, antithetic: bool = False) -> Rows:
+        """`size` rows for each variant, in order; the second half of each group with sign -1 if antithetic."""
+        if antithetic and size % 2:
+            raise BadInput(
+                f"{size} rows cannot be halved into an antithetic pair", hint="take an even number"
+            )
+        variants = tuple(variant for variant in range(num_variants) for _ in range(size))
+        if not antithetic:
+            return cls(variants)
+        half = (1,) * (size // 2) + (-1,) * (size // 2)
+        return cls(variants, half * num_variants)
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    @property
+    def num_variants(self) -> int:
+        """One more than the largest variant: how many sets of factors these rows may read."""
+        return max((variant + 1 for variant in self.variants if variant is not None), default=0)
+
+    @property
+    def groups(self) -> Groups | None:
+        """The grouped layout, if these rows have it."""
+        num = self.num_variants
+        if num == 0 or len(self) % num:
+            return None
+        size = len(self) // num
+        if self.variants != tuple(row // size for row in range(len(self))):
+            return None
+        if self.signs is None or all(sign == 1 for sign in self.signs):
+            return Groups(num=num, size=size, antithetic=False)
+        half = (1,) * (size // 2) + (-1,) * (size // 2)
+        return Groups(num=num, size=size, antithetic=True) if self.signs == half * num else None
+
+    def tables(self, device: torch.device | str = "cpu") -> RowTables:
+        """The tensors that kernels read, on `device`."""
+        import torch
+
+        signs = self.signs or (1,) * len(self)
+        index = [0 if variant is None else variant for variant in self.variants]
+        gains = [0 if variant is None else sign for variant, sign in zip(self.variants, signs, strict=True)]
+        return RowTables(
+            index=torch.tensor(index, dtype=torch.int64, device=device),
+            sign=torch.tensor(gains, dtype=torch.float32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowTables:
+    """`Rows` as device buffers; `write` refills some rows in place."""
+
+    index: Tensor
+    sign: Tensor
+
+    def write(self, slots: Sequence[int] | Tensor, rows: Rows) -> None:
+        """Give `slots` of this table the variants of `rows`."""
+        import torch
+
+        where = torch.as_tensor(slots, dtype=torch.int64, device=self.index.device)
+        fresh = rows.tables(self.index.device)
+        self.index[where] = fresh.index
+        self.sign[where] = fresh.sign
+
+    def take(self, rows: Tensor) -> RowTables:
+        """The tables of some rows, by index: what a prefill of those slots reads."""
+        return RowTables(index=self.index[rows], sign=self.sign[rows])

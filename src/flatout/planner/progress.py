@@ -1,0 +1,80 @@
+"""What a plan says while it works: which question it is at, how long it took, and about how much is left.
+
+A plan knows its questions before it asks them, and not which of them need a trace: an answer that is stored
+or follows from another takes no time.  So a line is said when a trace begins and not when a question is
+asked, and what is left is reckoned from the questions that did need one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+SEARCH, PEAK = 4, 1  # traces that a largest batch and a peak take
+
+
+def silent(message: str) -> None:
+    """In the place of somebody who listens."""
+
+
+class Progress:
+    """Counts the questions of a plan and says the long ones."""
+
+    def __init__(
+        self, say: Callable[[str], None] = silent, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._start_s = clock()
+        self._ahead: list[int] = []  # traces that each question to come takes, if it takes any
+        self._num_asked = 0
+        self._question = ""
+        self._asked_s = self._start_s
+        self._num_expected = 0  # traces of the question that is asked
+        self._num_made = 0  # those it has taken so far
+        self._known: list[tuple[int, float]] = []  # (traces, seconds) of questions that took some
+
+    def expect(self, num_traces: Iterable[int]) -> None:
+        """These questions are ahead, each with the traces it takes."""
+        self._ahead = list(num_traces)
+
+    def ask(self, question: str) -> None:
+        """A question begins, and the one before it has its answer."""
+        now_s = self._clock()
+        if self._num_made:
+            self._known.append((self._num_made, now_s - self._asked_s))
+        self._question, self._asked_s, self._num_made = question, now_s, 0
+        self._num_asked += 1
+        self._num_expected = self._ahead.pop(0) if self._ahead else 1
+
+    def count(self, num_traces: int) -> None:
+        """So many traces are going to be made: those that no store had."""
+        self._num_made += num_traces
+
+    def work(self, message: str) -> None:
+        """Something that takes a while begins: a trace, or a real run."""
+        if not self._question:
+            self._say(message)
+            return
+        so_far = f"{self._num_asked} of {self._num_asked + len(self._ahead)}"
+        elapsed_s, left_s = self._clock() - self._start_s, self._left_s()
+        if elapsed_s >= 1:
+            so_far += f", {_rough(elapsed_s)}"
+        if left_s is not None and left_s >= 1:
+            so_far += f", about {_rough(left_s)} left"
+        self._say(f"[{so_far}] {self._question}: {message}")
+
+    def _left_s(self) -> float | None:
+        """None until a question was answered by traces."""
+        if not self._known:
+            return None
+        each_s = sum(seconds for _, seconds in self._known) / sum(made for made, _ in self._known)
+        this_s = max(each_s, each_s * self._num_expected - (self._clock() - self._asked_s))
+        return each_s * sum(self._ahead) + this_s
+
+
+def _rough(seconds: float) -> str:
+    """Whole seconds, then minutes: nobody waits for tenths."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

@@ -1,0 +1,163 @@
+"""`flatout evolve` in processes of its own: interrupted, killed, and as several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from flatout.engines.evolution.trainer import evolve
+from tests.evolving import save_tiny, tiny_settings
+
+# Sums of more threads round in another order: the runs that are compared have one each.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+EPOCHS = 6
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> dict[str, Any]:
+    """What one process that nothing disturbs arrives at."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    evolve(settings(model, out))
+    return last(out)
+
+
+def settings(model: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    return tiny_settings(model, out, epochs=EPOCHS, optimizer="adamw", lr=0.02, checkpoint_every=1, **changes)
+
+
+def last(out: Path) -> dict[str, Any]:
+    return load_file(out / "checkpoints" / f"epoch-{EPOCHS:06d}" / "tensors.safetensors")
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
+
+
+def config_file(model: Path, out: Path, **changes: Any) -> Path:
+    path = out.with_suffix(".yaml")
+    path.write_text(json.dumps(settings(model, out, **changes)))  # JSON is YAML
+    return path
+
+
+def started(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flatout", "evolve", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"the run ended without {text!r}")
+
+
+def run(*arguments: object) -> None:
+    process = started(*arguments)
+    _stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+
+
+def test_a_run_that_is_killed_is_resumed_bit_for_bit(
+    model: Path, whole: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    config = config_file(model, out)
+    process = started(config)
+    wait_for_line(process, "epoch 3 ")
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "checkpoints" / f"epoch-{EPOCHS:06d}").exists()
+    run(config, "--resume")
+    assert same(last(out), whole)
+
+
+def test_an_interrupt_ends_with_one_line_and_a_checkpoint(
+    model: Path, whole: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    config = config_file(model, out)
+    process = started(config)
+    wait_for_line(process, "epoch 2 ")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 2, stderr
+    assert stdout == ""
+    ending = stderr.splitlines()[-1]
+    assert ending.startswith("flatout: interrupted; ") and ending.endswith("; go on with --resume")
+    run(config, "--resume")
+    assert same(last(out), whole)
+
+
+def torchrun(num_ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
+    return subprocess.run(
+        [sys.executable, *launch, *map(str, arguments)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_ranks_arrive_where_one_does(model: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = torchrun(2, "-m", "flatout", "evolve", config_file(model, out))
+    assert done.returncode == 0, done.stderr
+    assert same(last(out), whole)
+    assert done.stdout.count("epochs in") == 1
+    assert done.stderr.count("epoch 6 ") == 1
+
+
+KILLED_ONCE = """
+import json, os, signal, sys
+from flatout.engines.evolution import trainer
+
+tell = trainer.Eggroll.tell
+
+def dying(self, *arguments, **options):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and self.epoch == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tell(self, *arguments, **options)
+
+trainer.Eggroll.tell = dying
+trainer.evolve(json.load(open(sys.argv[1])))
+"""
+
+
+def test_a_killed_rank_is_started_again_and_the_run_goes_on(
+    model: Path, whole: dict[str, Any], tmp_path: Path
+) -> None:
+    out, script = tmp_path / "run", tmp_path / "killed_once.py"
+    script.write_text(KILLED_ONCE)
+    done = torchrun(2, "--max-restarts", "1", script, config_file(model, out))
+    assert done.returncode == 0, done.stderr
+    assert "SIGKILL" in done.stderr or "-9" in done.stderr, done.stderr
+    assert same(last(out), whole)

@@ -1,0 +1,51 @@
+"""Sentences and their references, scored by BLEU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flatout.engines.evolution.rewards import RewardOfRows
+from flatout.engines.evolution.tasks import Task
+from flatout.engines.evolution.tasks.translation import FirstLineBleu, Translation
+from flatout.errors import BadInput
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sentences.jsonl"
+    lines = [
+        json.dumps({"source": f"Das ist der Satz Nummer {n}.", "target": f"This is sentence number {n}."})
+        for n in range(300)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_promises(check_promises: Callable[[Task], None], file: Path) -> None:
+    check_promises(Translation(path=file))
+
+
+def test_the_first_line_is_scored(file: Path) -> None:
+    task = Translation(path=file)
+    prompt = task.prompts("train", epoch=0, count=1, seed=0)[0]
+    target = prompt.answer["target"]
+    assert prompt.text is not None and "Das ist der Satz" in prompt.text and target not in prompt.text
+    reward = task.reward
+    assert isinstance(reward, RewardOfRows)
+    completions = [f" {target}\nSource: more", "This is a sentence.", "\n"]
+    scores = [reward(completion, prompt.answer) for completion in completions]
+    assert scores[0] == pytest.approx(1.0) and 0 < scores[1] < 0.8 and scores[2] == 0.0
+    rows = [(completion, prompt.answer) for completion in completions]
+    assert reward.score_rows(rows) == pytest.approx(scores)
+    assert reward == FirstLineBleu()
+
+
+def test_bad_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"source": "x", "target": null}\n')
+    with pytest.raises(BadInput, match=r"bad\.jsonl:1: 'target' is None"):
+        Translation(path=path)

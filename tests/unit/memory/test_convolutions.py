@@ -1,0 +1,125 @@
+"""What cuDNN takes for a convolution, held against allocations of single convolutions on an H200."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.memory import convolutions
+
+aten = torch.ops.aten
+HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
+NUM_MULTIPROCESSORS = 132
+
+
+def meta(*shape: int, dtype: torch.dtype = BRAIN, channels_last: bool = False) -> Tensor:
+    made = torch.empty(shape, dtype=dtype, device="meta")
+    return made.to(memory_format=torch.channels_last) if channels_last else made
+
+
+def forward(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0, groups: int = 1) -> Any:
+    args = (x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
+    return convolutions.forward(args, {})
+
+
+def backward(
+    x: Tensor, weight: Tensor, *, groups: int = 1, padding: int = 1, gradient: Tensor | None = None
+) -> Any:
+    if gradient is None:
+        gradient = aten.convolution(x, weight, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], groups)
+    spans = ([1, 1], [padding] * 2, [1, 1])
+    args = (gradient, x, weight, None, *spans, False, [0, 0], groups, [True, True, False])
+    return convolutions.backward(args, {}, num_multiprocessors=NUM_MULTIPROCESSORS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "channels", "size", "kernel", "stride", "measured"),
+    [
+        (BRAIN, 8, 64, 56, 3, 1, 6_496_272),
+        (BRAIN, 8, 3, 224, 7, 2, 19_317_776),  # padded to eight channels
+        (HALF, 8, 3, 224, 7, 2, 16_081_424),  # to four
+        (FULL, 8, 3, 224, 7, 2, 30_544_656),  # to none
+    ],
+)
+def test_copies_are_as_large_as_measured(
+    dtype: torch.dtype, batch: int, channels: int, size: int, kernel: int, stride: int, measured: int
+) -> None:
+    x, weight = (
+        meta(batch, channels, size, size, dtype=dtype),
+        meta(64, channels, kernel, kernel, dtype=dtype),
+    )
+    ((num_bytes,),) = forward(x, weight, stride=stride, padding=kernel // 2)
+    assert num_bytes == pytest.approx(measured, rel=2e-3)
+
+
+def test_nothing_is_copied_that_lies_channels_last_or_is_a_plain_product() -> None:
+    last = {"channels_last": True}
+    assert forward(meta(8, 64, 56, 56, **last), meta(64, 64, 3, 3, **last)) == ()
+    assert forward(meta(8, 64, 56, 56), meta(64, 64, 1, 1)) == ()
+    assert forward(meta(8, 64, 56, 56), meta(64, 1, 3, 3), groups=64) == ()
+    assert forward(meta(8, 3, 56, 56, dtype=FULL), meta(64, 3, 4, 4), stride=4) == ()
+
+
+def test_an_image_of_few_channels_is_read_as_it_lies() -> None:
+    assert forward(meta(8, 3, 56, 56), meta(64, 3, 3, 3), padding=1) == ()
+    assert forward(meta(8, 3, 56, 56), meta(64, 3, 3, 3), padding=1, stride=2) != ()
+
+
+def test_a_weight_in_the_usual_order_is_turned_for_an_input_that_lies_channels_last() -> None:
+    x, weight = meta(8, 64, 28, 28, channels_last=True), meta(128, 64, 2, 2)
+    assert forward(x, weight, stride=2) == ((2 * weight.numel(),),)
+
+
+def test_few_channels_that_lie_channels_last_are_padded_in_half_precision() -> None:
+    x, weight = meta(8, 3, 56, 56, channels_last=True), meta(64, 3, 3, 3, channels_last=True)
+    ((num_bytes,),) = forward(x, weight)
+    assert num_bytes == 2 * (8 * 8 * 56 * 56 + weight.numel()) + convolutions.HEAD_BYTES
+    wide = meta(8, 3, 56, 56, dtype=FULL, channels_last=True)
+    assert forward(wide, meta(64, 3, 3, 3, dtype=FULL, channels_last=True)) == ()
+
+
+def test_strides_and_padding_size_the_copy_of_the_output() -> None:
+    x, weight = meta(2, 16, 20, 20), meta(32, 16, 3, 3)
+    ((num_bytes,),) = forward(x, weight, stride=2, padding=1)
+    assert num_bytes == 2 * (x.numel() + 2 * 32 * 10 * 10 + weight.numel()) + convolutions.HEAD_BYTES
+
+
+def test_a_backward_copies_for_the_input_and_then_sums_for_the_weight() -> None:
+    x, weight = meta(32, 64, 56, 56), meta(64, 64, 3, 3)
+    copies = 2 * (2 * x.numel() + weight.numel()) + convolutions.HEAD_BYTES
+    parts = 13 * weight.numel() * 4
+    assert backward(x, weight) == ((copies,), (copies + parts,))
+    assert parts == pytest.approx(1_917_591, rel=1e-3)  # as measured
+    last, kernel = meta(32, 64, 56, 56, channels_last=True), meta(64, 64, 3, 3, channels_last=True)
+    assert backward(last, kernel, gradient=last) == ((parts,),)
+    assert backward(x, meta(64, 64, 1, 1), padding=0) == ((32 * 64 * 64 * 4,),)
+
+
+def test_a_gradient_in_another_order_is_copied_first() -> None:
+    x, weight = meta(32, 64, 56, 56), meta(64, 64, 3, 3)
+    turned = meta(32, 128, 56, 56)[:, :64]  # a part of a wider tensor, as a joined input leaves it
+    plain, copied = backward(x, weight), backward(x, weight, gradient=turned)
+    assert copied == tuple((2 * turned.numel(), *group) for group in plain)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "channels", "size", "place", "measured"),
+    [
+        (BRAIN, 32, 384, 14, -1, 19_267_584),
+        (BRAIN, 8, 96, 56, 0, 1_204_224),
+        (FULL, 8, 96, 56, 0, 87_008_887),
+    ],
+)
+def test_a_depthwise_backward_that_lies_channels_last_is_cudnn(
+    dtype: torch.dtype, batch: int, channels: int, size: int, place: int, measured: int
+) -> None:
+    x = meta(batch, channels, size, size, dtype=dtype, channels_last=True)
+    groups = backward(x, meta(channels, 1, 7, 7, dtype=dtype), groups=channels, padding=3)
+    assert groups[place][0] == pytest.approx(measured, rel=1e-4)
+
+
+def test_a_depthwise_convolution_in_the_usual_order_takes_nothing() -> None:
+    assert backward(meta(8, 64, 56, 56), meta(64, 1, 3, 3), groups=64) == ()

@@ -1,0 +1,14 @@
+"""What the tests of the monitor share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor.played import Played
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    return Played(root=tmp_path)

@@ -1,0 +1,125 @@
+"""The live line: unknown is n/a, a terminal is rewritten, tqdm's bars stay whole, a log gets plain lines."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from flatout.monitor.line import CLEAR_LINE, LineWriter, live_line
+from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
+
+GIB = 2**30
+HOST = HostSample(cpu_share=0.45, memory_used_bytes=67, memory_total_bytes=100)
+T4 = GpuSample(index=0, utilisation_share=0.85, memory_used_bytes=int(8.2 * GIB), memory_total_bytes=16 * GIB)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def sample(second: float = 1.0, **fields: object) -> Sample:
+    return Sample(time_s=second, span_s=1.0, host=HOST, **fields)  # type: ignore[arg-type]
+
+
+def test_the_line_of_the_seed() -> None:
+    job = JobSample(pid=1, loss=0.3245, learning_rate=5.23e-05, steps_per_s=12.3)
+    assert live_line([sample(gpus=(T4,), job=job)]) == (
+        "GPU 8.2/16.0 GiB (51 %) | util 85 % | CPU 45 % | RAM 67 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s"
+    )
+
+
+def test_unknown_is_never_zero() -> None:
+    gpu = GpuSample(index=0)
+    line = live_line([Sample(time_s=1.0, gpus=(gpu,), job=JobSample(pid=1))])
+    assert line == "GPU n/a | util n/a | CPU n/a | RAM n/a | n/a it/s"
+    assert live_line([sample(gpus=(GpuSample(index=0, lost=True),))]) == "GPU lost | CPU 45 % | RAM 67 %"
+
+
+def test_a_machine_without_a_gpu_shows_its_host() -> None:
+    assert live_line([sample()]) == "CPU 45 % | RAM 67 %"
+
+
+def test_several_gpus_show_the_jobs_own_or_all() -> None:
+    two = (T4, GpuSample(index=1, memory_used_bytes=GIB, memory_total_bytes=16 * GIB, utilisation_share=0.0))
+    assert live_line([sample(gpus=two, job=JobSample(pid=1, gpu_index=1))]).startswith("GPU 1.0/16.0")
+    line = live_line([sample(gpus=two)])
+    assert "GPU 0 8.2/16.0 GiB (51 %) | GPU 1 1.0/16.0 GiB (6 %)" in line
+
+
+def test_long_steps_are_shown_as_seconds_and_the_last_known_rate_stands() -> None:
+    slow = sample(1.0, job=JobSample(pid=1, steps_per_s=0.05))
+    between = sample(2.0, job=JobSample(pid=1))
+    assert live_line([slow, between]).endswith("20 s/it")
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_went_wrong_is_shown(loss: float) -> None:
+    assert f"loss {loss}" in live_line([sample(job=JobSample(pid=1, loss=loss))])
+
+
+def test_a_log_gets_a_whole_line_a_minute() -> None:
+    stream = io.StringIO()
+    writer = LineWriter(stream)
+    writer.write([Sample(time_s=0.0)])  # the first has no rates
+    for second in range(1, 130):
+        writer.write([sample(float(second))])
+    writer.close()
+    assert stream.getvalue() == "CPU 45 % | RAM 67 %\n" * 3
+
+
+def test_a_terminal_is_rewritten_in_place_and_left_at_a_fresh_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    writer = LineWriter(stream)
+    for second in (1.0, 2.0):
+        writer.write([sample(second, gpus=(T4,))])
+    writer.close()
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    assert all(len(part.rstrip("\n")) < 20 for part in text.split(CLEAR_LINE))
+
+
+class Screen:
+    """As much of a terminal as tqdm and the line use: carriage return, line feed, erase, cursor up."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = [""]
+        self.row = self.column = 0
+
+    def feed(self, text: str) -> list[str]:
+        for part in re.findall(r"\x1b\[[0-9]*[A-Z]|[\r\n]|[^\x1b\r\n]+", text):
+            if part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row += 1
+                self.column = 0
+                self.rows += [""] * (self.row + 1 - len(self.rows))
+            elif part.endswith("A"):
+                self.row -= 1
+            elif part.endswith("K"):
+                self.rows[self.row] = self.rows[self.row][: self.column]
+            else:
+                old = self.rows[self.row].ljust(self.column)
+                self.rows[self.row] = old[: self.column] + part + old[self.column + len(part) :]
+                self.column += len(part)
+        return [row.rstrip() for row in self.rows]
+
+
+def test_a_bar_of_tqdm_stays_whole_beside_the_line() -> None:
+    tqdm = pytest.importorskip("tqdm")
+    stream = Terminal()
+    writer = LineWriter(stream)
+    with tqdm.tqdm(total=4, file=stream, mininterval=0, ncols=60, desc="train") as bar:
+        for second in range(4):
+            bar.update()
+            writer.write([sample(float(second))])
+    writer.close()
+    rows = Screen().feed(stream.getvalue())
+    bars = [row for row in rows if "train" in row]
+    assert len(bars) == 1  # a bar that was broken leaves its pieces on several rows
+    assert re.fullmatch(r"train: 100%\|[█#]+\| 4/4 \[.*\]", bars[0])
+    assert not any("RAM" in row for row in bars)

@@ -1,0 +1,116 @@
+"""Folders of runs: found by any part of their name, and honest about runs that died."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import BadInput
+from flatout.monitor.runs import (
+    RUN_FILE,
+    Run,
+    create_run,
+    end_run,
+    find_run,
+    is_alive,
+    list_runs,
+    process_started_s,
+    read_run,
+    runs_folder,
+    state_of,
+    this_run,
+)
+
+
+def a_run(name: str = "train", *, pid: int = 7, started_s: float = 1.7e9) -> Run:
+    return Run(name=name, pid=pid, process_started_s=None, started_s=started_s)
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = replace(a_run(), command=("python", "train.py"), rank=1, world_size=2, visible_devices="0,1")
+    folder = create_run(run, tmp_path)
+    assert read_run(folder) == run
+    assert [path.name for path in folder.iterdir()] == [RUN_FILE]
+    end_run(folder, time_s=5.0)
+    assert read_run(folder).ended_s == 5.0
+    assert state_of(read_run(folder)) == "ended"
+
+
+@pytest.mark.parametrize("name", ["../../etc", "<script>", "a" * 500, "", "..", "new\nline", "/"])
+def test_a_hostile_name_stays_inside_the_folder(tmp_path: Path, name: str) -> None:
+    folder = create_run(a_run(name), tmp_path)
+    assert folder.parent == tmp_path
+    assert len(folder.name) < 100
+    assert not set(folder.name) & set("/<>\n\0")
+    assert read_run(folder).name == name
+
+
+def test_this_process_is_alive_and_a_finished_one_is_not() -> None:
+    run = this_run(time_s=1.0)
+    assert (run.pid, state_of(run)) == (os.getpid(), "running")
+    assert run.command
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert not is_alive(child.pid, None)
+    assert state_of(a_run(pid=child.pid)) == "died"
+
+
+def test_a_number_that_was_given_to_a_later_process_is_not_the_run() -> None:
+    started_s = process_started_s(os.getpid())
+    assert started_s is not None
+    assert is_alive(os.getpid(), started_s)
+    assert not is_alive(os.getpid(), started_s - 3600)
+
+
+def test_a_rank_is_read_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    run = this_run("x", time_s=1.0)
+    assert (run.name, run.rank, run.world_size, run.visible_devices) == ("x", 3, 8, "1")
+
+
+def test_runs_are_listed_with_the_latest_first_and_foreign_folders_are_passed_over(tmp_path: Path) -> None:
+    first = create_run(a_run("one", started_s=1.7e9), tmp_path)
+    second = create_run(a_run("two", started_s=1.8e9), tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / RUN_FILE).write_text('{"format": "flatout-run", "version": 1, "pid": "x"}')
+    assert [folder for folder, _ in list_runs(tmp_path)] == [second, first]
+    assert list_runs(tmp_path / "none") == ()
+
+
+def test_a_run_is_found_by_its_path_its_name_or_a_part_of_it(tmp_path: Path) -> None:
+    one = create_run(a_run("one"), tmp_path)
+    create_run(a_run("two"), tmp_path)
+    create_run(a_run("two", pid=77), tmp_path)
+    assert find_run(str(one), tmp_path) == find_run(one.name, tmp_path) == find_run("one", tmp_path) == one
+    with pytest.raises(BadInput, match="several"):
+        find_run("two", tmp_path)
+    with pytest.raises(BadInput, match="no run"):
+        find_run("three", tmp_path)
+    with pytest.raises(BadInput, match="no run"):
+        find_run("", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("", "holds no run"), ("[]", "version None"), ('{"format": "flatout-run", "version": 9}', "version 9")],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / RUN_FILE).write_text(text)
+    with pytest.raises(BadInput, match=word):
+        read_run(tmp_path)
+
+
+def test_runs_are_kept_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_RUNS", str(tmp_path / "mine"))
+    assert runs_folder() == tmp_path / "mine"
+    monkeypatch.delenv("FLATOUT_RUNS")
+    monkeypatch.chdir(tmp_path)
+    assert runs_folder() == tmp_path / ".flatout" / "runs"
