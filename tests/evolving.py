@@ -23,7 +23,7 @@ def tiny_llama(*, seed: int = 0, width: int = 32, layers: int = 1, dtype: torch.
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=256,
         initializer_range=0.15,
         tie_word_embeddings=True,
         pad_token_id=None,
@@ -58,6 +58,7 @@ def tiny_settings(model: Path, out: Path, **changes: Any) -> dict[str, Any]:
         "evaluate_every": 2,
         "evaluate_prompts": 8,
         "checkpoint_every": 2,
+        "cosine_every": 1,
         "save_model": False,
         **changes,
     }

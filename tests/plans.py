@@ -139,6 +139,9 @@ class ToyForecast:
             limit=largest(lambda peak: peak.allocated_bytes + self.context_bytes),
         )
 
+    def of_stage(self, name: str) -> ToyForecast:
+        return self
+
     def step_s(self, sizes: Mapping[str, int], *, recipe: Recipe) -> float | None:
         return None if self.seconds is None else self.seconds(sizes["batch_size"], recipe.checkpointing)
 

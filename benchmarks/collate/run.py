@@ -17,12 +17,22 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from interleaved import arguments, compare, measure, report
+from interleaved import arguments, compare, measure, ratio, report
 
 from flatout.data import Pad, PadCollate
 
 HERE = Path(__file__).parent
 OURS = "flatout"
+# what makes the same batch from the same input
+OURS_BESIDE = {
+    "list, concatenate, stack": OURS,
+    "pad_sequence": "flatout, tensors",
+    "default_collate, equal lengths": "flatout, equal lengths",
+    "default_collate, equal tensors": "flatout, equal tensors",
+    "transformers": "flatout, the same lists",
+    "pad_sequence, pin_memory": "flatout, tensors, pinned",
+    "default_collate, equal tensors, pin_memory": "flatout, equal tensors, pinned",
+}
 Sample = dict[str, Any]
 Arm = Callable[[], object]
 
@@ -95,7 +105,8 @@ def transformers_arms(samples: list[Sample]) -> dict[str, Arm]:
     except ImportError:
         return {}
     vocabulary = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, pad_token="[PAD]", unk_token="[UNK]")
+    make: Any = PreTrainedTokenizerFast  # its constructor has no types
+    tokenizer = make(tokenizer_object=vocabulary, pad_token="[PAD]", unk_token="[UNK]")
     lists = [
         {"input_ids": sample["input_ids"].tolist(), "attention_mask": [1] * len(sample["input_ids"])}
         for sample in samples
@@ -110,13 +121,32 @@ def transformers_arms(samples: list[Sample]) -> dict[str, Arm]:
     }
 
 
+def pinned_arms(tensors: list[Sample], equal_tensors: list[Sample]) -> dict[str, Arm]:
+    """Batches in page-locked memory, as a copy to the GPU wants them."""
+    if not torch.cuda.is_available():
+        return {}
+    collate = PadCollate(pinned=True)
+    assert all(values.is_pinned() for values in collate(tensors).values())
+
+    def pinned(make: Callable[[list[Sample]], Sample], samples: list[Sample]) -> Sample:
+        return {name: values.pin_memory() for name, values in make(samples).items()}
+
+    return {
+        "flatout, tensors, pinned": partial(collate, tensors),
+        "pad_sequence, pin_memory": partial(pinned, pad_sequences, tensors),
+        "flatout, equal tensors, pinned": partial(collate, equal_tensors),
+        "default_collate, equal tensors, pin_memory": partial(pinned, default_collate, equal_tensors),
+    }
+
+
 def arms_of(shape: str, samples: list[Sample]) -> dict[str, Arm]:
     tensors = [{name: torch.from_numpy(values) for name, values in sample.items()} for sample in samples]
     batch = PadCollate()(samples)
     equal = [{name: values[i].numpy() for name, values in batch.items()} for i in range(len(samples))]
     equal_tensors = [{name: values[i] for name, values in batch.items()} for i in range(len(samples))]
     expected = concatenate_and_stack(samples)
-    for found in (batch, PadCollate()(tensors), pad_sequences(tensors)):
+    ours = [PadCollate()(each) for each in (tensors, equal, equal_tensors)]
+    for found in (batch, *ours, pad_sequences(tensors), default_collate(equal_tensors)):
         assert all(torch.equal(found[name], expected[name]) for name in expected), shape
     return {
         OURS: partial(PadCollate(), samples),
@@ -130,16 +160,30 @@ def arms_of(shape: str, samples: list[Sample]) -> dict[str, Arm]:
         "default_collate, equal tensors": partial(default_collate, equal_tensors),
         "memcpy": copy_bytes(batch),
         **(transformers_arms(samples) if shape == "tokens" else {}),
+        **pinned_arms(tensors, equal_tensors),
     }
 
 
-def print_table(shape: str, num_bytes: int, row: dict[str, dict[str, float]]) -> None:
+def raced(arms: dict[str, Arm], *, rounds: int) -> dict[str, Any]:
+    """Every arm against the first, and every peer against ours on its own input."""
+    seconds = measure(arms, rounds=rounds)
+    row: dict[str, Any] = compare(seconds, ours=OURS)
+    for peer, ours in OURS_BESIDE.items():
+        if peer in seconds:
+            row[peer]["beside"] = {"arm": ours, **ratio(seconds[peer], seconds[ours])}
+    return row
+
+
+def print_table(shape: str, num_bytes: int, row: dict[str, Any]) -> None:
     print(f"\n{shape}: {num_bytes / 2**20:.2f} MiB a batch")
-    print(f"{'arm':32} {'per batch':>12} {'ratio to flatout':>26} {'share of memcpy':>16}")
+    print(f"{'arm':42} {'per batch':>12} {'share of memcpy':>16}  times flatout on the same input")
     for name, found in row.items():
-        interval = f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
         share = row["memcpy"]["seconds"] / found["seconds"]
-        print(f"{name:32} {found['seconds'] * 1e6:9.1f} µs {interval:>26} {share:16.3f}")
+        line = f"{name:42} {found['seconds'] * 1e6:9.1f} µs {share:16.3f}"
+        if "beside" in found:
+            beside = found["beside"]
+            line += f"  {beside['ratio']:.2f} [{beside['low']:.2f}, {beside['high']:.2f}]"
+        print(line)
 
 
 def main() -> None:
@@ -150,7 +194,7 @@ def main() -> None:
     for shape, make in SHAPES.items():
         samples = make(np.random.default_rng(0))
         num_bytes = sum(values.nbytes for values in PadCollate()(samples).values())
-        rows[shape] = compare(measure(arms_of(shape, samples), rounds=rounds), ours=OURS)
+        rows[shape] = raced(arms_of(shape, samples), rounds=rounds)
         print_table(shape, num_bytes, rows[shape])
     report("collate", {"shapes": rows}, folder=HERE, save=options.save)
 

@@ -28,6 +28,7 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(width=96, layers=2, heads=6, kv_heads=2, head_width=32, inner=160, vocabulary=300, biased=True),
+    "small": Shape(width=256, layers=4, heads=4, kv_heads=2, head_width=64, inner=704, vocabulary=2048),
     "smollm2-135m": Shape(
         width=576, layers=30, heads=9, kv_heads=3, head_width=64, inner=1536, vocabulary=49152
     ),

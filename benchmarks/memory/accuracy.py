@@ -35,11 +35,11 @@ def summarize(errors: Iterable[float | None]) -> dict[str, Any]:
 
 
 def by_group(rows: Sequence[Mapping[str, Any]], *, estimator: str, quantity: str) -> dict[str, Any]:
-    """Tuned and held-out families apart, all of them, and each family."""
+    """Tuned and held-out families apart, all of them, and each family; of rows it was asked about."""
     groups: dict[str, list[float | None]] = {"tuned": [], "held out": [], "all": []}
     families: dict[str, list[float | None]] = {}
-    for row in rows:
-        error = row["errors"].get(estimator, {}).get(quantity)
+    for row in (row for row in rows if estimator in row["errors"]):
+        error = row["errors"][estimator].get(quantity)
         groups["held out" if row["held_out"] else "tuned"].append(error)
         groups["all"].append(error)
         families.setdefault(row["family"], []).append(error)

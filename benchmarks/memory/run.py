@@ -1,6 +1,7 @@
 """How far predictions made without a GPU are from what a GPU measured.
 
     python benchmarks/memory/run.py [--measured FILE] [--only SUBSTRING] [--peers] [--tuned] [--save]
+    python benchmarks/memory/run.py --update --save        # ours again, the other arms as they were saved
     python benchmarks/memory/run.py --predictions FILE     # largest batches under the caps, for measure.py
 
 Every configuration of the measured table is estimated on this machine's CPU, each in a process of its own.
@@ -115,13 +116,26 @@ def show(row: dict[str, Any], estimators: list[str]) -> str:
     )
 
 
+def with_saved_arms(compared: list[dict[str, Any]], saved: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every comparison with the answers of other arms that a saved table has for the same measurement."""
+    by_label = {row["label"]: row for row in saved["rows"]}
+    result = []
+    for row in compared:
+        old = by_label.get(row["label"], {})
+        if old.get("measured") != row["measured"]:
+            old = {}
+        merged = {key: {**old.get(key, {}), **row[key]} for key in ("estimates", "errors")}
+        result.append({**row, **merged})
+    return result
+
+
 def summarize_all(compared: list[dict[str, Any]]) -> dict[str, Any]:
     """Printed and returned: every estimator, both quantities."""
     result: dict[str, Any] = {}
     names = list(dict.fromkeys(name for row in compared for name in row["errors"]))
     for name in names:
         for quantity in QUANTITIES:
-            answers = (row["errors"][name].get(quantity) for row in compared)
+            answers = (row["errors"].get(name, {}).get(quantity) for row in compared)
             if name in PEERS and all(answer is None for answer in answers):
                 continue  # it never speaks of reserved bytes
             summary = by_group(compared, estimator=name, quantity=quantity)
@@ -190,6 +204,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after this long")
     parser.add_argument("--child-seconds", type=float, default=300.0, help="limit of one estimate")
     parser.add_argument("--predictions", help="write the predicted largest batches to this file, and end")
+    parser.add_argument("--update", action="store_true", help="keep the other arms of the saved table")
     parser.add_argument("--save", action="store_true", help="write results/estimates_HARDWARE_DATE.json")
     arguments = parser.parse_args()
     path = Path(arguments.measured) if arguments.measured else latest_table()
@@ -211,6 +226,12 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
         if arguments.only in configuration.label and not (arguments.tuned and configuration.held_out)
     ]
     compared = gather(rows, arguments)
+    saved = latest_table("estimates") if arguments.update else None
+    kept: dict[str, Any] = {}
+    if saved is not None:
+        document = read_table(saved)
+        compared = with_saved_arms(compared, document)
+        kept = {key: document[key] for key in ("not_asked",) if key in document}
     summary = summarize_all(compared)
     stale, missing = unmatched(table)
     if stale or missing:
@@ -225,6 +246,7 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "summary": summary,
         **summarize_searches(),
+        **kept,
     }
     print(json.dumps(result))
     if arguments.save:

@@ -4,6 +4,7 @@
 
     diagnosis = flatout.diagnose(step, loader)    # run a training loop and examine it
     print(flatout.plan(model, batch, device="A100-80GB"))    # what a step takes of a GPU that is not here
+    for batch in flatout.watch(loader): ...       # show how the job does while it runs, and keep a log
     flatout.step()                                # mark the end of a step of a loop without an optimizer
 
 Names are resolved on first use: `import flatout` costs a training script nothing, and torch is imported
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flatout.measure.evidence_file import load_evidence as load_evidence
     from flatout.measure.marks import step as step
     from flatout.memory.estimate import MemoryEstimate as MemoryEstimate
+    from flatout.monitor.job import watch as watch
 
 __version__ = "0.1.0"
 
@@ -40,6 +42,7 @@ _HOMES = {
     "load_evidence": "flatout.measure.evidence_file",
     "plan": "flatout.api",
     "step": "flatout.measure.marks",
+    "watch": "flatout.monitor.job",
 }
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "load_evidence",
     "plan",
     "step",
+    "watch",
 ]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.codec import encode
 from flatout.doctor.examine import examine
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
     from flatout.memory.estimate import MemoryEstimate
     from flatout.memory.forecast import Parallel
     from flatout.memory.job import Precision
+    from flatout.monitor.compare import Comparison
+    from flatout.monitor.sampler import Sampler
+    from flatout.monitor.sinks.chosen import SinkChoice
+    from flatout.monitor.summary import Summary
     from flatout.planner.apply import Backup
     from flatout.planner.forecast import Forecast
     from flatout.planner.lengths import Lengths
@@ -148,6 +151,86 @@ def evolve(
     from flatout.engines.evolution.trainer import evolve
 
     return evolve(settings, resume=resume, on_epoch=on_epoch, on_note=on_progress)
+
+
+# Watched runs
+
+
+def watch_script(
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    name: str | None = None,
+    hz: float = 1.0,
+    folder: Path | None = None,
+    sinks: SinkChoice | None = None,
+) -> NoReturn:
+    """Become `command`, an unmodified script under watch; its exit code and its signals are its own."""
+    from flatout.measure.launch import check_command
+    from flatout.monitor.launched import LaunchOptions, launch
+    from flatout.monitor.sinks.chosen import SinkChoice
+
+    check_command(command, module=module)
+    options = LaunchOptions(
+        command=tuple(command),
+        module=module,
+        name=name,
+        hz=hz,
+        folder=None if folder is None else str(folder.absolute()),
+        sinks=sinks or SinkChoice(),
+    )
+    launch(options)
+
+
+def serve_runs(
+    *,
+    sampler: Sampler | None = None,
+    folders: Sequence[Path] = (),
+    root: Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve the page of live charts until Ctrl-C; beyond the loopback its address holds a token."""
+    from flatout.monitor.web.server import serve
+
+    serve(
+        sampler=sampler,
+        folders=folders,
+        root=root,
+        host=host or "127.0.0.1",
+        port=port or 0,
+        on_ready=on_ready,
+    )
+
+
+def report_run(
+    run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
+) -> Summary:
+    """The figures of a run that is kept; also written as a page and as plots where these are named."""
+    from flatout.monitor.recorded import read_recorded
+    from flatout.monitor.runs import find_run
+    from flatout.monitor.summary import summarise
+
+    recorded = read_recorded(find_run(str(run), root))
+    if png is not None:
+        from flatout.monitor.plots import plot_run
+
+        plot_run(recorded, png)
+    if html is not None:
+        from flatout.monitor.report import write_page
+
+        write_page(recorded, html)
+    return summarise(recorded)
+
+
+def compare_runs(first: str | Path, second: str | Path, *, root: Path | None = None) -> Comparison:
+    """Two runs that are kept, and the differences between them that are more than noise."""
+    from flatout.monitor.compare import compare
+    from flatout.monitor.recorded import read_recorded
+    from flatout.monitor.runs import find_run
+
+    return compare(*(read_recorded(find_run(str(run), root)) for run in (first, second)))
 
 
 # Plans of configs
@@ -280,10 +363,6 @@ def _job_settings(
     from flatout.planner.settings import with_job_sizes
 
     settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
-    others = opened.other_differences(forecast.sizes)
-    if others:
-        note = f"the model is built once, as {settings.stages[0].name} has it, although stages differ in "
-        settings = dataclasses.replace(settings, notes=(*settings.notes, note + ", ".join(others)))
     if lengths is not None:
         settings = with_lengths(settings, lengths, job_sizes=forecast.sizes)
     return with_job_sizes(settings, forecast.sizes)
@@ -299,13 +378,14 @@ def _request(
 ) -> ForecastRequest:
     from flatout.planner.request import ForecastRequest
 
-    stage = opened.config.stages[0]
+    stages = opened.values()
     settings = opened.settings(ranks=options.ranks)
     optimizer = settings.stages[0].optimizer
     return ForecastRequest(
         model=model,
         device=device,
-        values={key: found.value for key in stage.values if (found := stage.find(key)) is not None},
+        values=next(iter(stages.values())),
+        stages=stages,
         overrides=opened.overrides,
         optimizer=optimizer.value if optimizer else None,
         ranks=settings.ranks.value,

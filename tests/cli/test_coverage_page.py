@@ -77,7 +77,7 @@ def run_in_order(chain: list[Row]) -> list[str]:
         done = subprocess.run(
             ["bash", "-c", row.command],
             cwd=ROOT,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},  # others run beside it
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -78,12 +78,6 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the run ended without {text!r}")
 
 
-def run(*arguments: object) -> None:
-    process = started(*arguments)
-    _stdout, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-
-
 def test_a_run_that_is_killed_is_resumed_bit_for_bit(
     model: Path, whole: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -95,7 +89,7 @@ def test_a_run_that_is_killed_is_resumed_bit_for_bit(
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (out / "checkpoints" / f"epoch-{EPOCHS:06d}").exists()
-    run(config, "--resume")
+    evolve({"out": str(out)}, resume=True)
     assert same(last(out), whole)
 
 
@@ -112,7 +106,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint(
     assert stdout == ""
     ending = stderr.splitlines()[-1]
     assert ending.startswith("flatout: interrupted; ") and ending.endswith("; go on with --resume")
-    run(config, "--resume")
+    evolve({"out": str(out)}, resume=True)
     assert same(last(out), whole)
 
 

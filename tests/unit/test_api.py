@@ -13,12 +13,15 @@ import flatout
 from flatout.api import (
     Diagnosis,
     apply_config,
+    compare_runs,
     diagnose,
     diagnose_evidence,
     diagnose_script,
     fit_config,
     plan_config,
+    report_run,
     undo_config,
+    watch_script,
 )
 from flatout.doctor.examine import examine
 from flatout.errors import BadInput, EvidenceUnreadable
@@ -27,6 +30,7 @@ from flatout.planner.answers import PlanOptions
 from flatout.planner.request import ForecastRequest
 from tests import builders, plans
 from tests.jobs import write_script
+from tests.runs_of_samples import kept_run, story
 
 
 def test_saved_evidence_gives_the_findings_of_the_live_one(tmp_path: Path) -> None:
@@ -151,3 +155,19 @@ def test_a_config_that_does_not_say_its_model(tmp_path: Path) -> None:
     (conf / "flatout-plan.toml").write_text('model = "pkg:build"\n')
     fitted = fit_config(conf, PlanOptions(gpu_memory="24GB"), make_forecast=plans.toy_maker())
     assert fitted.fit.groups
+
+
+def test_runs_are_reported_and_compared(tmp_path: Path) -> None:
+    first = kept_run(tmp_path, story(seconds=60), pid=1)
+    kept_run(tmp_path, story(seconds=60, step_s=0.2), pid=2)
+    page = tmp_path / "run.html"
+    summary = report_run(first, html=page)
+    assert summary.step_s == pytest.approx(0.081, rel=0.02)
+    assert page.exists()
+    comparison = compare_runs(first, "train-2", root=tmp_path)
+    assert comparison.differences[0].outcome == "worse"
+
+
+def test_a_watched_script_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no script at"):
+        watch_script([str(tmp_path / "absent.py")])

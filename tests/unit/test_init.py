@@ -25,6 +25,7 @@ def test_the_public_names_are_these() -> None:
         "load_evidence",
         "plan",
         "step",
+        "watch",
     }
     assert dir(flatout) == sorted(flatout.__all__)
 

@@ -80,7 +80,9 @@ def application() -> typer.Typer:
     from flatout.cli.diagnose import diagnose
     from flatout.cli.evolve import evolve
     from flatout.cli.plan import plan
+    from flatout.cli.report import compare, report
     from flatout.cli.rules import rules
+    from flatout.cli.watch import watch
 
     # Plain help: typer's rich help costs as much CPU time as everything else together.
     app = typer.Typer(
@@ -100,6 +102,12 @@ def application() -> typer.Typer:
     app.command()(devices)
     app.add_typer(plan, name="plan")
     app.command()(evolve)
+    app.command(
+        options_metavar="[OPTIONS] [--run (SCRIPT | -m MODULE)]",
+        context_settings={"allow_interspersed_args": False},
+    )(watch)
+    app.command()(report)
+    app.command()(compare)
     return app
 
 
@@ -125,6 +133,9 @@ def top(
       flatout rules FO301                         what a finding means and how to fix it
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
       flatout evolve --model ./SmolLM2-135M --task arithmetic --out runs/sums
+      flatout watch --run train.py                the live line under any script, and a log of the run
+      flatout report train --html run.html        the run afterwards, as one page
+      flatout compare 4711 4802                   two runs: what differs, and what is noise
       flatout devices                             the GPUs and the share of the host a job may use
 
     Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def evolve(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file with settings.", show_default=False)
+        Path | None, typer.Argument(metavar="CONFIG", help="A YAML file with settings.", show_default=False)
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="A causal language model and its tokenizer.")

@@ -13,6 +13,7 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,28 +32,33 @@ class Buffers:
     """Hands out uninitialised tensors for the fields of a batch.
 
     `reuse` is the number of buffers kept per field; None keeps two of large fields and none of small ones.
+    With `stays` they are for intermediate results, which no worker hands over.
     """
 
-    def __init__(self, *, pinned: bool, reuse: int | None) -> None:
-        self._pinned, self._reuse = pinned, reuse
+    def __init__(self, *, pinned: bool, reuse: int | None, stays: bool = False) -> None:
+        self._pinned, self._reuse, self._stays = pinned, reuse, stays
         self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> tuple[bool, int | None]:
-        return self._pinned, self._reuse
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pinned": self._pinned, "reuse": self._reuse, "stays": self._stays}
 
-    def __setstate__(self, state: tuple[bool, int | None]) -> None:
-        self.__init__(pinned=state[0], reuse=state[1])  # type: ignore[misc]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def plain(self, num_bytes: int) -> bool:
         """Whether any memory will do for a field of this size."""
         # a forked worker must not ask for CUDA, so the question comes last
-        return not self._num_kept(num_bytes) and get_worker_info() is None and not self._pins
+        return not self._num_kept(num_bytes) and not self._shares and not self._pins
 
     def _num_kept(self, num_bytes: int) -> int:
         if self._reuse is None:
             return KEPT_BUFFERS if num_bytes >= KEPT_BYTES else 0
         return self._reuse
+
+    @property
+    def _shares(self) -> bool:
+        return get_worker_info() is not None and not self._stays
 
     @property
     def _pins(self) -> bool:
@@ -61,7 +67,7 @@ class Buffers:
     def empty(self, field: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor for `field` that nothing else uses."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if get_worker_info() is not None:
+        if self._shares:
             storage = torch.UntypedStorage._new_shared(num_bytes)
             return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
         if self._pins:

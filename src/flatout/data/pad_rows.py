@@ -44,6 +44,7 @@ class PadRows:
 
     def __init__(self, buffers: Buffers) -> None:
         self.buffers = buffers
+        self._scratch = Buffers(pinned=False, reuse=None, stays=True)
         self._padding: dict[tuple[Any, ...], PaddingRows] = {}
 
     def __call__(self, column: Sequence[Any], *, pad: Pad, field: str) -> tuple[Tensor, list[int]]:
@@ -59,23 +60,40 @@ class PadRows:
         if not math.prod(shape):
             dtype = pad.dtype or _as_torch(column[0].dtype, field)
             return self.buffers.empty(field, shape, dtype), lengths
+        if not same and isinstance(column[0], Tensor):
+            column, same = [tensor.to(pad.dtype or column[0].dtype) for tensor in column], True
+        source = _as_torch(column[0].dtype, field)
+        if not same or pad.dtype in (None, source):
+            return self._write(column, lengths, shape, pad, field, same=same, buffers=self.buffers), lengths
+        # NumPy converts piece by piece and slowly, torch the whole batch at once
+        values = self._write(column, lengths, shape, pad, field, same=same, buffers=self._scratch)
+        return self.buffers.empty(field, shape, pad.dtype).copy_(values), lengths
+
+    def _write(
+        self,
+        column: Sequence[Any],
+        lengths: list[int],
+        shape: tuple[int, ...],
+        pad: Pad,
+        field: str,
+        *,
+        same: bool,
+        buffers: Buffers,
+    ) -> Tensor:
+        """The batch in the dtype of the samples, or if they have several in the one asked for."""
         parallel = _copies_in_parallel(shape)
         if isinstance(column[0], Tensor):
-            if not same:
-                column = [tensor.to(pad.dtype or column[0].dtype) for tensor in column]
             if parallel or _cat_is_serial(shape) or column[0].dtype == torch.bfloat16:
-                return self._cat(column, lengths, shape, pad, field), lengths
+                return self._cat(column, lengths, shape, pad, field, buffers)
             column = _as_arrays(column)
         elif same and parallel:
-            return self._cat(list(map(torch.from_numpy, column)), lengths, shape, pad, field), lengths
-        source = torch_dtype(column[0].dtype, field)
-        if same and pad.dtype in (None, source):
-            row_bytes = source.itemsize * math.prod(shape[1:])
-            if row_bytes < JOINED_ROW_BYTES and row_bytes * len(column) < KEPT_BYTES:
-                joined = self._join(column, lengths, shape, pad, field)
-                if joined is not None:
-                    return joined, lengths
-        return self._concatenate(column, lengths, shape, pad, field), lengths
+            return self._cat(list(map(torch.from_numpy, column)), lengths, shape, pad, field, buffers)
+        row_bytes = column[0].dtype.itemsize * math.prod(shape[1:])
+        if same and row_bytes < JOINED_ROW_BYTES and row_bytes * len(column) < KEPT_BYTES:
+            joined = self._join(column, lengths, shape, pad, field, buffers)
+            if joined is not None:
+                return joined
+        return self._concatenate(column, lengths, shape, pad, field, same=same, buffers=buffers)
 
     def _stack(self, column: Sequence[Any], pad: Pad, field: str) -> Tensor | None:
         """The batch by one call of torch.stack, where tensors look equal in length and are."""
@@ -100,7 +118,13 @@ class PadRows:
             return None
 
     def _join(
-        self, arrays: Sequence[Array], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
+        self,
+        arrays: Sequence[Array],
+        lengths: list[int],
+        shape: tuple[int, ...],
+        pad: Pad,
+        field: str,
+        buffers: Buffers,
     ) -> Tensor | None:
         """The batch as one bytes-like object; None where a sample is not contiguous."""
         pieces = self._pieces(arrays, lengths, shape, pad, field, form="bytes")
@@ -109,38 +133,51 @@ class PadRows:
         except (BufferError, TypeError, ValueError):
             return None
         values = torch.frombuffer(joined, dtype=torch_dtype(arrays[0].dtype, field)).view(shape)
-        if self.buffers.plain(values.nbytes):
+        if buffers.plain(values.nbytes):
             return values
-        return self.buffers.empty(field, shape, values.dtype).copy_(values)
+        return buffers.empty(field, shape, values.dtype).copy_(values)
 
     def _concatenate(
-        self, arrays: Sequence[Array], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
+        self,
+        arrays: Sequence[Array],
+        lengths: list[int],
+        shape: tuple[int, ...],
+        pad: Pad,
+        field: str,
+        *,
+        same: bool,
+        buffers: Buffers,
     ) -> Tensor:
         pieces = self._pieces(arrays, lengths, shape, pad, field, form="array")
-        target = pad.dtype or torch_dtype(arrays[0].dtype, field)
-        values = self.buffers.empty(field, shape, target)
+        source = torch_dtype(arrays[0].dtype, field)
+        target = source if same else pad.dtype or source
+        values = buffers.empty(field, shape, target)
         if target == torch.bfloat16:  # NumPy cannot write it
             return values.copy_(torch.from_numpy(np.concatenate(pieces)).view(shape))
         np.concatenate(pieces, out=values.numpy().reshape(-1, *shape[2:]), casting="same_kind")
         return values
 
     def _cat(
-        self, tensors: Sequence[Tensor], lengths: list[int], shape: tuple[int, ...], pad: Pad, field: str
+        self,
+        tensors: Sequence[Tensor],
+        lengths: list[int],
+        shape: tuple[int, ...],
+        pad: Pad,
+        field: str,
+        buffers: Buffers,
     ) -> Tensor:
         pieces = list(self._pieces(tensors, lengths, shape, pad, field, form="tensor"))
         if len(shape) == 2 and len(pieces) > len(tensors):
             # one empty 1-D tensor makes torch.cat several times slower
             rows = [n for length in lengths for n in (length, shape[1] - length)]
             pieces = list(compress(pieces, rows if pad.side == "right" else _swapped(rows)))
-        target = pad.dtype or tensors[0].dtype
+        dtype = tensors[0].dtype
         with _below_autograd():
-            if self.buffers.plain(target.itemsize * math.prod(shape)):
-                return torch.cat(pieces).view(shape).to(target)
-            values = self.buffers.empty(field, shape, target)
-            if target == tensors[0].dtype:
-                torch.cat(pieces, out=values.view(-1, *shape[2:]))
-                return values
-            return values.copy_(torch.cat(pieces).view(shape))
+            if buffers.plain(dtype.itemsize * math.prod(shape)):
+                return torch.cat(pieces).view(shape)
+            values = buffers.empty(field, shape, dtype)
+            torch.cat(pieces, out=values.view(-1, *shape[2:]))
+            return values
 
     def _pieces(
         self,

@@ -51,6 +51,7 @@ class HostRows:
         self._fields, self._spans = fields, spans
         self._sliced_record_bytes = sliced_record_bytes
         self._buffers = buffers or Buffers(pinned=False, reuse=None)
+        self._scratch = Buffers(pinned=False, reuse=None, stays=True)
         self._pad_rows = PadRows(self._buffers)
 
     def padded(self, indices: Longs, names: Sequence[str], pads: Mapping[str, Pad]) -> dict[str, Any]:
@@ -67,12 +68,21 @@ class HostRows:
             if self._are_long(flat, lengths):
                 values, _ = self._pad_rows(_slices(flat, starts, lengths), pad=pad, field=name)
             else:
-                length = pad.length_of(int(lengths.max(initial=0)))
-                shape = (len(indices), length, *flat.shape[1:])
-                values = self._buffers.empty(name, shape, torch_dtype(flat.dtype, name))
-                fill_padded(values.numpy(), flat, starts, lengths, pad)
+                values = self._padded(name, starts, lengths, pad)
             add_padded(batch, name, values, torch.from_numpy(lengths), pad)
         return batch
+
+    def _padded(self, name: str, starts: Longs, lengths: Longs, pad: Pad) -> Tensor:
+        """Short records by one index."""
+        flat = self._fields[name]
+        source = torch_dtype(flat.dtype, name)
+        converted = pad.dtype not in (None, source)
+        shape = (len(starts), pad.length_of(int(lengths.max(initial=0))), *flat.shape[1:])
+        values = (self._scratch if converted else self._buffers).empty(name, shape, source)
+        fill_padded(values.numpy(), flat, starts, lengths, pad)
+        if pad.dtype is None or not converted:
+            return values
+        return self._buffers.empty(name, shape, pad.dtype).copy_(values)
 
     def packed(self, indices: Longs, names: Sequence[str]) -> dict[str, Tensor]:
         batch: dict[str, Tensor] = {}

@@ -6,7 +6,7 @@ What differs, and is put right here for the whole process:
                 (nn.TransformerEncoderLayer does, and then leaves its fast path) asks about CUDA
     softmax     CUDA reads half precision and writes float in one kernel; the CPU makes a float copy first
     dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
-    attention   see `attention`
+    attention   see `attention`, and `encoder_layer` for whole layers in evaluation
     recurrent   see `recurrent`
     optimizers  foreach implementations by default, also on tensors without data
     scaler      the check for infinities has no answer without data; steps are never skipped
@@ -64,7 +64,7 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
 
 
 def _install_kernels(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:
-    from flatout.memory import attention, recurrent
+    from flatout.memory import attention, encoder_layer, recurrent
 
     _install_autocast(library)
     library.impl("dropout", _dropout, "AutogradCPU")
@@ -72,6 +72,7 @@ def _install_kernels(library: torch.library.Library, *, compute_capability: tupl
     library.impl("softmax.int", _softmax_like(aten._softmax.default), "AutogradCPU")
     library.impl("log_softmax.int", _softmax_like(aten._log_softmax.default), "AutogradCPU")
     attention.install(library, compute_capability=compute_capability)
+    encoder_layer.install(library, compute_capability=compute_capability)
     recurrent.install(library)
 
 

@@ -4,14 +4,15 @@ A `Forecaster` traces its job at three small batches in a child process, replays
 and simulates PyTorch's allocator on the result.  An answer that matters is traced afresh at its own sizes:
 where the step allocates otherwise there than at small sizes, the fresh trace is what counts.
 
-Sizes named as `knobs` beside the batch (a length, a number of negatives) are replayed too, all from one set of
-small traces: two more for each, and one in which all of them move.  Where lengths vary, the longest batch
+Sizes named as `knobs` beside the batch (a length, a number of negatives) are replayed too, all from one set
+of small traces: two more for each, and one in which all of them move.  Where lengths vary, the longest batch
 decides: give a histogram of them as `lengths`, length -> how often.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import logging
 import os
@@ -61,8 +62,8 @@ class Largest:
 class Forecaster:
     """Forecasts for one job on one device; traces are kept.
 
-    With `expandable_segments` the allocator is the one that `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
-    gives (`allocator.expandable_segments_of` reads the variable's value); it has not been measured.
+    With `expandable_segments` the allocator is that of `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
+    (`allocator.expandable_segments_of` reads the variable's value); it has not been measured.
     """
 
     def __init__(
@@ -201,7 +202,8 @@ class Forecaster:
         key = (recipe, _key({name: size for name, size in sizes.items() if name not in self.knobs}))
         if key not in self._joint:
             try:
-                samples = sample_sizes(sizes, knobs=self.knobs)
+                own = {name: self.job.sizes[name] for name in self.knobs}  # what a model has positions for
+                samples = sample_sizes({**sizes, **own}, knobs=self.knobs)
                 self._joint[key] = fit_replay(self._traced(recipe, samples, quick=True))
             except StructureChanges:
                 self._joint[key] = None
@@ -268,6 +270,7 @@ def trace_here(
     from flatout.memory.tracer import trace_job
     from flatout.memory.workspaces import Workspaces
 
+    gc.freeze()  # what was there before is not searched for cycles again and again
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
     capability = capability_of(device)
     cuda_rules.install(compute_capability=capability)

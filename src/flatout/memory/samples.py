@@ -67,5 +67,8 @@ def _points(wanted: int, period: int, *, smallest: int, taken: Iterable[int]) ->
 
 
 def block_of(period: int) -> int:
-    """Lengths of one block round up to the same, whether a kernel rounds to the period or to half of it."""
-    return max(1, period // 2)
+    """Lengths of one block round up to the same, whether kernels round to the period, a half or a quarter.
+
+    The rows that efficient attention keeps are rounded up to 32.
+    """
+    return max(1, period // 4)

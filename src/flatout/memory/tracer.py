@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter, tree_map
 
 from flatout.memory import attention, cuda_rules, dynamic_sizes, eight_bit, recurrent, shadows
+from flatout.memory.fake_mode import QuickFakeMode
 from flatout.memory.formulas import Formula
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
@@ -66,7 +67,8 @@ class Tracer(TorchDispatchMode):
 
     def track(self, tensor: Tensor, op: str, component: Component | None = None) -> int | None:
         """Note the storage of `tensor`, if it is not known; its number, or None if it has no bytes."""
-        if tensor.device.type != self.device:
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+        if device.type != self.device:
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -112,10 +114,14 @@ class Tracer(TorchDispatchMode):
 
     # -- operations
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs at every operation
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is PRIM_DEVICE:
-            return func(*args, **kwargs)
+        if func is PRIM_DEVICE:  # asked twice as often as anything is computed
+            return _device_of(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is SCALAR:
             return self._scalar(args[0])
         if dynamic_sizes.depends_on_values(func, args):
@@ -188,7 +194,7 @@ def trace_job(
     sizes = dict(sizes if sizes is not None else job.sizes)
     batch_on_host = job.make_batch(**sizes)
     gc.collect()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = QuickFakeMode(allow_non_fake_inputs=True)
     autocast = AUTOCAST.get(recipe.precision)
     tracer = Tracer(device=device, workspaces=workspaces or Workspaces(), autocast=autocast)
     with mode, tracer, _ModuleNames(tracer):
@@ -259,6 +265,11 @@ class _ModuleNames:
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
         if self.tracer.modules:
             self.tracer.modules.pop()
+
+
+def _device_of(fake: FakeTensor) -> torch.device:
+    """What fake tensors answer to a kernel, and to everyone else."""
+    return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 
 def _faked(leaf: Any, mode: FakeTensorMode, tracer: Tracer) -> Any:

@@ -25,6 +25,8 @@ PEAK = {"merge": "peak"}  # what matters of memory is the most of it
 LAST = {"merge": "last"}  # counters and limits
 EVERY = {"merge": "every"}  # each distinct text once
 
+EMPTY_BY_DEFAULT = ("gpus", "processes", "notes")
+
 JobState = Literal["running", "stopped", "ended", "died"]
 
 
@@ -181,5 +183,10 @@ class Sample:
 def lean(value: Any) -> Any:
     """Plain JSON values without unknown and empty ones: a log of samples is half as long so."""
     if isinstance(value, dict):
-        return {key: lean(item) for key, item in value.items() if item is not None and item not in ([], {})}
+        return {
+            key: lean(item)
+            for key, item in value.items()
+            # An empty list is a default for these alone: no throttle reason is not an unknown one.
+            if item is not None and item != {} and not (item == [] and key in EMPTY_BY_DEFAULT)
+        }
     return [lean(item) for item in value] if isinstance(value, list) else value

@@ -1,13 +1,13 @@
 """A causal language model as a list of products and what lies between them.
 
-Hugging Face's families differ in spelling more than in substance.  `Decoder` states the substance: an embedding,
-blocks of (norm, attention, norm, MLP) around a residual stream, a final norm and a head.  Everything that runs a
-model here (the portable forward, the hand-written decode step) reads a `Decoder` and knows no family; reading a
-family is `families.py`.
+Hugging Face's families differ in spelling more than in substance.  `Decoder` states the substance: an
+embedding, blocks of (norm, attention, norm, MLP) around a residual stream, a final norm and a head.
+Everything that runs a model here (the portable forward, the hand-written decode step) reads a `Decoder` and
+knows no family; reading a family is `families.py`.
 
-The query, key and value products of a block are one product, as are gate and up: one `Projection` whose weight
-stacks the parts.  A model that stores them apart is stacked in place: its parameters become views of the stacked
-storage, so no weight exists twice.  Low-rank variants are keyed by `Projection.name`.
+The query, key and value products of a block are one product, as are gate and up: one `Projection` whose
+weight stacks the parts.  A model that stores them apart is stacked in place: its parameters become views of
+the stacked storage, so no weight exists twice.  Low-rank variants are keyed by `Projection.name`.
 
 Shapes: V vocabulary, D width, H heads, K key-value heads, E head width, I the MLP's width.
 """
@@ -28,8 +28,8 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 class Projection:
     """y = x weight^T + bias, weight [out, in]; `parts` names the modules that the rows of weight belong to.
 
-    `name` is the module's own name where the model stores one module (`h.0.attn.c_attn`), and the parts joined
-    with "+" where several are stacked (`model.layers.0.self_attn.q_proj+k_proj+v_proj`).
+    `name` is the module's own name where the model stores one module (`h.0.attn.c_attn`), and the parts
+    joined with "+" where several are stacked (`model.layers.0.self_attn.q_proj+k_proj+v_proj`).
     """
 
     name: str
@@ -40,25 +40,27 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Norm:
-    """RMS norm (`centred` False) or layer norm (True): normalised x * weight + bias.
+    """RMS norm (`centred` False) or layer norm (True): normalised x * (weight + offset) + bias.
 
-    Gemma stores weight - 1; `weight` here is always the factor itself.  Statistics are taken in float32.
+    Gemma stores the factor less 1, hence `offset`, which an RMS norm adds in float32.
     """
 
     weight: Tensor
     bias: Tensor | None
     eps: float
     centred: bool
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Attention:
     """Causal attention with K key-value heads serving H query heads.
 
-    `qkv` rows are [H*E queries | K*E keys | K*E values].  `rotary_width` leading columns of each head are rotated
-    (halves form: column i pairs with i + rotary_width/2) by the tables `cos`/`sin` [positions, rotary_width/2];
-    None: no rotation.  `window`: a position sees only the last `window` positions, itself included.
-    `softcap`: scores become cap * tanh(scores / cap).
+    `qkv` rows are [H*E queries | K*E keys | K*E values]; if `interleaved` (GPT-NeoX, K = H), they are
+    [E queries | E keys | E values] of one head after the other.  `rotary_width` leading columns of each head
+    are rotated (column i pairs with i + rotary_width/2) by the tables `cos`/`sin` [positions,
+    rotary_width/2]; None: no rotation.  `window`: a position sees only the last `window` positions, itself
+    included.  `softcap`: scores become cap * tanh(scores / cap).
     """
 
     qkv: Projection
@@ -74,6 +76,7 @@ class Attention:
     rotary_width: int
     window: int | None
     softcap: float | None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

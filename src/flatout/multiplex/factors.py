@@ -4,9 +4,10 @@ Variant v of a weight W [out, in] is W + scale * sum_j expand[v, j] shrink[v, j]
 
     y = x W^T + b + s * scale * sum_j (x . shrink[v, j]) expand[v, j]
 
-so W is shared by every row and no variant of it is ever formed.  `shrink` and `expand` are LoRA's A and B, and
-EGGROLL's B and A: named here by what they do.  They may be float, or int8 with the unit in `scale`: integers are
-exact in bfloat16 up to 256, so int8 noise loses nothing in a product and halves the bytes that a step reads.
+so W is shared by every row and no variant of it is ever formed.  `shrink` and `expand` are LoRA's A and B,
+and EGGROLL's B and A: named here by what they do.  They may be float, or int8 with the unit in `scale`:
+integers are exact in bfloat16 up to 256, so int8 noise loses nothing in a product and halves the bytes that a
+step reads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Factors:
 
     def __post_init__(self) -> None:
         """Both factors must speak of the same variants and ranks."""
-        if self.shrink.ndim != 3 or self.shrink.shape[:2] != self.expand.shape[:2]:
+        if self.shrink.ndim != 3 or self.expand.ndim != 3 or self.shrink.shape[:2] != self.expand.shape[:2]:
             raise BadInput(
                 f"shrink {tuple(self.shrink.shape)} and expand {tuple(self.expand.shape)} do not match",
                 hint="both are [variants, rank, width]",

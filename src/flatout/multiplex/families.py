@@ -4,8 +4,8 @@ A family is read, never run: its modules give the weights, its config the consta
 the table of angles at every position, so that a static scaling of them (llama3, linear, yarn) is the model's
 own.  A scaling that depends on the length at hand (dynamic, longrope) has no such table and is refused.
 
-Weights are views of the model's own, so training the model trains the Decoder; two are copies, and are stale
-then: the norms of Gemma (stored as weight - 1) and the query, key and value of GPT-NeoX (see `stacking`).
+Every weight is the model's own storage: training the model trains the Decoder, and a change of the Decoder's
+weights is a change of the model.
 
 Three layouts cover the families: Llama's (also SmolLM, Qwen2, Qwen3 and Gemma), GPT-2's and GPT-NeoX's.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import BadInput
 from flatout.multiplex.decoder import Activation, Attention, Block, Decoder, Mlp, Norm, Projection
-from flatout.multiplex.stacking import deinterleaved, linear_of, stacked, transposed
+from flatout.multiplex.stacking import linear_of, stacked, transposed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -186,7 +186,7 @@ def _neox_block(model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, T
     config: Any = model.config
     heads = config.num_attention_heads
     attention = Attention(
-        qkv=deinterleaved(model, f"{name}.attention.query_key_value", num_heads=heads),
+        qkv=stacked(model, [f"{name}.attention.query_key_value"]),
         out=stacked(model, [f"{name}.attention.dense"]),
         num_heads=heads,
         num_kv_heads=heads,
@@ -199,6 +199,7 @@ def _neox_block(model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, T
         rotary_width=2 * rotary[0].shape[1],
         window=None,
         softcap=None,
+        interleaved=True,
     )
     return Block(
         attention_norm=_layer_norm(layer.input_layernorm),
@@ -249,10 +250,14 @@ def _rotary_tables(
 
 
 def _rms_norm(module: Any, *, offset: bool) -> Norm:
-    """`offset`: the module stores weight - 1 and multiplies in float32, so the factor is kept in float32."""
-    weight = module.weight.detach()
-    eps = module.eps if offset else module.variance_epsilon
-    return Norm(weight=weight.float() + 1 if offset else weight, bias=None, eps=eps, centred=False)
+    """`offset`: the module is Gemma's, which stores the factor less 1."""
+    return Norm(
+        weight=module.weight.detach(),
+        bias=None,
+        eps=module.eps if offset else module.variance_epsilon,
+        centred=False,
+        offset=1.0 if offset else 0.0,
+    )
 
 
 def _layer_norm(module: nn.LayerNorm) -> Norm:

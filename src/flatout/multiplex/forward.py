@@ -209,6 +209,8 @@ def normed(norm: Norm, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.offset:
+        return (scaled * (norm.weight.float() + norm.offset)).to(x.dtype)
     return (scaled.to(norm.weight.dtype) * norm.weight).to(x.dtype)
 
 
@@ -223,10 +225,8 @@ def attend(
 ) -> Tensor:
     """Causal attention of x [n, T, D] over its slots' keys, its own included."""
     n, num_tokens, _ = x.shape
-    heads, shared = attention.num_heads, attention.num_kv_heads
     qkv = product(attention.qkv, x, tables, deltas.qkv, group=deltas.group)
-    qkv = qkv.unflatten(-1, (-1, attention.head_width))
-    q, k, v = qkv.split((heads, shared, shared), dim=2)
+    q, k, v = _heads(attention, qkv)
     if attention.q_norm is not None:
         q = normed(attention.q_norm, q)
     if attention.k_norm is not None:
@@ -242,6 +242,17 @@ def attend(
     out = _weighted(attention, q, k, v, place.mask)
     out = out.transpose(1, 2).reshape(n, num_tokens, -1)
     return product(attention.out, out, tables, deltas.out, group=deltas.group)
+
+
+def _heads(attention: Attention, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [n, T, H, E], keys and values [n, T, K, E]: views of qkv [n, T, rows], whatever their order."""
+    heads, shared = attention.num_heads, attention.num_kv_heads
+    if attention.interleaved:
+        q, k, v = qkv.unflatten(-1, (heads, 3, attention.head_width)).unbind(3)
+    else:
+        qkv = qkv.unflatten(-1, (-1, attention.head_width))
+        q, k, v = qkv.split((heads, shared, shared), dim=2)
+    return q, k, v
 
 
 def _through_cache(

@@ -8,6 +8,7 @@ last token is the first that the slot's own step reads.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,8 @@ class Generator:
 
     `eos` are the tokens that end a text, None for those of the model's generation config, and `stop` the
     sequences that do.  Shared prefixes are kept for later requests, in up to a quarter of the cache's bytes
-    beside it.
+    beside it.  With `tile`, so many neighbouring slots are filled together, by requests of one variant: the
+    hand-written step then reads a variant's factors once for several rows.
     """
 
     def __init__(
@@ -53,12 +55,17 @@ class Generator:
         eos: Sequence[int] | None = None,
         stop: Sequence[Sequence[int]] = (),
         mode: Mode = "auto",
+        tile: int = 1,
     ) -> None:
         self.decoder = read_decoder(model)
         factors, vectors = dict(factors or {}), dict(vectors or {})
         _check_factors(self.decoder, factors)
         _check_vectors(self.decoder, vectors)
         positions = self.decoder.max_positions
+        if tile < 1 or slots % tile:
+            raise BadInput(
+                f"{slots} slots are no whole tiles of {tile}", hint="take a multiple of it, or tile=1"
+            )
         if slots < 1 or not 2 <= max_tokens <= positions:
             raise BadInput(
                 f"slots={slots}, max_tokens={max_tokens}; the model has {positions} positions",
@@ -75,7 +82,10 @@ class Generator:
         )
         ends = _end_tokens(model) if eos is None else eos
         self.state = State.empty(self.decoder, slots=slots, max_tokens=max_tokens, eos=ends)
-        self.decision = choose_mode(mode, device=self.decoder.device)
+        self.tile = tile
+        self.decision = choose_mode(
+            mode, device=self.decoder.device, obstacle=_obstacle(self.decoder, factors, vectors)
+        )
         self.stepper = self._stepper(factors, vectors, sampling or Sampling())
         self._stop = tuple(tuple(sequence) for sequence in stop)
         self._prefixes = Prefixes(max_tokens=slots * max_tokens // 4)
@@ -90,6 +100,18 @@ class Generator:
             sampling=sampling,
             compiled=self.decision.value in ("compiled", "graph"),
         )
+        if self.decision.value == "fused":
+            from flatout.multiplex.kernels.stepper import Fused
+
+            fused = Fused(
+                self.decoder,
+                self.state,
+                factors=factors,
+                sampling=sampling,
+                tile=self.tile,
+                portable=portable,
+            )
+            return Graphed(fused, self.state, by_bucket=False)
         return Graphed(portable, self.state) if self.decision.value == "graph" else portable
 
     def weights_changed(self) -> None:
@@ -117,6 +139,7 @@ class Generator:
             prefixes=self._prefixes,
             stop=self._stop,
             max_new_tokens=max_new_tokens,
+            tile=self.tile,
         )
         while schedule.refill():
             schedule.run()
@@ -157,6 +180,21 @@ def _end_tokens(model: nn.Module | Decoder) -> Sequence[int]:
     """What ends a text by the model's own generation config: a token, several, or none."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+
+def _obstacle(decoder: Decoder, factors: Mapping[str, Factors], vectors: Mapping[int, Tensor]) -> str | None:
+    """Why the hand-written step cannot run this; None if it can."""
+    if decoder.device.type != "cuda":
+        return f"the model is on {decoder.device}"
+    if torch.cuda.get_device_capability(decoder.device) < (8, 0) or torch.version.hip is not None:
+        return "it is written for NVIDIA GPUs from Ampere on"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if vectors:
+        return "vectors at a layer"
+    from flatout.multiplex.kernels.step import why_not
+
+    return why_not(decoder, factors)
 
 
 def _check_factors(decoder: Decoder, factors: Mapping[str, Factors]) -> None:

@@ -110,17 +110,24 @@ def normals(
     return out
 
 
-def uniforms(*, seed: int, keys: Tensor, positions: Tensor) -> Tensor:
+def uniforms(*, seed: int, keys: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
     """One float32 in [0, 1) for each (seed, key, position), of the broadcast shape; what sampling draws from.
 
-    Keys are 63-bit and positions 32-bit integers.  Nothing here waits for the device.
+    Keys are 63-bit and positions 32-bit integers.  Nothing here waits for the device.  `stream` is the
+    seed's `uniform_key` made beforehand: with it a compiler sees one graph, and the same one for every seed.
     """
     where, position = torch.broadcast_tensors(keys.long(), positions.long())
     domain = torch.full_like(where, UNIFORMS)
     counter = (position & WORD, where & WORD, (where >> 32) & WORD, domain)
-    word = philox(counter, key=stream_key(seed, "uniforms"))[0]
+    key = stream_key(seed, "uniforms") if stream is None else stream.unbind()
+    word = philox(counter, key=key)[0]
     share: Tensor = (word >> 8).to(torch.float32)
     return share * 2.0**-24  # 24 bits: every value is exact, and 1 is not reached
+
+
+def uniform_key(seed: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """The key of a seed's uniform numbers, in a tensor: no compiler can follow the hash behind it."""
+    return torch.tensor(stream_key(seed, "uniforms"), dtype=torch.int64, device=device)
 
 
 def draw_factors(
@@ -135,10 +142,12 @@ def draw_factors(
     sigma: float,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.int8,
+    into: Factors | None = None,
 ) -> Factors:
     """Low-rank noise of one weight [out_width, in_width]: variant i is the noise of pairs[i].
 
-    Its product has the variance sigma**2 in every entry, whatever the rank.
+    Its product has the variance sigma**2 in every entry, whatever the rank.  `into` is overwritten instead of
+    memory being taken.
     """
     if rank < 1:
         raise BadInput(f"rank {rank} of {parameter}", hint="the smallest rank is 1")
@@ -153,6 +162,7 @@ def draw_factors(
             count=rank * width,
             device=device,
             dtype=dtype,
+            out=None if into is None else (into.shrink if side == "shrink" else into.expand).flatten(1),
         ).view(-1, rank, width)
         for side, width in sides.items()
     }

@@ -13,6 +13,7 @@ right whether the lane has a sign or not.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,12 +31,14 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(
-    counter: tuple[Words, Words, Words, Words], *, key: tuple[int, int]
+    counter: tuple[Words, Words, Words, Words], *, key: Sequence[int] | Sequence[Tensor]
 ) -> tuple[Words, Words, Words, Words]:
-    """Four random words for each counter; the four words of a counter have one shape."""
+    """Four random words for each counter, whose four words have one shape; the key has two words."""
     c0: Any  # what the two libraries say of an operator differs
     c2: Any
     c0, c1, c2, c3 = counter
+    k0: Any
+    k1: Any
     k0, k1 = key
     for _ in range(ROUNDS):
         first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]

@@ -2,12 +2,12 @@
 
 A *variant* is a small change on shared weights: low-rank factors, or a vector at a layer.  Row i of a batch
 belongs to variant `variants[i]`, or to none: an unperturbed row is `None` and computes exactly what the plain
-model computes.  A row may take its variant with the opposite sign: the two members of an antithetic pair share
-one set of factors and differ in the sign alone.
+model computes.  A row may take its variant with the opposite sign: the two members of an antithetic pair
+share one set of factors and differ in the sign alone.
 
 Kernels read two small tensors, `index` (a valid variant for every row) and `sign` (+1, -1, or 0 for an
-unperturbed row).  They are buffers: a slot that is refilled by another variant writes into them, and a captured
-CUDA graph sees the change.
+unperturbed row).  They are buffers: a slot that is refilled by another variant writes into them, and a
+captured CUDA graph sees the change.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Rows:
 
     @classmethod
     def grouped(cls, num_variants: int, *, size: int, antithetic: bool = False) -> Rows:
-        """`size` rows for each variant, in order; the second half of each group with sign -1 if antithetic."""
+        """`size` rows for each variant, in order; if antithetic, the second half of each has sign -1."""
         if antithetic and size % 2:
             raise BadInput(
                 f"{size} rows cannot be halved into an antithetic pair", hint="take an even number"

@@ -21,6 +21,7 @@ from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.multiplex import forward
 from flatout.multiplex.cache import Cache, bucket_of
+from flatout.multiplex.noise import uniform_key
 from flatout.multiplex.rows import Rows, RowTables
 from flatout.multiplex.sampling import Sampling, pick
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from flatout.multiplex.decoder import Decoder
     from flatout.multiplex.factors import Factors
 
-Mode = Literal["auto", "eager", "compiled", "graph"]
+Mode = Literal["auto", "eager", "compiled", "graph", "fused"]
 
 PREFILL_TOKENS = 16384  # tokens, padding included, of one prefill batch: bounds the memory of its activations
 MAX_COMPILED = 64  # beyond it the compiler would fall back to eager steps
@@ -142,6 +143,7 @@ class Portable:
         self._deltas = forward.deltas_of(decoder, factors, vectors)
         self._plain = forward.deltas_of(decoder, {})
         self._sampling = sampling
+        self._stream = uniform_key(sampling.seed, device=decoder.device) if compiled else None
         self._compiled = compiled
         self._run_block: Any = torch.compile(forward.run_block) if compiled else forward.run_block
         self._end_step: Any = torch.compile(self._append) if compiled else self._append
@@ -157,7 +159,7 @@ class Portable:
     ) -> None:
         starts = [start] * len(slots) if isinstance(start, int) else start
         pieces = [Piece(*piece) for piece in zip(slots, prompts, starts, strict=True)]
-        for batch in _batches([piece for piece in pieces if piece.tokens]):
+        for batch in batches([piece for piece in pieces if piece.tokens]):
             self._prefill_batch(state, batch, plain=plain)
 
     def _prefill_batch(self, state: State, batch: Sequence[Piece], *, plain: bool) -> None:
@@ -203,7 +205,8 @@ class Portable:
 
     def _append(self, state: State, x: Tensor) -> None:
         logits = forward.logits_of(self._decoder, x)
-        state.advance(pick(logits, self._sampling, keys=state.key, positions=state.position + 1))
+        where = state.position + 1
+        state.advance(pick(logits, self._sampling, keys=state.key, positions=where, stream=self._stream))
 
 
 def _many_shapes() -> AbstractContextManager[None]:
@@ -214,7 +217,7 @@ def _many_shapes() -> AbstractContextManager[None]:
     return limit
 
 
-def _batches(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def batches(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Pieces in order of length, cut where padding a batch to its longest would pass `PREFILL_TOKENS`."""
     batches: list[list[Piece]] = []
     for piece in sorted(pieces, key=lambda piece: len(piece.tokens)):
@@ -231,8 +234,9 @@ class Graphed:
     The graphs hold the addresses of one state and of the factors: change factors by writing into them.
     """
 
-    def __init__(self, stepper: Stepper, state: State) -> None:
+    def __init__(self, stepper: Stepper, state: State, *, by_bucket: bool = True) -> None:
         self._stepper = stepper
+        self._by_bucket = by_bucket
         self._state = state
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -250,6 +254,7 @@ class Graphed:
 
     def step(self, state: State, *, bucket: int) -> None:
         assert state is self._state, "a captured step belongs to the state it was captured with"
+        bucket = bucket if self._by_bucket else state.cache.num_positions
         with torch.cuda.device(state.token.device):
             if bucket not in self._graphs:
                 self._graphs[bucket] = self._capture(bucket)
@@ -272,20 +277,28 @@ class Graphed:
         return graph
 
 
-def choose_mode(mode: Mode, *, device: torch.device) -> Decision[Mode]:
-    """The way to run steps on `device`."""
-    if mode == "graph" and device.type != "cuda":
-        raise BadInput(f"mode 'graph' needs a CUDA device; the model is on {device}", hint="take mode='auto'")
+def choose_mode(mode: Mode, *, device: torch.device, obstacle: str | None = None) -> Decision[Mode]:
+    """The way to run steps on `device`; `obstacle` says why the hand-written step cannot run the model."""
+    if mode in ("graph", "fused") and device.type != "cuda":
+        raise BadInput(
+            f"mode {mode!r} needs a CUDA device; the model is on {device}", hint="take mode='auto'"
+        )
+    if mode == "fused" and obstacle is not None:
+        raise BadInput(f"mode 'fused' cannot run this model: {obstacle}", hint="take mode='auto'")
     if mode != "auto":
         return Decision(value=mode, reason="asked for", source="assumed")
-    if device.type == "cuda":
+    if device.type != "cuda":
         return Decision(
-            value="graph",
-            reason="a step is hundreds of short kernels: compiled and replayed, the host is out of its way",
+            value="eager",
+            reason="compiling takes seconds and a C++ compiler: a long run may repay mode='compiled'",
             source="assumed",
         )
+    if obstacle is None:
+        return Decision(
+            value="fused",
+            reason="the kernels between the products carry the variants, and one graph replays the step",
+            source="measured",
+        )
     return Decision(
-        value="eager",
-        reason="compiling takes seconds and a C++ compiler: ask for 'compiled' where a long run repays it",
-        source="assumed",
+        value="graph", reason=f"compiled and replayed; no hand-written step: {obstacle}", source="assumed"
     )

@@ -34,13 +34,23 @@ class Sampling:
             raise BadInput(f"top_p is {self.top_p}", hint="above 0 and up to 1, or None for no limit")
 
 
-def pick(logits: Tensor, sampling: Sampling, *, keys: Tensor, positions: Tensor) -> Tensor:
-    """A token [n] for each row of logits [n, V]; `positions` are where the tokens will stand."""
+def pick(
+    logits: Tensor,
+    sampling: Sampling,
+    *,
+    keys: Tensor,
+    positions: Tensor,
+    stream: Tensor | None = None,
+) -> Tensor:
+    """A token [n] for each row of logits [n, V]; `positions` are where the tokens will stand.
+
+    `stream` is `noise.uniform_key` of the seed, for a step that is compiled.
+    """
     from flatout.multiplex.noise import uniforms
 
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    draw = uniforms(seed=sampling.seed, keys=keys, positions=positions)[:, None]
+    draw = uniforms(seed=sampling.seed, keys=keys, positions=positions, stream=stream)[:, None]
     scores = logits.float() / sampling.temperature
     if sampling.top_k is not None:
         scores, tokens = scores.topk(min(sampling.top_k, scores.shape[-1]), dim=-1)

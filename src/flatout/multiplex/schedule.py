@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flatout.errors import BadInput
 from flatout.multiplex.cache import Prefixes, bucket_of
 from flatout.multiplex.requests import Completion, Finished, Limits, Progress, Request, first_stop
 from flatout.multiplex.rows import Rows
@@ -40,6 +41,14 @@ class Seat:
         return len(self.request.prompt) + self.count
 
 
+def _check_tile(seats: Sequence[Seat]) -> None:
+    if len({seat.request.variant for seat in seats}) > 1:
+        raise BadInput(
+            f"requests {seats[0].number} to {seats[-1].number} share a tile and run different variants",
+            hint="order requests by variant, or take tile=1",
+        )
+
+
 class Schedule:
     """One call of `Generator.generate`: `refill`, `run` and `collect` in turn until nothing is seated."""
 
@@ -53,12 +62,14 @@ class Schedule:
         prefixes: Prefixes,
         stop: Sequence[tuple[int, ...]],
         max_new_tokens: int,
+        tile: int = 1,
     ) -> None:
         self._state = state
         self._stepper = stepper
         self._limits = limits
         self._prefixes = prefixes
         self._stop = stop
+        self._tile = tile
         self._max_new_tokens = max_new_tokens
         self._num_requests: int | None = None
         if isinstance(requests, Sequence):  # all can be checked before the first runs
@@ -78,9 +89,13 @@ class Schedule:
 
     def refill(self) -> bool:
         """Give the free slots to the next requests; False if no slot is taken."""
-        num_slots = len(self._state.alive)
-        free = [slot for slot in range(num_slots) if slot not in self._seats]
-        taken = dict(zip(free, islice(self._waiting, len(free)), strict=False))
+        taken: dict[int, Seat] = {}
+        for first in range(0, len(self._state.alive), self._tile):
+            slots = range(first, first + self._tile)
+            if not any(slot in self._seats for slot in slots):
+                seats = tuple(islice(self._waiting, self._tile))
+                _check_tile(seats)
+                taken.update(zip(slots, seats, strict=False))
         if taken:
             self._seats.update(taken)
             self._write_state(taken)

@@ -5,9 +5,6 @@ parameters of q, k and v (or gate and up) move into one storage and become views
 computes what it computed, and its state dict holds the same tensors.  A Conv1D (GPT-2) keeps its weight as
 [in, out]; it moves into [out, in] and the parameter becomes the transposed view.  Modules that lie this way
 already are left alone, so reading a model twice gives two decoders over the same storage.
-
-One layout cannot be a view: GPT-NeoX interleaves query, key and value per head, so the rows are permuted into
-a copy.  A change of that copy does not reach the module.
 """
 
 from __future__ import annotations
@@ -49,22 +46,6 @@ def transposed(model: nn.Module, name: str) -> Projection:
         weight.data = weight.data.t().contiguous().t()
     bias = _tensor(module, "bias", name).detach()
     return Projection(name=name, weight=weight.detach().t(), bias=bias, parts=((name, weight.shape[1]),))
-
-
-def deinterleaved(model: nn.Module, name: str, *, num_heads: int) -> Projection:
-    """The Linear `name`, rows [head, (q, k, v), width] permuted to [(q, k, v), head, width], as a copy."""
-    import torch
-
-    module = linear_of(model, name)
-    heads = torch.arange(module.out_features, device=module.weight.device).view(num_heads, 3, -1)
-    order = heads.transpose(0, 1).flatten()
-    bias: Tensor | None = module.bias
-    return Projection(
-        name=name,
-        weight=module.weight.detach()[order],
-        bias=None if bias is None else bias.detach()[order],
-        parts=((name, module.out_features),),
-    )
 
 
 def linear_of(model: nn.Module, name: str) -> nn.Linear:

@@ -55,6 +55,10 @@ class Forecast(Protocol):
         """Measured seconds of one micro-batch, forward and backward; None where nothing was measured."""
         ...
 
+    def of_stage(self, name: str) -> Forecast:
+        """The forecast of one stage: a stage may train another model."""
+        ...
+
 
 def traced(recipe: Recipe) -> Recipe:
     """The recipe with no more accumulation than memory can tell apart."""

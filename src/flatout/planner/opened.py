@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput
-from flatout.planner.configs import JobConfig, Stage, main_file, read_config
+from flatout.planner.configs import JobConfig, main_file, read_config
 from flatout.planner.documents import Value
 from flatout.planner.mapping import (
     LAST_NAMES,
@@ -56,21 +56,12 @@ class OpenedConfig:
                     found.add(find_key(name, stage, style=self.style.value, mapped=self.mapped))
         return frozenset(key for key in found if key is not None)
 
-    def other_differences(self, size_names: Iterable[str]) -> tuple[str, ...]:
-        """Keys beside knobs and sizes in which a stage differs from the first: it may be another model."""
-        first, *others = self.config.stages
-        known = self.keys_of([*PLANNED, *size_names])
-        keys = dict.fromkeys(key for stage in self.config.stages for key in stage.values)
-        return tuple(
-            key
-            for key in keys
-            if key not in known and any(_value(stage, key) != _value(first, key) for stage in others)
-        )
-
-
-def _value(stage: Stage, key: str) -> Value:
-    found = stage.find(key)
-    return None if found is None else found.value
+    def values(self) -> dict[str, dict[str, Value]]:
+        """The merged config of every stage, by dotted key."""
+        return {
+            stage.name: {key: found.value for key in stage.values if (found := stage.find(key)) is not None}
+            for stage in self.config.stages
+        }
 
 
 def open_config(

@@ -42,7 +42,8 @@ def needed_bytes(stage: StageSettings, recipe: Recipe, *, forecast: Forecast, ov
     recipes = [traced(recipe)]
     if stage.eval_batch_size is None:
         recipes.append(evaluation_recipe(stage))
-    return max(forecast.peak_bytes(sizes, recipe=one).process_bytes for one in recipes)
+    of_stage = forecast.of_stage(stage.name)
+    return max(of_stage.peak_bytes(sizes, recipe=one).process_bytes for one in recipes)
 
 
 def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from flatout.hardware.device import Device
 from flatout.planner.progress import silent
 
 if TYPE_CHECKING:
+    from flatout.memory.job import Job
     from flatout.planner.documents import Value
     from flatout.planner.stored import TraceStore
     from flatout.planner.traced import TracedForecast
@@ -23,7 +24,8 @@ class ForecastRequest:
     model: str  # as `--model` takes it
     device: Device
     values: Mapping[str, Value]  # the merged config of the first stage, by dotted key
-    overrides: Mapping[str, Value]  # what `--set` gave, also part of `values`
+    stages: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # the same of every stage
+    overrides: Mapping[str, Value] = field(default_factory=dict)  # what `--set` gave, also part of `values`
     optimizer: str | None = None
     ranks: int = 1
     profile: bool = False
@@ -37,38 +39,91 @@ class ForecastRequest:
 
 
 def load_forecast(request: ForecastRequest) -> TracedForecast:
-    """The memory room behind a plan."""
+    """The memory room behind a plan; a stage whose settings make another model has a forecast of its own."""
+    job = _job(request, request.values)
+    found = _forecast(request, job, request.values)
+    differing = _differing(request, job)
+    forecasts = {describe(job): found} if differing else {}
+    for name in differing:
+        other = _job(request, request.stages[name])
+        described = describe(other)
+        if described not in forecasts:
+            request.on_progress(f"{name} trains another model than {next(iter(request.stages))}")
+            forecasts[described] = _forecast(request, other, request.stages[name])
+        if forecasts[described] is not found:
+            found.set_stage(name, forecasts[described])
+    return found
+
+
+def describe(job: Job) -> str:
+    """What a model is made of, from a copy without data: another text is another model."""
+    from flatout.memory.child import run_in_child
+
+    return run_in_child(_described, job)
+
+
+def _described(job: Job) -> str:
+    import torch
+
+    with torch.device("meta"):
+        model = job.make_model()
+    parameters = [
+        f"{name} {tuple(value.shape)} {value.dtype} {value.requires_grad}"
+        for name, value in model.named_parameters()
+    ]
+    return "\n".join([repr(model), *parameters])
+
+
+def _differing(request: ForecastRequest, job: Job) -> list[str]:
+    """Stages that differ from the first in more than what a plan varies."""
+    varied = _varied(request, job)
+
+    def rest(values: Mapping[str, Value]) -> dict[str, Value]:
+        return {key: value for key, value in values.items() if key not in varied}
+
+    return [name for name, values in request.stages.items() if rest(values) != rest(request.values)]
+
+
+def _varied(request: ForecastRequest, job: Job) -> frozenset[str]:
+    from flatout.planner.mapping import PLANNED
+
+    return request.keys_of([*PLANNED, *job.sizes]) if request.keys_of else frozenset()
+
+
+def _job(request: ForecastRequest, values: Mapping[str, Value]) -> Job:
     from flatout.memory.sources import load_job
-    from flatout.planner.traced import TracedForecast, nested, with_optimizer
+    from flatout.planner.traced import nested, with_optimizer
 
     job, _recipe = load_job(
-        request.model, settings=nested(request.values), make_batch=request.make_batch, task=request.task
+        request.model, settings=nested(values), make_batch=request.make_batch, task=request.task
     )
+    return with_optimizer(job, request.optimizer, on_progress=request.on_progress)
+
+
+def _forecast(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -> TracedForecast:
+    from flatout.planner.traced import TracedForecast
+
     return TracedForecast(
-        with_optimizer(job, request.optimizer, on_progress=request.on_progress),
+        job,
         device=request.device,
         ranks=request.ranks,
         profile=request.profile,
-        store=_trace_store(request, size_names=tuple(job.sizes)) if request.cache else None,
+        store=_trace_store(request, job, values) if request.cache else None,
         on_progress=request.on_progress,
         on_traces=request.on_traces,
     )
 
 
-def _trace_store(request: ForecastRequest, *, size_names: Sequence[str]) -> TraceStore | None:
+def _trace_store(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -> TraceStore | None:
     from flatout.planner.fingerprint import fingerprint
-    from flatout.planner.mapping import PLANNED
     from flatout.planner.stored import TraceStore
 
+    options = {"optimizer": request.optimizer, "task": request.task, "make_batch": request.make_batch}
     identity = fingerprint(
         request.model,
-        settings=request.values,
-        varied=request.keys_of([*PLANNED, *size_names]) if request.keys_of else (),
+        settings=values,
+        varied=_varied(request, job),
         configs=request.configs,
-        options={
-            "optimizer": request.optimizer,
-            "task": request.task,
-            "make_batch": request.make_batch,
-        },
+        options=options,
     )
     return None if identity is None else TraceStore(identity)

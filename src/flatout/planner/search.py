@@ -121,7 +121,7 @@ class GroupSearch:
     def _ways(self, stage: StageSettings) -> tuple[object, ...]:
         """How a stage is trained and evaluated, sizes aside."""
         recipes = (self._recipe(stage, checkpointing=switch, accumulation=1) for switch in (False, True))
-        return (*recipes, stage.eval_batch_size is None)
+        return (*recipes, stage.eval_batch_size is None, id(self.forecast.of_stage(stage.name)))
 
     def _of_all(self, best: Suggestion) -> Suggestion | None:
         """The suggestion with every stage estimated; None where one needs more than those that decided."""
@@ -136,7 +136,7 @@ class GroupSearch:
                 stage, checkpointing=best.checkpointing, accumulation=best.accumulations[stage.name]
             )
             sizes = self._sizes(stage, batch_size=best.batch_size)
-            peaks[stage.name] = self.forecast.peak_bytes(sizes, recipe=recipe)
+            peaks[stage.name] = self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
         if any(peaks[name].process_bytes > best.peak.process_bytes for name in names):
             return None
         return dataclasses.replace(best, peaks={stage.name: peaks[stage.name] for stage in self.stages})
@@ -187,7 +187,11 @@ class GroupSearch:
             for stage in self.deciding:
                 recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation)
                 sizes = self._sizes(stage, batch_size=1)
-                found.append(self.forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=capacity))
+                found.append(
+                    self.forecast.of_stage(stage.name).largest_batch(
+                        sizes, recipe=recipe, capacity_bytes=capacity
+                    )
+                )
         except BadInput:
             if checkpointing == self.checkpointing:
                 raise
@@ -198,14 +202,14 @@ class GroupSearch:
                 continue
             sizes = self._sizes(stage, batch_size=safe)
             if self._evaluated(stage, sizes).process_bytes > capacity:
-                bound = self.forecast.largest_batch(
+                bound = self.forecast.of_stage(stage.name).largest_batch(
                     sizes, recipe=evaluation_recipe(stage), capacity_bytes=capacity
                 )
                 safe, limit = _least([safe, bound.safe]), _least([limit, bound.limit])
         return LargestBatch(safe=safe, limit=limit)
 
     def _evaluated(self, stage: StageSettings, sizes: Mapping[str, int]) -> Peak:
-        return self.forecast.peak_bytes(sizes, recipe=evaluation_recipe(stage))
+        return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=evaluation_recipe(stage))
 
     def _best(self, checkpointing: bool) -> _Best:
         """The largest batch that keeps every effective batch."""
@@ -241,26 +245,25 @@ class GroupSearch:
         for stage in self.deciding:
             sizes = self._sizes(stage, batch_size=self.common)
             recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION)
-            if self.forecast.peak_bytes(sizes, recipe=recipe).process_bytes > MOST_WAITING * safe_bytes:
-                return None
-            if stage.eval_batch_size is None and self._evaluated(stage, sizes).process_bytes > safe_bytes:
+            if (
+                self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe).process_bytes
+                > MOST_WAITING * safe_bytes
+            ):
                 return None
         found = self._assess(self.common, checkpointing=checkpointing)
-        return found if found.peak.process_bytes <= safe_bytes else None
+        if found.peak.process_bytes > safe_bytes:
+            return None
+        shares_loader = any(stage.eval_batch_size is None for stage in self.deciding)
+        fits = not shares_loader or self._evaluation_peak(self.common).process_bytes <= safe_bytes
+        return found if fits else None
 
     def _within(self, best: Suggestion, *, capacity_bytes: int) -> Suggestion | None:
         """The largest divisor up to that of `best` within a tighter capacity; it follows from the search."""
-        for batch_size in divisors(self.common):
-            if batch_size > best.batch_size:
-                continue
-            one = (
-                best
-                if batch_size == best.batch_size
-                else self._assess(batch_size, checkpointing=best.checkpointing)
-            )
-            if one.peak.process_bytes <= capacity_bytes:
-                return one
-        return None
+        if best.peak.process_bytes <= capacity_bytes:
+            return best
+        smaller = (number for number in divisors(self.common) if number < best.batch_size)
+        assessed = (self._assess(number, checkpointing=best.checkpointing) for number in smaller)
+        return next((one for one in assessed if one.peak.process_bytes <= capacity_bytes), None)
 
     def _check_sensible(self, batch_size: int, *, safe: int) -> None:
         current = self.stages[0].batch_size.value
@@ -284,8 +287,8 @@ class GroupSearch:
         for stage in self.deciding:
             recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=steps[stage.name])
             sizes = self._sizes(stage, batch_size=batch_size)
-            peaks[stage.name] = self.forecast.peak_bytes(sizes, recipe=recipe)
-            micro_s = self.forecast.step_s(sizes, recipe=recipe)
+            peaks[stage.name] = self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
+            micro_s = self.forecast.of_stage(stage.name).step_s(sizes, recipe=recipe)
             seconds.append(None if micro_s is None else micro_s * steps[stage.name])
         worst = max(peaks, key=lambda name: peaks[name].process_bytes)
         known = [second for second in seconds if second is not None]
@@ -346,11 +349,13 @@ class GroupSearch:
                 reason="it has no size of its own and uses the batch of training",
             )
         safe = _least(
-            self.forecast.largest_batch(
+            self.forecast.of_stage(stage.name)
+            .largest_batch(
                 self._sizes(stage, batch_size=1),
                 recipe=evaluation_recipe(stage),
                 capacity_bytes=self.budget.usable_bytes,
-            ).safe
+            )
+            .safe
             for stage in self.deciding
         )
         suggested, reason = None, "kept: some metrics depend on it (--allow eval_batch_size raises it)"

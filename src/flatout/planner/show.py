@@ -86,8 +86,9 @@ def job_sizes(
     stage: StageSettings, forecast: Forecast, *, batch_size: int, over: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """The sizes of a batch: the job's own, the stage's over them, `over` last."""
-    known = {name: setting.value for name, setting in stage.sizes.items() if name in forecast.sizes}
-    return {**forecast.sizes, **known, **(over or {}), "batch_size": batch_size}
+    own = forecast.of_stage(stage.name).sizes
+    known = {name: setting.value for name, setting in stage.sizes.items() if name in own}
+    return {**own, **known, **(over or {}), "batch_size": batch_size}
 
 
 def evaluation_recipe(stage: StageSettings) -> Recipe:
@@ -109,6 +110,7 @@ def _stage_memory(
         return seen
     recipe = traced(stage.recipe)
     sizes = job_sizes(stage, forecast, batch_size=batch_size)
+    forecast = forecast.of_stage(stage.name)
     # The search first: the peak follows from its traces.
     largest = (
         forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=budget.usable_bytes) if budget else None

@@ -45,10 +45,10 @@ class StoredForecaster(Forecaster):
         found = [self.store.find(condition) if self.store else None for condition in conditions]
         missing = [number for number, trace in enumerate(found) if trace is None]
         if missing:
-            self.num_traced += len(missing)
             if self.on_traces is not None:
                 self.on_traces(len(missing))
             made = super()._traced(recipe, [wanted[number] for number in missing], quick=quick)
+            self.num_traced += len(made)
             for number, trace in zip(missing, made, strict=True):
                 found[number] = trace
                 if self.store is not None:
@@ -85,6 +85,7 @@ class TracedForecast:
         self._forecaster = StoredForecaster(job, device=device, ranks=ranks, on_progress=on_progress)
         self._forecaster.on_traces = on_traces
         self._forecaster.store = store
+        self._others: dict[str, TracedForecast] = {}
         self._profile = profile
         self._on_progress = on_progress
         self._receipts: dict[Key, Receipt] = {}
@@ -96,6 +97,13 @@ class TracedForecast:
     @property
     def sizes(self) -> Mapping[str, int]:
         return self._forecaster.job.sizes
+
+    def of_stage(self, name: str) -> TracedForecast:
+        return self._others.get(name, self)
+
+    def set_stage(self, name: str, other: TracedForecast) -> None:
+        """A stage that trains a model of its own."""
+        self._others[name] = other
 
     @property
     def num_traced(self) -> int:

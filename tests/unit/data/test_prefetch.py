@@ -120,7 +120,7 @@ def test_a_worker_that_dies_is_reported(background: bool, tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, script, str(background)], capture_output=True, text=True, check=False
     )
-    assert "DataLoader worker" in done.stdout, done.stderr
+    assert "DataLoader worker" in done.stdout + done.stderr
 
 
 def test_a_connection_that_breaks_is_a_worker_that_ended() -> None:

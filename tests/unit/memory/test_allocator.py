@@ -15,6 +15,7 @@ from flatout.memory.allocator import (
     _Expandable,
     _serve,
     allocated_series,
+    expandable_segments_of,
     peak_allocated,
     round_bytes,
     simulate,
@@ -401,3 +402,27 @@ def test_no_events_reserve_nothing() -> None:
 
 def test_rounding_is_up_to_512_bytes() -> None:
     assert round_bytes(np.array([0, 1, 512, 513])).tolist() == [0, 512, 512, 1024]
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        (None, False),
+        ("", False),
+        ("expandable_segments:True", True),
+        ("max_split_size_mb:128, expandable_segments:true", True),
+        ("expandable_segments:True,expandable_segments:False", False),
+        ("backend:cudaMallocAsync", False),
+    ],
+)
+def test_settings_switch_expandable_segments_on(settings: str | None, answer: bool) -> None:
+    assert expandable_segments_of(settings) is answer
+
+
+def test_of_equal_blocks_the_one_in_the_youngest_segment_is_taken() -> None:
+    """Two segments of 32 MiB, both free again: what comes next lies in the second, below the first."""
+    num_bytes = np.full(3, 32 * MIB)
+    done = simulate(np.array([0, 1, ~0, ~1, 2]), num_bytes)
+    first, second, third = done.addresses.tolist()
+    assert second < first
+    assert third == second

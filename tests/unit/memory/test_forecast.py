@@ -10,7 +10,14 @@ from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.allocator import simulate
 from flatout.memory.estimate import add_workspaces
-from flatout.memory.forecast import SCATTER, Forecaster, capability_of, estimate_job, largest_batch
+from flatout.memory.forecast import (
+    SCATTER,
+    Forecaster,
+    capability_of,
+    estimate_job,
+    largest_batch,
+    multiprocessors_of,
+)
 from flatout.memory.job import Job, Recipe
 from flatout.memory.replay import sized
 from tests.small_jobs import job_of, language_model_job, mlp_job, traced
@@ -148,3 +155,62 @@ def test_the_capability_is_that_of_the_device() -> None:
 def test_an_unknown_size_is_refused(forecaster: Forecaster) -> None:
     with pytest.raises(BadInput, match=r"negatives is no size of job .*batch_size, length"):
         forecaster.what_if(Recipe(), sizes={"negatives": 3})
+
+
+def test_several_knobs_are_replayed_from_one_set_of_traces() -> None:
+    messages: list[str] = []
+    job = language_model_job()
+    forecaster = Forecaster(job, device="H200", knobs=("length",), on_progress=messages.append)
+    for batch_size, length in ((11, 48), (40, 56), (3, 64)):
+        sizes = {"batch_size": batch_size, "length": length}
+        replayed = forecaster.what_if(Recipe(), sizes=sizes)
+        fresh = sized(traced(job, device=forecaster.device, **sizes))
+        assert replayed.num_bytes.tolist() == fresh.num_bytes.tolist()
+        assert replayed.sizes == sizes
+    assert len(messages) == 1  # six small traces at once, and none for any of these
+    assert messages[0].count(",") >= 5
+
+
+def test_a_size_between_what_knobs_cover_is_traced() -> None:
+    forecaster = Forecaster(language_model_job(), knobs=("length",))
+    sizes = {"batch_size": 9, "length": 50}
+    assert forecaster.what_if(Recipe(), sizes=sizes).sizes == sizes
+
+
+def test_a_knob_is_a_size_of_the_job() -> None:
+    with pytest.raises(BadInput, match="negatives is no size of"):
+        Forecaster(mlp_job(), knobs=("negatives",))
+
+
+def test_of_a_histogram_the_longest_decides() -> None:
+    job = job_of(
+        lambda: nn.Linear(64, 256),
+        lambda batch_size, length: torch.randn(batch_size, length, 64),
+        sizes={"batch_size": 8, "length": 16},
+    )
+    lengths = {16: 1000, 48: 3, 64: 0}
+    assert estimate_job(job, lengths=lengths).sizes == {"batch_size": 8, "length": 48}
+    batches = [largest_batch(job, cap_bytes=200 * MIB, lengths={16: 9, top: 1}).safe for top in (32, 64)]
+    assert batches[0] > batches[1]
+    with pytest.raises(BadInput, match="length is no size of"):
+        estimate_job(mlp_job(), lengths=lengths)
+
+
+def test_expandable_segments_are_simulated_in_every_answer() -> None:
+    answers = []
+    for switch in (False, True):
+        forecaster = Forecaster(mlp_job(width=512), expandable_segments=switch)
+        found = forecaster.estimate(Recipe(), sizes={"batch_size": 20_000})
+        assert found.peak_allocated_bytes <= found.peak_reserved_bytes
+        largest = forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB)
+        assert 0 < largest.safe <= largest.limit
+        answers.append((found.peak_reserved_bytes, largest.reserved_bytes))
+    plain, expandable = answers
+    assert expandable[0] < plain[0]
+    assert expandable[1] != plain[1]
+
+
+def test_multiprocessors_are_those_of_the_datasheet() -> None:
+    assert multiprocessors_of(simulated_device("A100-80GB")) == 108
+    assert multiprocessors_of(simulated_device("24GB")) is None
+    assert multiprocessors_of(None) is None

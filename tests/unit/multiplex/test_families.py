@@ -9,6 +9,7 @@ from torch import nn
 from flatout.errors import BadInput
 from flatout.multiplex import forward
 from flatout.multiplex.cache import Cache
+from flatout.multiplex.decoder import Decoder, Norm
 from flatout.multiplex.families import FAMILIES, read_decoder
 from flatout.multiplex.generate import generate
 from flatout.multiplex.rows import Rows
@@ -73,17 +74,40 @@ def test_the_model_is_the_same_after_reading(family: str, tmp_path: Path) -> Non
     assert all(torch.equal(loaded[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("family", sorted(set(TINY) - {"gpt-neox", "gpt-neox-serial"}))
+def norms_of(decoder: Decoder) -> list[Norm]:
+    found = [decoder.norm]
+    for block in decoder.blocks:
+        attention = block.attention
+        branches = (block.attention_out_norm, block.mlp_out_norm, attention.q_norm, attention.k_norm)
+        found += [block.attention_norm, block.mlp_norm, *(norm for norm in branches if norm is not None)]
+    return found
+
+
+@pytest.mark.parametrize("family", TINY)
 def test_no_weight_exists_twice(family: str) -> None:
     model = tiny_model(family)
     decoder = read_decoder(model)
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    products = [*decoder.projections().values(), decoder.head]
-    assert {product.weight.untyped_storage().data_ptr() for product in products} <= storages
+    holders = [*decoder.projections().values(), decoder.head, *norms_of(decoder)]
+    assert {holder.weight.untyped_storage().data_ptr() for holder in holders} <= storages
     again = read_decoder(model).projections()
     assert all(
         again[name].weight.data_ptr() == one.weight.data_ptr() for name, one in decoder.projections().items()
     )
+
+
+@pytest.mark.parametrize("family", TINY)
+@torch.no_grad()
+def test_a_change_of_the_decoder_is_a_change_of_the_model(family: str) -> None:
+    model = tiny_model(family)
+    decoder = read_decoder(model)
+    generator = torch.Generator().manual_seed(3)
+    for holder in (*decoder.projections().values(), *norms_of(decoder)):
+        holder.weight.add_(torch.randn(holder.weight.shape, generator=generator) * 0.05)
+    prompts = prompts_of([5, 12])
+    wanted = [list(reference_tokens(model, prompt, max_new_tokens=8)) for prompt in prompts]
+    assert generate(decoder, prompts, max_new_tokens=8) == wanted
+    assert wanted != generate(shared_model(family), prompts, max_new_tokens=8)
 
 
 def test_products_are_named_after_their_modules() -> None:
@@ -112,9 +136,11 @@ def test_a_decoder_is_taken_as_it_is() -> None:
 
 
 def test_a_half_precision_model_is_read_in_its_type() -> None:
-    decoder = read_decoder(tiny_model("gemma3").to(torch.bfloat16))
-    assert decoder.dtype == torch.bfloat16
-    assert decoder.norm.weight.dtype == torch.float32  # 1 + weight, before it is rounded
+    model = tiny_model("gemma3").to(torch.bfloat16)
+    decoder = read_decoder(model)
+    assert decoder.dtype == decoder.norm.weight.dtype == torch.bfloat16
+    x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    assert torch.equal(forward.normed(decoder.norm, x), model.model.norm(x))  # 1 + weight is not rounded
 
 
 def test_an_unknown_family_is_named_with_those_that_are_known() -> None:

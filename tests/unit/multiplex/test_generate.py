@@ -39,9 +39,6 @@ def materialised(model: Any, decoder: Decoder, factors: dict[str, Factors], vari
         for part, rows in product.parts:
             module, own = changed.get_submodule(part), delta[start : start + rows]
             start += rows
-            if part.endswith("query_key_value"):  # back to the module's order of rows
-                heads = model.config.num_attention_heads
-                own = own.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
             module.weight += own.T if type(module).__name__ == "Conv1D" else own
     return changed
 
@@ -241,6 +238,32 @@ def test_a_shared_prefix_may_end_near_the_last_position() -> None:
     completions = Generator(model, slots=3, max_tokens=256).generate(requests, max_new_tokens=6)
     for one in completions:
         assert one.tokens == reference_tokens(model, one.request.prompt, max_new_tokens=6)
+
+
+def test_neighbours_of_a_tile_run_one_variant() -> None:
+    decoder = read_decoder(shared_model())
+    factors = random_factors(decoder, num_variants=3)
+    requests = [
+        Request(prompt=prompt, variant=row // 2, sign=1 - row % 2 * 2, key=row)
+        for row, prompt in enumerate(prompts_of([5, 9, 14, 3, 8, 8]))
+    ]
+
+    def tokens(tile: int) -> list[tuple[int, ...]]:
+        generator = Generator(decoder, slots=4, max_tokens=40, factors=factors, tile=tile)
+        return [one.tokens for one in generator.generate(requests, max_new_tokens=10)]
+
+    assert tokens(2) == tokens(1)
+    with pytest.raises(BadInput, match=r"4 slots are no whole tiles of 3.*multiple"):
+        tokens(3)
+    with pytest.raises(BadInput, match=r"4 slots are no whole tiles of 0"):
+        tokens(0)
+
+
+def test_the_decision_says_why_no_kernel_of_ours_runs() -> None:
+    generator = Generator(shared_model(), slots=1, max_tokens=20)
+    assert generator.decision.value == "eager"
+    with pytest.raises(BadInput, match="mode 'fused' needs a CUDA device; the model is on cpu"):
+        Generator(shared_model(), slots=1, max_tokens=20, mode="fused")
 
 
 def test_factors_must_fit_their_product() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.errors import BadInput
 from flatout.multiplex import noise
-from flatout.multiplex.noise import draw_factors, draw_full, normals, table, uniforms
+from flatout.multiplex.noise import draw_factors, draw_full, normals, table, uniform_key, uniforms
 from flatout.multiplex.philox import stream_key
 
 CPU = torch.device("cpu")
@@ -199,6 +199,14 @@ def test_uniforms_are_a_function_of_seed_key_and_position() -> None:
     assert abs(drawn.double().mean().item() - 0.5) < 4 / math.sqrt(12 * samples)
     shares = torch.histc(drawn, bins=64, min=0, max=1) / samples
     assert (shares - 1 / 64).abs().max().item() < 5 * math.sqrt(1 / 64 / samples)
+
+
+def test_uniforms_of_a_key_made_beforehand_are_the_same() -> None:
+    keys, positions = torch.arange(9)[:, None], torch.arange(7)[None]
+    for seed in (0, 5, 2**64 - 1):
+        drawn = uniforms(seed=seed, keys=keys, positions=positions)
+        stream = uniform_key(seed)
+        assert torch.equal(drawn, uniforms(seed=0, keys=keys, positions=positions, stream=stream))
 
 
 def test_uniforms_of_other_seeds_and_keys_do_not_correlate() -> None:

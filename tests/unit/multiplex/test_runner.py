@@ -80,14 +80,26 @@ def test_prefill_batches_of_any_size_leave_the_same_cache(monkeypatch: pytest.Mo
 
 def test_padding_bounds_a_batch() -> None:
     pieces = [Piece(slot, (1,) * length, 0) for slot, length in enumerate([9000, 1, 2000, 9000, 2])]
-    batches = runner._batches(pieces)
+    batches = runner.batches(pieces)
     assert [[len(piece.tokens) for piece in batch] for batch in batches] == [[1, 2, 2000], [9000], [9000]]
 
 
+@pytest.mark.parametrize(
+    "samplings",
+    [
+        [Sampling()],
+        [Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 2**63)],
+        [Sampling(temperature=1.0, top_k=9, top_p=0.9, seed=5)],
+    ],
+)
 @torch.no_grad()
-def test_compiled_steps_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced and functionalised for real; only the C++ that would come of it is left out: it takes long."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+def test_compiled_steps_give_the_same_tokens(
+    samplings: list[Sampling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced and functionalised for real, each step's parts as whole graphs; only the C++ that would come of
+    it is left out: it takes long."""
+    whole = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", whole)
     torch._dynamo.reset()
     decoder = read_decoder(tiny_model(num_hidden_layers=1))
     factors = random_factors(decoder, num_variants=2)
@@ -97,21 +109,35 @@ def test_compiled_steps_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) ->
             zip(prompts_of([5, 3, 11]), (0, None, 1), (1, 1, -1), strict=True)
         )
     ]
-    tokens = {}
-    for mode in ("eager", "compiled"):
-        generator = Generator(decoder, slots=2, max_tokens=40, factors=factors, mode=mode)
-        tokens[mode] = [one.tokens for one in generator.generate(requests, max_new_tokens=8)]
-    assert tokens["compiled"] == tokens["eager"]
+    for sampling in samplings:
+        tokens = {}
+        for mode in ("eager", "compiled"):
+            generator = Generator(
+                decoder, slots=2, max_tokens=40, factors=factors, mode=mode, sampling=sampling
+            )
+            tokens[mode] = [one.tokens for one in generator.generate(requests, max_new_tokens=8)]
+        assert tokens["compiled"] == tokens["eager"]
 
 
 def test_the_choice_of_a_mode_says_why() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert choose_mode("auto", device=cpu).value == "eager"
-    assert choose_mode("auto", device=cuda).value == "graph"
     assert "compil" in choose_mode("auto", device=cpu).reason
-    assert choose_mode("compiled", device=cpu).value == "compiled"
-    with pytest.raises(BadInput, match="'graph' needs a CUDA device; the model is on cpu"):
-        choose_mode("graph", device=cpu)
+    assert choose_mode("auto", device=cuda).value == "fused"
+    kept = choose_mode("auto", device=cuda, obstacle="layer norms")
+    assert (kept.value, kept.source) == ("graph", "assumed") and "layer norms" in kept.reason
+    for mode in ("eager", "compiled", "graph"):
+        chosen = choose_mode(mode, device=cuda, obstacle="layer norms")
+        assert (chosen.value, chosen.reason) == (mode, "asked for")
+    assert choose_mode("fused", device=cuda).value == "fused"
+
+
+def test_a_mode_that_cannot_run_is_refused() -> None:
+    for mode in ("graph", "fused"):
+        with pytest.raises(BadInput, match=f"'{mode}' needs a CUDA device; the model is on cpu"):
+            choose_mode(mode, device=torch.device("cpu"))
+    with pytest.raises(BadInput, match=r"'fused' cannot run this model: layer norms .*mode='auto'"):
+        choose_mode("fused", device=torch.device("cuda"), obstacle="layer norms")
 
 
 @pytest.mark.gpu

@@ -198,6 +198,60 @@ def test_a_plain_request_is_the_same_shared_or_not() -> None:
         assert one.tokens == reference_tokens(shared_model(), one.request.prompt, max_new_tokens=12)
 
 
+# Tiles
+
+PAIRS = tuple(
+    Request(prompt=prompt, variant=variant, sign=sign, key=key, max_new_tokens=limit)
+    for key, (prompt, variant, sign, limit) in enumerate(
+        zip(
+            prompts_of([5, 1, 17, 30, 9, 2, 4]),
+            (0, 0, None, None, 2, 2, 1),
+            (1, -1, 1, 1, -1, 1, 1),
+            (4, 20, 33, 1, 9, 40, 3),
+            strict=True,
+        )
+    )
+)
+
+
+@settings(max_examples=10)
+@given(st.permutations(range(3)), st.sampled_from([2, 4, 6]))
+def test_tiles_change_nothing_but_the_order(order: list[int], slots: int) -> None:
+    """Whole pairs in any order, the odd one last."""
+    requests = [PAIRS[2 * pair + half] for pair in order for half in (0, 1)] + [PAIRS[6]]
+    completions = make(slots, tile=2).generate(requests, max_new_tokens=12)
+    assert [one.request for one in completions] == requests
+    assert tokens_of(completions) == one_at_a_time(requests)
+
+
+def test_a_tile_is_refilled_when_all_of_it_is_free() -> None:
+    """Two tiles; the slot that ends first waits for its neighbour, not for the other tile."""
+    drawn: list[list[int]] = []
+    finished: list[int] = []
+
+    def source() -> Iterator[Request]:
+        limits = (1, 40, 20, 20, 1, 1, 1, 1)
+        for key, (prompt, limit) in enumerate(zip(prompts_of([3] * 8), limits, strict=True)):
+            drawn.append(sorted(finished))
+            yield Request(prompt=prompt, key=key, max_new_tokens=limit)
+
+    generator = make(4, tile=2)
+    completions = generator.generate(
+        source(), max_new_tokens=50, on_finished=lambda one: finished.append(one.request.key)
+    )
+    assert [len(one.tokens) for one in completions] == [1, 40, 20, 20, 1, 1, 1, 1]
+    assert drawn[:4] == [[]] * 4
+    assert drawn[4] == drawn[5] == [0, 2, 3]  # request 0 has ended long before, and its slot has waited
+    assert drawn[6] == drawn[7] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_tile_of_different_variants_is_refused() -> None:
+    requests = [PAIRS[0], PAIRS[1], PAIRS[0], PAIRS[2]]
+    with pytest.raises(BadInput, match=r"requests 2 to 3 share a tile and run different variants .*tile=1"):
+        make(4, tile=2).generate(requests, max_new_tokens=12)
+    assert len(make(4).generate(requests, max_new_tokens=12)) == 4
+
+
 # Requests drawn one by one
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from flatout.errors import BadInput
-from flatout.multiplex.stacking import deinterleaved, stacked, transposed
+from flatout.multiplex.stacking import stacked, transposed
 
 
 class Three(nn.Module):
@@ -77,16 +77,6 @@ def test_a_convolution_turns_its_storage() -> None:
     torch.testing.assert_close(nn.functional.linear(x, product.weight, product.bias), wanted)
     assert torch.equal(model[0].weight, weight)
     assert transposed(model, "0").weight.data_ptr() == product.weight.data_ptr() == model[0].weight.data_ptr()
-
-
-@torch.no_grad()
-def test_interleaved_heads_are_put_in_order() -> None:
-    heads, width = 2, 3
-    model, x = nn.Sequential(nn.Linear(5, heads * 3 * width)), torch.randn(4, 5)
-    q, k, v = model(x).view(4, heads, 3 * width).chunk(3, -1)
-    product = deinterleaved(model, "0", num_heads=heads)
-    wanted = torch.cat([part.flatten(1) for part in (q, k, v)], -1)
-    torch.testing.assert_close(nn.functional.linear(x, product.weight, product.bias), wanted)
 
 
 def test_a_module_of_another_kind_is_named() -> None:

@@ -15,6 +15,7 @@ from flatout.planner.apply import (
     BACKUPS,
     FileEdit,
     apply_edits,
+    check_places,
     last_backup,
     plan_edits,
     sha256,
@@ -23,6 +24,7 @@ from flatout.planner.apply import (
 )
 from flatout.planner.configs import read_config
 from flatout.planner.documents import Value
+from flatout.planner.scalars import means
 from tests.plans import contents, write_curriculum
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -248,9 +250,35 @@ def test_apply_then_undo_is_nothing_at_all(
         key = data.draw(st.sampled_from(sorted(stage.values)))
         edits = edits_of(path, {key: value})
         backup = apply_edits(edits, root=Path(folder))
-        changed = stage.values[key].value != value
+        changed = not means(stage.values[key].value, value)
         assert (backup is not None) or not changed
         if backup is not None:
             assert path.read_bytes() != text.encode()
             undo(Path(folder))
         assert path.read_bytes() == text.encode()
+
+
+def test_several_configs_of_one_folder_are_undone_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.yaml", "b.yaml")]
+    for path in paths:
+        path.write_text("x: 1\n")
+        apply_edits(edits_of(path, {"x": 2}), root=tmp_path, config=path)
+    assert undo(tmp_path, config=paths[0]).config == "a.yaml"
+    assert [path.read_text() for path in paths] == ["x: 1\n", "x: 2\n"]
+    with pytest.raises(BadInput, match=r"holds no backup of a\.yaml"):
+        undo(tmp_path, config=paths[0])
+    assert undo(tmp_path).config == "b.yaml"
+
+
+def test_places_that_cannot_be_written_are_known_beforehand(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("a: &a 1\nb: *a\nc: |\n  1\n")
+    config = read_config(path)
+    places = {key: found.place for key, found in config.stages[0].values.items() if found.place is not None}
+    check_places(config, [places["a"]])
+    for key, words in (("b", "is an alias"), ("c", "is a block scalar")):
+        with pytest.raises(BadInput, match=words):
+            check_places(config, places.values() if key == "b" else [places[key]])
+    path.chmod(0o444)
+    with pytest.raises(BadInput, match="is read-only"):
+        check_places(config, [places["a"]])

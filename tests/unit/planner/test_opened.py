@@ -50,13 +50,13 @@ def test_a_mapping_file_by_name(tmp_path: Path) -> None:
         open_config(conf, mapping_file=tmp_path / "absent.toml")
 
 
-def test_what_else_stages_differ_in_is_known(tmp_path: Path) -> None:
-    conf = write_curriculum(tmp_path)
-    opened = open_config(conf)
-    assert opened.other_differences(["n_positives", "n_negatives"]) == ()
-    assert opened.other_differences(["n_negatives"]) == ("n_positives",)
-    (conf / "curriculum" / "02_stage.yaml").write_text("n_negatives: 8\nmodel: {lora: {r: 16}}\n")
-    assert open_config(conf).other_differences(["n_negatives"]) == ("model.lora.r", "n_positives")
+def test_every_stage_has_its_own_values(tmp_path: Path) -> None:
+    values = open_config(write_curriculum(tmp_path)).values()
+    assert [(name, found["n_negatives"]) for name, found in values.items()] == [
+        ("01_stage", 24),
+        ("02_stage", 8),
+    ]
+    assert all(found["data_loader.batch_size"] == 4 for found in values.values())
 
 
 def test_the_keys_of_knobs_are_found_and_two_candidates_are_none(tmp_path: Path) -> None:

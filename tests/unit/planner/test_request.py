@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.planner.request import ForecastRequest, load_forecast
+from flatout.memory.sources import load_job
+from flatout.planner.documents import Value
+from flatout.planner.request import ForecastRequest, describe, load_forecast
 
 BUILD = """\
 import torch
@@ -42,7 +46,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def request(model: str, **options: Any) -> ForecastRequest:
     values = {"width": 4, "batch_size": 8}
     device = simulated_device("24GB")
-    return ForecastRequest(model=model, device=device, values=values, overrides={}, **options)
+    return ForecastRequest(model=model, device=device, values=values, **options)
 
 
 def test_the_sizes_are_those_of_the_batch_maker(build: Path) -> None:
@@ -63,3 +67,44 @@ def test_a_config_folder_without_a_head_takes_a_task(tmp_path: Path) -> None:
         load_forecast(request(str(tmp_path)))
     found = load_forecast(request(str(tmp_path), task="masked-lm", cache=False))
     assert found.sizes == {"batch_size": 8, "length": 64}
+
+
+def test_a_stage_that_trains_another_model_has_a_forecast_of_its_own(build: Path) -> None:
+    stages: dict[str, dict[str, Value]] = {
+        "01": {"width": 4, "batch_size": 8},
+        "02": {"width": 4, "batch_size": 16, "digits": 3},
+        "03": {"width": 6, "batch_size": 8},
+        "04": {"width": 6, "batch_size": 8, "digits": 4},
+    }
+    said: list[str] = []
+    found = load_forecast(
+        request(f"{build}:build", stages=stages, keys_of=frozenset, on_progress=said.append)
+    )
+    one, two, three, four = (found.of_stage(name) for name in stages)
+    assert one is two is found
+    assert three is four is not found
+    assert said == ["03 trains another model than 01"]
+
+
+def test_stages_that_differ_in_what_is_varied_are_not_even_built(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.planner.request.describe", lambda job: pytest.fail("it was built"))
+    stages: dict[str, dict[str, Value]] = {
+        "01": {"width": 4, "batch_size": 8, "length": 4},
+        "02": {"width": 4, "batch_size": 4, "length": 8},
+    }
+    asked = request(f"{build}:build", stages=stages, keys_of=frozenset)
+    assert load_forecast(dataclasses.replace(asked, values=stages["01"])).of_stage("02").sizes
+
+
+def test_frozen_parameters_make_another_model(build: Path) -> None:
+    job = load_job(f"{build}:build", settings={"width": 4})[0]
+
+    def frozen() -> nn.Module:
+        model = job.make_model()
+        model.requires_grad_(False)
+        return model
+
+    assert describe(job) == describe(job)
+    assert describe(dataclasses.replace(job, make_model=frozen)) != describe(job)

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.api import apply_config, fit_config
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.forecast import estimate_job
 from flatout.memory.job import Job, Recipe
+from flatout.planner.answers import PlanOptions
+from flatout.planner.request import ForecastRequest, load_forecast
 from flatout.planner.stored import TraceStore
 from flatout.planner.traced import TracedForecast, nested, with_optimizer
 
@@ -131,3 +134,45 @@ def test_another_amount_of_memory_starts_from_the_same_traces(tmp_path: Path) ->
         subject.peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
         made.append(subject.num_traced)
     assert made == [1, 0, 1]
+
+
+BUILD = """\
+import torch
+from torch import nn
+
+def build(settings):
+    def make_batch(*, batch_size, n_negatives=1):
+        return torch.zeros(batch_size, 1 + n_negatives, 256)
+
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+    return model, make_batch, lambda model, batch: model(batch).square().mean()
+"""
+
+
+def test_a_curriculum_takes_few_traces_and_a_second_plan_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    conf = tmp_path / "conf"
+    (conf / "curriculum").mkdir(parents=True)
+    (conf / "config.yaml").write_text("batch_size: 8\naccumulation: 1024\n")
+    for number, count in enumerate((24, 8, 8), start=1):
+        (conf / "curriculum" / f"0{number}_stage.yaml").write_text(f"n_negatives: {count}\n")
+    (tmp_path / "build.py").write_text(BUILD)
+    options = PlanOptions(model=f"{tmp_path / 'build.py'}:build", gpu_memory="2GB")
+    made: list[TracedForecast] = []
+
+    def make(request: ForecastRequest) -> TracedForecast:
+        made.append(load_forecast(request))
+        return made[-1]
+
+    first = fit_config(conf, options, make_forecast=make)
+    chosen = first.fit.groups[0].suggestion(None)
+    assert chosen.effective_batches == {f"0{number}_stage": 8192 for number in (1, 2, 3)}
+    assert chosen.peaks["02_stage"] == chosen.peaks["03_stage"] != chosen.peaks["01_stage"]
+    assert fit_config(conf, options, make_forecast=make).to_json() == first.to_json()
+    apply_config(first)
+    assert fit_config(conf, options, make_forecast=make).edits() == ()
+    # One search of the worst stage, its evaluation twice, the others once; the model has no checkpointing.
+    assert made[0].num_traced <= 3 + 2 + 2 + 1
+    assert [forecast.num_traced for forecast in made[1:]] == [0, 0]

@@ -71,9 +71,7 @@ class EvolveConfig:
     checkpoint_every: int = 10
     keep_checkpoints: int = 2
     plain_every: int = 100  # epochs between two measurements of plain inference
-    cosine_every: int = (
-        1  # epochs between two comparisons with the update before, which draws its noise again
-    )
+    cosine_every: int = 10  # epochs between two comparisons with the update before: noise is drawn again
     reward_workers: int = 2
     reward_timeout_s: float = 10.0
     save_model: bool = True  # a folder that transformers loads, at the end

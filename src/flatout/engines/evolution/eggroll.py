@@ -29,7 +29,6 @@ from flatout.engines.evolution.targets import (
     chosen,
     is_language_model,
     linear_weights,
-    shares_storage,
     vectors,
 )
 from flatout.errors import BadInput
@@ -154,11 +153,6 @@ class Eggroll:
         if isinstance(self.model, Decoder):
             raise BadInput(
                 "a Decoder has no forward of its own", hint="make it with the model, or call generate"
-            )
-        if self.decoder is not None and not shares_storage(self.model, self.decoder):
-            raise BadInput(
-                "this family keeps its matrices in another order than the products that evolve",
-                hint='call generate, or make it with kind="module"',
             )
         members = self._checked(members)
         variants = self._variants(members)
@@ -308,7 +302,7 @@ class Eggroll:
         if self._integer is not None:
             return integer.vote(draw, coefficients.sign())
         # Factors carry sigma, which the estimate does not: it is part of the learning rate.
-        return update.direction(draw, coefficients).div_(self._noise.recipe.sigma * self.population)
+        return update.direction(draw, coefficients / (self._noise.recipe.sigma * self.population))
 
     def _generating(self, wanted: _Wanted, variants: range) -> Generator:
         if self.decoder is None:
@@ -326,6 +320,8 @@ class Eggroll:
                 factors=factors,
                 sampling=wanted.sampling,
                 eos=wanted.eos,
+                # Every variant has an even number of rows, next to each other: both halves of a pair.
+                tile=2 if self.antithetic and wanted.slots % 2 == 0 else 1,
             )
             self._generator = wanted, made
         generator = self._generator[1]

@@ -1,8 +1,7 @@
 """A model folder in, a model folder out.
 
-What training changed lies in the decoder's products.  They are views of the model's own parameters, except
-where a family interleaves query, key and value per head (GPT-NeoX): those are put back before the model is
-saved.
+What training changed lies in the decoder's products, which are views of the model's own parameters: the model
+is saved as it is.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from flatout.multiplex.decoder import Decoder
 
 DType = Literal["auto", "float32", "bfloat16"]
 
@@ -55,9 +52,8 @@ def end_tokens(model: nn.Module) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) else (int(found),)
 
 
-def save_model(model: nn.Module, decoder: Decoder, tokenizer: Any, folder: Path) -> None:
+def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write the trained model as transformers loads it, whole or not at all."""
-    put_back(model, decoder)
     partial = folder.with_name(f".partial-{folder.name}")
     for path in (partial, folder):
         if path.exists():
@@ -70,19 +66,6 @@ def save_model(model: nn.Module, decoder: Decoder, tokenizer: Any, folder: Path)
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)
     partial.rename(folder)
-
-
-@torch.no_grad()
-def put_back(model: nn.Module, decoder: Decoder) -> None:
-    """Copy products that are no views of the model's parameters into them."""
-    for block in decoder.blocks:
-        product = block.attention.qkv
-        weight = model.get_submodule(product.parts[0][0]).weight
-        assert isinstance(weight, torch.Tensor)
-        if weight.untyped_storage().data_ptr() != product.weight.untyped_storage().data_ptr():
-            heads, width = block.attention.num_heads, block.attention.head_width
-            apart = product.weight.view(3, heads, width, -1)
-            weight.copy_(apart.transpose(0, 1).reshape(weight.shape))
 
 
 @contextlib.contextmanager

@@ -72,13 +72,14 @@ class Masters:
         """Move `name` along `ascent`, the direction in which fitness grows."""
         master, optimizer = self._masters[name], self._optimizers[name]
         before = master.detach().clone()
-        master.grad = -ascent.to(master)
+        master.grad = ascent.to(master)
         optimizer.step()
         master.grad = None
         weight = self._weights[name]
         if weight.data_ptr() != master.data_ptr():
             weight.copy_(master)
-        return Change(moved=(master.detach() - before).square().sum(), weights=master.detach().square().sum())
+        moved = _squares(before.sub_(master.detach()))
+        return Change(moved=moved, weights=_squares(master.detach()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat names."""
@@ -117,6 +118,12 @@ class Masters:
         return torch.nn.Parameter(weight.to(device=device, dtype=torch.float32), requires_grad=True)
 
 
+def _squares(values: Tensor) -> Tensor:
+    """The square of the norm, without a copy of `values`: they are as large as the model."""
+    norm: Tensor = torch.linalg.vector_norm(values)
+    return norm.square()
+
+
 def choose_place(
     weights: Mapping[str, Tensor], *, optimizer: OptimizerName, place: Place = "auto"
 ) -> Decision[Literal["device", "cpu"]]:
@@ -139,5 +146,8 @@ def _optimizer(
     master: torch.nn.Parameter, *, kind: OptimizerName, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
     if kind == "sgd":
-        return torch.optim.SGD([master], lr=lr, weight_decay=weight_decay, foreach=False)
-    return torch.optim.AdamW([master], lr=lr, weight_decay=weight_decay, foreach=False)
+        return torch.optim.SGD([master], lr=lr, weight_decay=weight_decay, foreach=False, maximize=True)
+    fused = master.device.type == "cuda"
+    return torch.optim.AdamW(
+        [master], lr=lr, weight_decay=weight_decay, foreach=False, fused=fused, maximize=True
+    )

@@ -115,11 +115,13 @@ class Perturbations:
         return found
 
     def _fill(self, name: str, whole: Factors, *, variants: range, epoch: int) -> None:
-        drawn = self._drawn(name, variants=variants, epoch=epoch)
-        whole.shrink[: len(variants)].copy_(drawn.shrink)
-        whole.expand[: len(variants)].copy_(drawn.expand)
+        first = Factors(whole.shrink[: len(variants)], whole.expand[: len(variants)], whole.scale)
+        drawn = self._drawn(name, variants=variants, epoch=epoch, into=first)
+        if drawn.shrink.data_ptr() != first.shrink.data_ptr():
+            first.shrink.copy_(drawn.shrink)
+            first.expand.copy_(drawn.expand)
 
-    def _drawn(self, name: str, *, variants: range, epoch: int) -> Factors:
+    def _drawn(self, name: str, *, variants: range, epoch: int, into: Factors | None = None) -> Factors:
         weight, recipe = self._targets[name], self.recipe
         if self._table is not None:
             return self._table.factors(
@@ -141,6 +143,7 @@ class Perturbations:
             sigma=recipe.sigma,
             device=weight.device,
             dtype=self._dtype(weight),
+            into=into,
         )
 
     def _dtype(self, weight: Tensor) -> torch.dtype:

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from flatout.errors import BadInput, ChildDied
 
@@ -37,10 +39,7 @@ class Ranks:
         rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         own = own_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
         if num_ranks > 1:
-            backend = "nccl" if own.type == "cuda" else "gloo"
-            # Without `device_id` NCCL guesses a GPU from the rank, which is wrong past one machine.
-            bound = own if own.type == "cuda" else None
-            torch.distributed.init_process_group(backend, timeout=PATIENCE, device_id=bound)
+            _join_group(own, rank=rank, num_ranks=num_ranks)
         return cls(device=own, rank=rank, num_ranks=num_ranks)
 
     @property
@@ -89,6 +88,27 @@ class Ranks:
         # After an error the peers may hang in a collective; destroying the group would wait for them.
         if self.num_ranks > 1 and error is None:
             torch.distributed.destroy_process_group()
+
+
+def _join_group(device: torch.device, *, rank: int, num_ranks: int) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # Without `device_id` NCCL guesses a GPU from the rank, which is wrong past one machine.
+    bound = device if device.type == "cuda" else None
+    store = None
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(num_ranks):
+        # On one machine torchrun keeps its store over restarts, and a rank that is started again may find the
+        # address of a dead one there and wait for it: each attempt gets names of its own.
+        kept, _, _ = next(rendezvous("env://"))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"flatout/{attempt}", kept)
+    torch.distributed.init_process_group(
+        backend,
+        timeout=PATIENCE,
+        device_id=bound,
+        store=store,
+        rank=-1 if store is None else rank,
+        world_size=-1 if store is None else num_ranks,
+    )
 
 
 def own_device(name: str, *, local_rank: int) -> torch.device:

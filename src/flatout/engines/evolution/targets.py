@@ -67,12 +67,3 @@ def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dic
         for name, weight in weights.items()
         if patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
-
-
-def shares_storage(model: nn.Module, decoder: Decoder) -> bool:
-    """Whether every product of a decoder is a view of the model's parameters: GPT-NeoX's are not."""
-    for product in decoder.projections().values():
-        weight = model.get_submodule(product.parts[0][0]).get_parameter("weight")
-        if weight.untyped_storage().data_ptr() != product.weight.untyped_storage().data_ptr():
-            return False
-    return True

@@ -29,7 +29,7 @@ from flatout.engines.evolution.run_log import EpochRecord, RunLog, read_log
 from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.tasks import Prompt, task_named
 from flatout.engines.evolution.texts import Texts, open_tokenizer
-from flatout.errors import BadInput, Interrupted, MissingExtra
+from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.multiplex.requests import Completion
 from flatout.multiplex.sampling import Sampling
 
@@ -120,6 +120,12 @@ class Trainer:
             try:
                 self._train()
                 return self._finish()
+            except (
+                ChildDied
+            ):  # of another rank: this one stands at the border of an epoch, which is worth keeping
+                with self._interrupts.held():
+                    self._save()
+                raise
             except KeyboardInterrupt:
                 with self._interrupts.held():
                     self._save()
@@ -325,10 +331,9 @@ class Trainer:
     def _finish(self) -> Outcome:
         saved = drawn = None
         if self.ranks.first:
-            assert self.es.decoder is not None
             if self.config.save_model:
                 saved = self.out / MODEL
-                loading.save_model(self.model, self.es.decoder, self.texts.tokenizer, saved)
+                loading.save_model(self.model, self.texts.tokenizer, saved)
             try:
                 title = f"{self.task.name}, population {self.config.population}"
                 drawn = plot_run(read_log(self.out), self.out / PLOT, title=title)

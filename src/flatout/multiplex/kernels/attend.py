@@ -2,9 +2,9 @@
 
 One program owns one row and one key-value head with its H/K query heads.  The queries of a group stand at the
 same position, so their scores are one small matrix product per tile of keys; keys and values are read once.
-Rotation pairs column i of a head with column i + E/2, so queries and keys are held as two halves, and a score is
-the sum of two products.  The row's own key and value never take the way through memory: they start the running
-softmax.  The coefficients of the output product are left as one partial sum per key-value head.
+Rotation pairs column i of a head with column i + E/2, so queries and keys are held as two halves, and a score
+is the sum of two products.  The row's own key and value never take the way through memory: they start the
+running softmax.  The coefficients of the output product are left as one partial sum per key-value head.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flatout.multiplex.kernels.norm import ONCE, factor
-
-
-@triton.jit
-def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+from flatout.multiplex.kernels.norm import ONCE, add_four, factor
 
 
 @triton.jit
@@ -48,7 +43,6 @@ def attend(
     norm_eps,
     length,  # positions of a slot
     window,
-    GROUP_ROWS: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
     E: tl.constexpr,
@@ -72,7 +66,8 @@ def attend(
     query = tl.arange(0, GROUP)
     live = query < PER
     here = tl.load(position + row).to(tl.int32)
-    which = row // GROUP_ROWS if GROUP_ROWS > 0 else tl.load(variant + row)
+    which = tl.load(variant + row)
+    slot = (row * K + head) * length * E
 
     q_at = (head * PER + query[:, None]) * E + half[None, :]
     k_at = (H + head) * E + half
@@ -110,7 +105,6 @@ def attend(
     q0, q1 = rotate(q0, q1, cosine[None, :], sine[None, :])
     k0, k1 = rotate(k0, k1, cosine, sine)
 
-    slot = (row * K + head) * length * E
     k0, k1, v = k0.to(kind), k1.to(kind), v.to(kind)
     tl.store(keys + slot + here * E + half, k0)
     tl.store(keys + slot + here * E + half + HALF, k1)
@@ -160,7 +154,7 @@ def attend(
         gain = scale_out * tl.load(sign + row)
         o = mixed.to(tl.float32)
         to = shrunk + row * RANK * K + head
-        if RANK % 4 == 0:  # four sums in one pass over the threads
+        if RANK % 4 == 0:
             for j in tl.static_range(0, RANK, 4):
                 start = (which * RANK + j) * H * E
                 p0 = o * factor(shrink, start, o_at, live[:, None])

@@ -51,6 +51,7 @@ def advance(
     EOS: tl.constexpr,  # what `reason` says of a row that chose an end
     LENGTH: tl.constexpr,  # and of one that is full
     NUM_EOS: tl.constexpr,
+    BLOCK_EOS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     """Append the best token of a living row, and end the row if that was its last."""
@@ -66,9 +67,9 @@ def advance(
         tl.store(count + row, so_far + 1)
         tl.store(position + row, tl.load(position + row) + 1)
         tl.store(token + row, chosen)
-        ended = False
-        for i in tl.static_range(NUM_EOS):
-            ended = ended | (chosen == tl.load(eos + i))
+        end = tl.arange(0, BLOCK_EOS)
+        ends = tl.load(eos + end, mask=end < NUM_EOS, other=-1)
+        ended = tl.max((ends == chosen).to(tl.int32), 0) > 0
         full = so_far + 1 >= tl.load(limit + row)
         tl.store(reason + row, tl.where(ended, EOS, tl.where(full, LENGTH, 0)).to(tl.int64))
         tl.store(alive + row, ~(ended | full))

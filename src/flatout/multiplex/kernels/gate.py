@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flatout.multiplex.kernels.norm import ONCE, factor
+from flatout.multiplex.kernels.norm import ONCE, add_four, factor
 
 
 @triton.jit
@@ -33,7 +33,6 @@ def gate_up(
     sign,
     scale_out,
     num_tokens,
-    GROUP_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -47,7 +46,7 @@ def gate_up(
     columns = part * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     own = first // num_tokens
-    which = own // GROUP_ROWS if GROUP_ROWS > 0 else tl.load(variant + own)
+    which = tl.load(variant + own)
     if RANK == 1:
         b0 = factor(shrink, which * WIDTH, columns, inside)
         a0 = factor(expand, which * 2 * WIDTH, columns, inside)
@@ -67,15 +66,24 @@ def gate_up(
     h = (activate(g, KIND) * u).to(out.dtype.element_ty)
     tl.store(out + rows[:, None] * WIDTH + columns[None, :], h, mask=inside[None, :])
     if RANK > 0:
-        gain = scale_out * tl.load(sign + own)
+        gain = scale_out * tl.load(sign + rows // num_tokens)
         h = tl.where(inside[None, :], h.to(tl.float32), 0.0)
         if RANK == 1:
             tl.store(shrunk + rows * PARTS + part, tl.sum(h * b0[None, :], 1) * gain)
+        elif RANK % 4 == 0:
+            for j in tl.static_range(0, RANK, 4):
+                start = (which * RANK + j) * WIDTH
+                p0 = h * factor(shrink, start, columns, inside)[None, :]
+                p1 = h * factor(shrink, start + WIDTH, columns, inside)[None, :]
+                p2 = h * factor(shrink, start + 2 * WIDTH, columns, inside)[None, :]
+                p3 = h * factor(shrink, start + 3 * WIDTH, columns, inside)[None, :]
+                p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
+                to = shrunk + (rows * RANK + j) * PARTS + part
+                tl.store(to, p0 * gain)
+                tl.store(to + PARTS, p1 * gain)
+                tl.store(to + 2 * PARTS, p2 * gain)
+                tl.store(to + 3 * PARTS, p3 * gain)
         else:
-            CHUNK: tl.constexpr = 4 if RANK % 4 == 0 else 1
-            for j in tl.static_range(0, RANK, CHUNK):
-                ranks = j + tl.arange(0, CHUNK)
-                start = (which * RANK + ranks[:, None]) * WIDTH
-                b = factor(shrink, start, columns[None, :], inside[None, :])
-                dots = tl.sum(h[:, None, :] * b[None, :, :], 2) * gain
-                tl.store(shrunk + (rows[:, None] * RANK + ranks[None, :]) * PARTS + part, dots)
+            for j in tl.static_range(RANK):
+                b = factor(shrink, (which * RANK + j) * WIDTH, columns, inside)
+                tl.store(shrunk + (rows * RANK + j) * PARTS + part, tl.sum(h * b[None, :], 1) * gain)

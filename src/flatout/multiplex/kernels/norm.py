@@ -1,9 +1,10 @@
 """Residual add + RMS norm: the kernel before every product that reads the residual stream.
 
 It carries two halves of the correction.  The product before (attention's output or the MLP's) left its
-coefficients in `coefficients`, as partial sums; their expansion is added together with its result.  The product
-after will need x . shrink; the row is in registers here, and normalising is linear in x, so one more reduction
-beside the norm's own gives it.  Factors are loaded before the first reduction: loads do not pass one.
+coefficients in `coefficients`, as partial sums; their expansion is added together with its result.  The
+product after will need x . shrink; the row is in registers here, and normalising is linear in x, so one more
+reduction beside the norm's own gives it.  Factors are loaded before the first reduction: loads do not pass
+one.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ONCE = tl.constexpr(
-    "evict_first"
-)  # data that nothing reads again: let it make room for the products' operands
+ONCE = tl.constexpr("evict_first")  # nothing reads it again: let it make room for the products' operands
+
+
+@triton.jit
+def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
+    """Four sums in one pass over the threads."""
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
 @triton.jit
@@ -46,7 +51,6 @@ def add_norm(
     scale,  # of the next product
     eps,
     num_tokens,  # rows of this call that belong to one row of the tables
-    GROUP_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     RANK_IN: tl.constexpr,
@@ -63,7 +67,7 @@ def add_norm(
     inside = columns < WIDTH
     at = rows[:, None] * WIDTH + columns[None, :]
     own = first // num_tokens
-    which = own // GROUP_ROWS if GROUP_ROWS > 0 else tl.load(variant + own)
+    which = tl.load(variant + own)
     w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     # Factors first: they wait for nothing, and no load passes a reduction.
     if RANK_OUT == 1:
@@ -74,21 +78,27 @@ def add_norm(
         x = tl.load(residual + at, mask=inside[None, :], other=0.0).to(tl.float32)
         x += tl.load(branch + at, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
         part = tl.arange(0, BLOCK_PARTS)
+        some = part[None, :] < PARTS
+        c_at = coefficients + rows[:, None] * (RANK_IN * PARTS) + part[None, :]
         if RANK_IN == 1:
-            c = tl.load(
-                coefficients + rows[:, None] * PARTS + part[None, :], mask=part[None, :] < PARTS, other=0.0
-            )
-            x += tl.sum(c, 1)[:, None] * a0[None, :]
-        elif RANK_IN > 1:
-            CHUNK_IN: tl.constexpr = 4 if RANK_IN % 4 == 0 else 1
-            for j in tl.static_range(0, RANK_IN, CHUNK_IN):
-                ranks = j + tl.arange(0, CHUNK_IN)
-                a = factor(
-                    expand, (which * RANK_IN + ranks[:, None]) * WIDTH, columns[None, :], inside[None, :]
-                )
-                c_at = (rows[:, None, None] * RANK_IN + ranks[None, :, None]) * PARTS + part[None, None, :]
-                c = tl.sum(tl.load(coefficients + c_at, mask=part[None, None, :] < PARTS, other=0.0), 2)
-                x += tl.sum(c[:, :, None] * a[None, :, :], 1)
+            x += tl.sum(tl.load(c_at, mask=some, other=0.0), 1)[:, None] * a0[None, :]
+        elif RANK_IN % 4 == 0:
+            for j in tl.static_range(0, RANK_IN, 4):
+                start = (which * RANK_IN + j) * WIDTH
+                a0 = factor(expand, start, columns, inside)
+                a1 = factor(expand, start + WIDTH, columns, inside)
+                a2 = factor(expand, start + 2 * WIDTH, columns, inside)
+                a3 = factor(expand, start + 3 * WIDTH, columns, inside)
+                c0 = tl.load(c_at + j * PARTS, mask=some, other=0.0)
+                c1 = tl.load(c_at + (j + 1) * PARTS, mask=some, other=0.0)
+                c2 = tl.load(c_at + (j + 2) * PARTS, mask=some, other=0.0)
+                c3 = tl.load(c_at + (j + 3) * PARTS, mask=some, other=0.0)
+                x += tl.sum(c0, 1)[:, None] * a0[None, :] + tl.sum(c1, 1)[:, None] * a1[None, :]
+                x += tl.sum(c2, 1)[:, None] * a2[None, :] + tl.sum(c3, 1)[:, None] * a3[None, :]
+        else:
+            for j in tl.static_range(RANK_IN):
+                a = factor(expand, (which * RANK_IN + j) * WIDTH, columns, inside)
+                x += tl.sum(tl.load(c_at + j * PARTS, mask=some, other=0.0), 1)[:, None] * a[None, :]
     else:
         token = tl.load(tokens + rows).to(tl.int64)
         x = tl.load(embedding + token[:, None] * WIDTH + columns[None, :], mask=inside[None, :], other=0.0)
@@ -104,14 +114,23 @@ def add_norm(
     tl.store(normed + at, (xw * inverse[:, None]).to(normed.dtype.element_ty), mask=inside[None, :])
     if RANK_OUT > 0:
         # normalising is linear in x: norm(x) . b = (x * w) . b / rms(x)
-        gain = inverse * (scale * tl.load(sign + own))
+        gain = inverse * (scale * tl.load(sign + rows // num_tokens))
+        to = shrunk + rows * RANK_OUT
         if RANK_OUT == 1:
-            tl.store(shrunk + rows, tl.sum(xw * b0[None, :], 1) * gain)
+            tl.store(to, tl.sum(xw * b0[None, :], 1) * gain)
+        elif RANK_OUT % 4 == 0:
+            for j in tl.static_range(0, RANK_OUT, 4):
+                start = (which * RANK_OUT + j) * WIDTH
+                p0 = xw * factor(shrink, start, columns, inside)[None, :]
+                p1 = xw * factor(shrink, start + WIDTH, columns, inside)[None, :]
+                p2 = xw * factor(shrink, start + 2 * WIDTH, columns, inside)[None, :]
+                p3 = xw * factor(shrink, start + 3 * WIDTH, columns, inside)[None, :]
+                p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
+                tl.store(to + j, p0 * gain)
+                tl.store(to + j + 1, p1 * gain)
+                tl.store(to + j + 2, p2 * gain)
+                tl.store(to + j + 3, p3 * gain)
         else:
-            CHUNK: tl.constexpr = 4 if RANK_OUT % 4 == 0 else 1
-            for j in tl.static_range(0, RANK_OUT, CHUNK):
-                ranks = j + tl.arange(0, CHUNK)
-                start = (which * RANK_OUT + ranks[:, None]) * WIDTH
-                b = factor(shrink, start, columns[None, :], inside[None, :])
-                dots = tl.sum(xw[:, None, :] * b[None, :, :], 2)
-                tl.store(shrunk + rows[:, None] * RANK_OUT + ranks[None, :], dots * gain[:, None])
+            for j in tl.static_range(RANK_OUT):
+                b = factor(shrink, (which * RANK_OUT + j) * WIDTH, columns, inside)
+                tl.store(to + j, tl.sum(xw * b[None, :], 1) * gain)

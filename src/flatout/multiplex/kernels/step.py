@@ -8,8 +8,8 @@ between two products carry it.
     cache write + attention     qkv                               attention's output (a partial per kv head)
     activation(gate) * up       gate-up                           down (a partial per block of columns)
 
-With rank 0 the same kernels compile to plain inference.  Prefill runs the same kernels over rows * tokens, with
-a stock attention kernel in the middle.
+With rank 0 the same kernels compile to plain inference.  Prefill runs the same kernels over rows * tokens,
+with a stock attention kernel in the middle.
 """
 
 from __future__ import annotations
@@ -50,8 +50,26 @@ class Tiles:
     gate_warps: int = 1
 
 
-def why_not(decoder: Decoder) -> str | None:
+def tiles_for(rank: int, shared: int) -> Tiles:
+    """The sizes that were fastest on an H200, by rank; `shared` neighbouring rows run one variant."""
+    pair = 2 if shared % 2 == 0 else 1
+    if rank == 0:
+        return Tiles(norm_warps=4, gate_block=512, gate_warps=2)
+    return Tiles(norm_rows=pair, norm_warps=8, gate_rows=pair)
+
+
+def why_not(decoder: Decoder, factors: Mapping[str, Factors]) -> str | None:
     """Why the hand-written step cannot run this model; None if it can."""
+    if len({one.rank for one in factors.values()}) > 1:
+        return "factors of different ranks"
+    if factors and factors.keys() != decoder.projections().keys():
+        return "factors for a part of the products"
+    if not all(one.shrink.is_contiguous() and one.expand.is_contiguous() for one in factors.values()):
+        return "factors with gaps between their numbers"
+    if decoder.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"weights of type {decoder.dtype}"
+    if decoder.head.bias is not None or decoder.softcap is not None:
+        return "a head with a bias or capped logits"
     width = decoder.blocks[0].attention.head_width
     if width & (width - 1) or width < 32:
         return f"heads of width {width}: a power of two from 32 is needed"
@@ -59,16 +77,19 @@ def why_not(decoder: Decoder) -> str | None:
         reason = _block_obstacle(block)
         if reason is not None:
             return reason
-    if decoder.positions is not None or decoder.norm.centred:
-        return "learned positions or layer norms"
+    if decoder.positions is not None or decoder.norm.centred or decoder.norm.offset:
+        return "learned positions, or a last norm that is no plain RMS norm"
     return None
 
 
 def _block_obstacle(block: Block) -> str | None:
     attention, mlp = block.attention, block.mlp
     norms = (block.attention_norm, block.mlp_norm)
+    every_norm = [norm for norm in (*norms, attention.q_norm, attention.k_norm) if norm is not None]
     checks = {
         "parallel residual branches": block.parallel,
+        "queries, keys and values interleaved by head": attention.interleaved,
+        "norms whose weights are stored with an offset": any(norm.offset for norm in every_norm),
         "layer norms": any(norm.centred or norm.bias is not None for norm in norms),
         "norms after a branch": block.attention_out_norm is not None or block.mlp_out_norm is not None,
         "capped scores": attention.softcap is not None,
@@ -98,7 +119,7 @@ class Buffers:
 
 
 class FusedStep:
-    """Runs `decoder` over slots of a key-value cache; all state lies in buffers, so a CUDA graph can hold it."""
+    """Runs `decoder` over slots of a cache; all state lies in buffers, so a CUDA graph can hold it."""
 
     def __init__(
         self,
@@ -109,15 +130,16 @@ class FusedStep:
         tables: RowTables,
         factors: Mapping[str, Factors] | None,
         tiles: Tiles | None = None,
+        tile: int = 1,
     ) -> None:
         self.decoder = decoder
         self.keys, self.values = keys, values
         self.tables = tables
         self.factors = dict(factors or {})
-        self.tiles = tiles or Tiles()
+        self.rank = next((f.rank for f in self.factors.values()), 0)
+        self.tiles = tiles or tiles_for(self.rank, tile)
         self.num_rows = keys[0].shape[0]
         self.length = keys[0].shape[2]
-        self.rank = next((f.rank for f in self.factors.values()), 0)
         self.buffers = self._buffers(self.num_rows)
         self.logits = torch.empty(
             self.num_rows, decoder.vocabulary, device=decoder.device, dtype=decoder.dtype
@@ -125,7 +147,6 @@ class FusedStep:
         best = (self.num_rows, CHUNKS)
         self.best_value = torch.empty(best, device=decoder.device, dtype=torch.float32)
         self.best_token = torch.empty(best, device=decoder.device, dtype=torch.int32)
-        self.group_rows = 0
         self.precision = "ieee" if decoder.dtype == torch.float32 else "tf32"
 
     def decode(self, token: Tensor, position: Tensor) -> Tensor:
@@ -137,13 +158,13 @@ class FusedStep:
             self._attend(number, block, buffers, position)
             _product(buffers.mixed, block.attention.out, buffers.branch)
             parts = block.attention.num_kv_heads
-            self._finish_block(number, block, buffers, self.tables, 1, parts, buffers.shrunk_parts)
+            self._finish_block(block, buffers, self.tables, 1, parts, buffers.shrunk_parts)
         self._last_norm(buffers, self.tables, 1)
         torch.mm(buffers.normed, self.decoder.head.weight.T, out=self.logits)
         return self.logits
 
     def prefill(self, tokens: Tensor, slots: Tensor) -> None:
-        """Fill `slots` of the cache with prompts `tokens` [rows, T], from position 0 on."""
+        """Fill `slots` of the cache with prompts `tokens` [rows, T], from position 0 on, causally."""
         num_rows, num_tokens = tokens.shape
         buffers = self._buffers(num_rows * num_tokens)
         tables = self.tables.take(slots)
@@ -158,22 +179,25 @@ class FusedStep:
             if self._rank(block.attention.out):
                 coefficients = self._shrink(block.attention.out, mixed, tables, num_tokens)
             _product(mixed, block.attention.out, buffers.branch)
-            self._finish_block(number, block, buffers, tables, num_tokens, 1, coefficients)
+            self._finish_block(block, buffers, tables, num_tokens, 1, coefficients)
 
     def best(self, logits: Tensor) -> None:
         """Leave the best token of every chunk of the vocabulary for `append`."""
         rows, vocabulary = logits.shape
         best_of_chunks[(rows, CHUNKS)](
             logits, self.best_value, self.best_token,
-            VOCABULARY=vocabulary, CHUNK=triton.cdiv(vocabulary, CHUNKS), CHUNKS=CHUNKS, BLOCK=1024, num_warps=4,
+            VOCABULARY=vocabulary, CHUNK=triton.cdiv(vocabulary, CHUNKS), CHUNKS=CHUNKS, BLOCK=1024,
+            num_warps=4,
         )  # fmt: skip
 
     def append(self, state: State) -> None:
         """Append the best token of every living row to `state`: `State.advance` in one kernel."""
+        num_eos = state.eos.numel()
         advance[(self.num_rows,)](
             self.best_value, self.best_token, state.token, state.position, state.alive, state.reason,
             state.count, state.limit, state.emitted, state.emitted.stride(0), state.eos,
-            EOS=EOS, LENGTH=LENGTH, NUM_EOS=state.eos.numel(), CHUNKS=CHUNKS, num_warps=1,
+            EOS=EOS, LENGTH=LENGTH, NUM_EOS=num_eos, BLOCK_EOS=triton.next_power_of_2(max(1, num_eos)),
+            CHUNKS=CHUNKS, num_warps=1,
         )  # fmt: skip
 
     def _buffers(self, rows: int) -> Buffers:
@@ -217,7 +241,7 @@ class FusedStep:
         coefficients: Tensor, parts: int, token: Tensor | None = None,
     ) -> None:  # fmt: skip
         rows = buffers.residual.shape[0]
-        tile = self._shared_rows(self.tiles.norm_rows, rows, num_tokens)
+        tile = self._shared_rows(self.tiles.norm_rows, tables, num_tokens)
         width = self.decoder.width
         scale = self.decoder.embedding_scale
         add_norm[(rows // tile,)](
@@ -229,15 +253,17 @@ class FusedStep:
             RANK_IN=self._rank(before), RANK_OUT=self._rank(after),
             PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts),
             FROM_BRANCH=token is None, SCALED=scale is not None, ROWS=tile,
-            GROUP_ROWS=self.group_rows if num_tokens == 1 else 0,
             num_warps=self.tiles.norm_warps,
         )  # fmt: skip
 
-    def _shared_rows(self, wanted: int, rows: int, num_tokens: int) -> int:
-        """Rows of one program; more than one only where they are sure to run one variant."""
-        if num_tokens == 1:
-            return wanted if rows % wanted == 0 else 1
-        return wanted if num_tokens % wanted == 0 else 1
+    def _shared_rows(self, wanted: int, tables: RowTables, num_tokens: int) -> int:
+        """Rows of one program; more than one only where they are sure to run one variant.
+
+        The slots of a step lie in tiles of one variant; those of a prefill come in any order, and only the
+        tokens of one row belong together.
+        """
+        together = self.num_rows if tables is self.tables else num_tokens
+        return wanted if together % wanted == 0 else 1
 
     def _norm_before_attention(
         self, number: int, block: Block, buffers: Buffers, token: Tensor, tables: RowTables, num_tokens: int
@@ -259,7 +285,7 @@ class FusedStep:
         )  # fmt: skip
 
     def _finish_block(
-        self, number: int, block: Block, buffers: Buffers, tables: RowTables, num_tokens: int, parts: int,
+        self, block: Block, buffers: Buffers, tables: RowTables, num_tokens: int, parts: int,
         coefficients: Tensor,
     ) -> None:  # fmt: skip
         self._add_norm(
@@ -267,22 +293,22 @@ class FusedStep:
             before=block.attention.out, after=block.mlp.up, coefficients=coefficients, parts=parts,
         )  # fmt: skip
         _product(buffers.normed, block.mlp.up, buffers.joined)
-        self._gate(number, block.mlp, buffers, tables, num_tokens)
+        self._gate(block.mlp, buffers, tables, num_tokens)
         _product(buffers.activated, block.mlp.down, buffers.branch)
 
     def _gate_parts(self, mlp: Mlp) -> int:
         return int(triton.cdiv(mlp.down.weight.shape[1], self.tiles.gate_block))
 
-    def _gate(self, number: int, mlp: Mlp, buffers: Buffers, tables: RowTables, num_tokens: int) -> None:
+    def _gate(self, mlp: Mlp, buffers: Buffers, tables: RowTables, num_tokens: int) -> None:
         rows, width = buffers.activated.shape
-        tile = self._shared_rows(self.tiles.gate_rows, rows, num_tokens)
+        tile = self._shared_rows(self.tiles.gate_rows, tables, num_tokens)
         parts = self._gate_parts(mlp)
         gate_up[(rows // tile, parts)](
             buffers.joined, buffers.activated, buffers.shrunk,
             self._side(mlp.up, "expand", buffers.shrunk), self._side(mlp.down, "shrink", buffers.shrunk),
             buffers.shrunk_parts, tables.index, tables.sign, self._scale(mlp.down), num_tokens,
             WIDTH=width, BLOCK=self.tiles.gate_block, PARTS=parts, RANK=self._rank(mlp.up), ROWS=tile,
-            KIND=mlp.activation, GROUP_ROWS=self.group_rows if num_tokens == 1 else 0,
+            KIND=mlp.activation,
             num_warps=self.tiles.gate_warps,
         )  # fmt: skip
 
@@ -297,9 +323,10 @@ class FusedStep:
             attention.scale, _norm_eps(attention), self.length, attention.window or 0,
             H=attention.num_heads, K=attention.num_kv_heads, E=attention.head_width,
             GROUP=group, COPIES=max(1, 16 // group), RANK=self._rank(attention.qkv),
-            TILE=self.tiles.attend_tile, STAGES=self.tiles.attend_stages, BIASED=attention.qkv.bias is not None,
+            TILE=self.tiles.attend_tile, STAGES=self.tiles.attend_stages,
+            BIASED=attention.qkv.bias is not None,
             NORMED=attention.q_norm is not None, WINDOWED=attention.window is not None,
-            PRECISION=self.precision, GROUP_ROWS=self.group_rows,
+            PRECISION=self.precision,
             num_warps=self.tiles.attend_warps,
         )  # fmt: skip
 
@@ -345,7 +372,7 @@ def _product(x: Tensor, product: Projection, out: Tensor) -> None:
 
 
 def _head_tensors(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Bias, rotation tables and head norms; any tensor where there is none and the kernel will not read it."""
+    """Bias, rotation tables and head norms; any tensor where there is none: the kernel will not read it."""
     assert attention.cos is not None and attention.sin is not None
     unread = attention.cos
     bias = attention.qkv.bias

@@ -92,19 +92,24 @@ def test_a_part_of_the_population_runs_alone() -> None:
     torch.testing.assert_close(part, whole[4:])
 
 
-def test_a_language_models_members_write_what_their_own_weights_write() -> None:
+@pytest.mark.parametrize("slots", [4, 5, 18])
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_a_language_models_members_write_what_their_own_weights_write(slots: int, num_prompts: int) -> None:
+    """Rows end at different times, and slots are refilled by other members."""
     model = tiny_llama(layers=2)
     es = Eggroll(model, population=6, rank=2, sigma=0.2, lr=0.1)
-    prompts = [[1, 2, 10], [7, 10]]
-    found = es.generate(prompts, max_new_tokens=6, slots=5)
+    prompts = [[1, 2, 10], [7, 10], [3, 1, 4, 10]][:num_prompts]
+    ends = (0, 1, 2)
+    found = es.generate(prompts, max_new_tokens=24, slots=slots, eos=ends)
+    lengths = {len(each.tokens) for row in found for each in row}
+    assert len(lengths) > 1
     for member in range(6):
-        expected = generate(formed(es, model, member), prompts, max_new_tokens=6)
+        expected = generate(formed(es, model, member), prompts, max_new_tokens=24, eos=ends)
         assert [list(each.tokens) for each in found[member]] == expected
     assert len({row[0].tokens for row in found}) > 2
-    plain = es.generate(prompts, max_new_tokens=6, slots=5, plain=True)
-    assert [list(each.tokens) for each in plain[0]] == generate(
-        tiny_llama(layers=2), prompts, max_new_tokens=6
-    )
+    plain = es.generate(prompts, max_new_tokens=24, slots=slots, eos=ends, plain=True)
+    own = generate(tiny_llama(layers=2), prompts, max_new_tokens=24, eos=ends)
+    assert [list(each.tokens) for each in plain[0]] == own
 
 
 def test_a_language_models_members_also_run_its_own_forward() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.evolution.loading import end_tokens, open_model, put_back, save_model
+from flatout.engines.evolution.loading import end_tokens, open_model, save_model
 from flatout.errors import BadInput
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.generate import generate
@@ -50,17 +50,10 @@ def test_what_evolved_is_what_is_saved(kind: str, tmp_path: Path) -> None:
         )
     after = generate(decoder, prompts, max_new_tokens=8)
     assert after != before
-    save_model(model, decoder, None, tmp_path / "model")
+    save_model(model, None, tmp_path / "model")
     loaded = open_model(tmp_path / "model", device=CPU, dtype="float32")
     assert generate(loaded, prompts, max_new_tokens=8) == after
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_product_that_is_a_view_needs_no_putting_back() -> None:
-    model = tiny_llama()
-    before = model.state_dict()["model.layers.0.self_attn.q_proj.weight"].clone()
-    put_back(model, read_decoder(model))
-    assert model.state_dict()["model.layers.0.self_attn.q_proj.weight"].equal(before)
 
 
 def test_the_type_follows_the_device_unless_it_is_given(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from flatout.engines.evolution.targets import (
     chosen,
     is_language_model,
     linear_weights,
-    shares_storage,
     vectors,
 )
 from flatout.errors import BadInput
@@ -62,15 +61,3 @@ def test_head_and_embedding_are_no_targets_and_stacked_products_are_one() -> Non
         "model.layers.0.mlp.gate_proj+up_proj",
         "model.layers.0.mlp.down_proj",
     ]
-
-
-def test_a_family_whose_products_are_copies_is_seen() -> None:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    model = GPTNeoXForCausalLM(config)
-    assert not shares_storage(model, read_decoder(model))
-    model = tiny_llama()
-    assert shares_storage(model, read_decoder(model))

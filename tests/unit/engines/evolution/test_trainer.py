@@ -107,12 +107,62 @@ def test_an_interrupt_during_an_update_waits_for_its_end(
         evolve(tiny_settings(model, tmp_path / "run"))
 
 
-def test_a_failing_reward_costs_its_rows_and_is_told(model: Path, tmp_path: Path) -> None:
-    problems = tmp_path / "problems.jsonl"
-    rows = [{"question": f"{n}", "answer": f"#### {n}"} for n in range(40)]
-    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def tokenizer() -> Any:
+    """Characters of questions about small numbers, within the vocabulary of the tiny model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {character: number for number, character in enumerate("0123456789\n#? ~")}
+    made = Tokenizer(models.WordLevel(words, unk_token="~"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="~")
+
+
+def problems(folder: Path) -> Path:
+    path = folder / "problems.jsonl"
+    rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_task_of_text_needs_a_tokenizer(model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
-        evolve(tiny_settings(model, tmp_path / "run", task=str(problems), task_options={}))
+        evolve(tiny_settings(model, tmp_path / "run", task=str(problems(tmp_path)), task_options={}))
+
+
+def test_a_reward_that_raises_costs_its_rows_and_is_told(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    tokenizer().save_pretrained(model)
+    options = {"reward": "operator:truediv"}  # a text divided by a mapping
+    seen, notes = [], []
+    evolve(
+        tiny_settings(
+            model,
+            tmp_path / "run",
+            task=str(problems(tmp_path)),
+            task_options=options,
+            max_new_tokens=4,
+            epochs=1,
+            reward_workers=1,
+        ),
+        on_epoch=seen.append,
+        on_note=notes.append,
+    )
+    assert seen[-1].failed_rows == 16 * 4
+    assert seen[-1].reward_train is None and seen[-1].reward_heldout is None
+    assert any("64 of 64" in note or "16 of 16" in note for note in notes), notes
+    assert seen[-1].statistics["update_norm"] == 0
+
+
+def test_a_tiny_model_learns_to_copy_digits(model: Path, tmp_path: Path) -> None:
+    """Chance is one digit in ten; half of them right is a model that looks at the right place."""
+    seen: list[EpochRecord] = []
+    settings = tiny_settings(model, tmp_path / "run", population=128, prompts=8, epochs=100, rows=256)
+    evolve({**settings, "evaluate_every": 100, "checkpoint_every": 100}, on_epoch=seen.append)
+    rewards = [record.reward_train or 0.0 for record in seen[1:]]
+    assert sum(rewards[:5]) / 5 < 0.2
+    assert sum(rewards[-20:]) / 20 > 0.4
 
 
 def test_what_cannot_be_resumed_is_refused(model: Path, tmp_path: Path) -> None:
@@ -158,8 +208,8 @@ def test_another_number_of_threads_is_told(
 
 
 def test_prompts_that_do_not_fit_the_model_are_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="pass the model's 64"):
-        evolve(tiny_settings(model, tmp_path / "run", max_new_tokens=100))
+    with pytest.raises(BadInput, match="pass the model's 256"):
+        evolve(tiny_settings(model, tmp_path / "run", max_new_tokens=300))
 
 
 def test_int8_weights_run_too(model: Path, tmp_path: Path) -> None:

@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
 from flatout.multiplex.rows import Rows
+from tests.kernels import DEVICE, needs_device
 
-pytest.importorskip("triton", reason="triton is not installed: CUDA builds of torch bring it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-pytestmark = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA GPU, or TRITON_INTERPRET=1"
-)
+pytestmark = needs_device
 
 ROWS = Rows((2, None, 0, 0, 1), (1, 1, -1, 1, -1))
 

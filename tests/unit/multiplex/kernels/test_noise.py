@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from flatout.multiplex import noise
 from flatout.multiplex.philox import stream_key
+from tests.kernels import DEVICE, needs_device
 
-pytest.importorskip("triton", reason="triton is not installed: CUDA builds of torch bring it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-pytestmark = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA GPU, or TRITON_INTERPRET=1"
-)
+pytestmark = needs_device
 
 SEED, EPOCH = 2**63 + 5, 2**31 + 3
 

@@ -1,0 +1,167 @@
+"""Does it learn?  Evolution against the untrained model and against a random search of the same budget.
+
+    python benchmarks/evolution/learn.py --model SmolLM2-135M-Instruct --task arithmetic --seconds 120 --save DIR
+
+Both searches draw the same number of populations from the same noise and score them on the same training prompts.
+Evolution moves the weights after each; random search keeps the best members it has seen, scores them again on
+fresh training prompts and answers with the best of those.  Both are judged on held-out prompts alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import heapq
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flatout
+from flatout.engines.evolution import evaluate, fitness, loading
+from flatout.engines.evolution.eggroll import Eggroll
+from flatout.engines.evolution.reward_pool import RewardPool
+from flatout.engines.evolution.tasks import task_named
+from flatout.engines.evolution.texts import Texts, open_tokenizer
+
+FINALISTS = 8
+
+
+class Search:
+    """A model, a task and a population that answers its prompts."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.task = task_named(options.task, **dict(one.split("=") for one in options.task_option))
+        self.model = loading.open_model(options.model, device=self.device, dtype="auto")
+        self.held_out = self.task.prompts("heldout", epoch=0, count=options.held_out, seed=0)
+        self.texts = Texts(
+            open_tokenizer(options.model, prompts=self.held_out),
+            stop=self.task.stop,
+            ends=loading.end_tokens(self.model),
+            chat=False,
+        )
+        self.es = Eggroll(
+            self.model, population=options.population, rank=options.rank, sigma=options.sigma, lr=options.lr
+        )
+        self.pool = RewardPool(self.task.reward, workers=2, timeout_s=5.0)
+        self.curve: list[dict[str, float | int | None]] = []
+
+    def train_prompts(self, epoch: int, count: int) -> list[Any]:
+        return self.task.prompts("train", epoch=epoch, count=count, seed=0)
+
+    def answers(self, prompts: list[Any], **which: Any) -> torch.Tensor:
+        """Rewards [members, prompts]."""
+        done = self.es.generate(
+            [self.texts.ids(prompt) for prompt in prompts],
+            max_new_tokens=self.task.max_new_tokens,
+            slots=self.options.rows,
+            max_tokens=self.options.max_tokens,
+            capacity=self.options.population,
+            eos=self.texts.ends,
+            **which,
+        )
+        flat = [one for row in done for one in row]
+        scores = evaluate.score_texts(self.pool, self.texts, prompts * len(done), flat)
+        return fitness.reward_matrix(
+            scores.values,
+            member_of_row=[member for member in range(len(done)) for _ in prompts],
+            prompt_of_row=list(range(len(prompts))) * len(done),
+            num_members=len(done),
+            num_prompts=len(prompts),
+        )
+
+    def held_out_score(self) -> float:
+        return float(self.answers(self.held_out, members=range(2), plain=True).nanmean())
+
+
+def evolve(search: Search, *, seconds: float, every: int) -> int:
+    """Train until the time is over; the number of epochs."""
+    start, es = time.perf_counter(), search.es
+    search.curve.append({"epoch": 0, "seconds": 0.0, "held_out": search.held_out_score(), "train": None})
+    while time.perf_counter() - start < seconds:
+        rewards = search.answers(search.train_prompts(es.epoch, search.options.prompts))
+        es.tell(rewards, cosine=False)
+        if es.epoch % every == 0:
+            point = {
+                "epoch": es.epoch,
+                "seconds": time.perf_counter() - start,
+                "held_out": search.held_out_score(),
+                "train": float(rewards.nanmean()),
+            }
+            search.curve.append(point)
+            print(f"  epoch {es.epoch}: {point['seconds']:.0f} s, held out {point['held_out']:.3f}", flush=True)
+    return es.epoch
+
+
+def random_search(search: Search, *, epochs: int) -> dict[str, Any]:
+    """The best of all members of `epochs` populations, as far as training prompts can tell."""
+    best: list[tuple[float, int, int]] = []
+    for epoch in range(epochs):
+        search.es.epoch = epoch
+        means = search.answers(search.train_prompts(epoch, search.options.prompts)).nanmean(1)
+        for member in means.topk(2).indices.tolist():
+            heapq.heappush(best, (float(means[member]), epoch, member))
+            if len(best) > FINALISTS:
+                heapq.heappop(best)
+    finals = []
+    fresh = search.train_prompts(epochs + 1, 256)
+    for seen, epoch, member in best:
+        search.es.epoch = epoch
+        pair = range(member // 2 * 2, member // 2 * 2 + 2)
+        again = float(search.answers(fresh, members=pair)[member % 2].nanmean())
+        held = float(search.answers(search.held_out, members=pair)[member % 2].nanmean())
+        finals.append({"seen": seen, "again": again, "held_out": held, "epoch": epoch, "member": member})
+    return max(finals, key=lambda one: one["again"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--task", default="arithmetic")
+    parser.add_argument("--task-option", nargs="*", default=[])
+    parser.add_argument("--population", type=int, default=1024)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--sigma", type=float, default=0.004)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--held-out", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--random", action="store_true", help="also a random search of the same budget")
+    parser.add_argument("--save", type=Path, default=None, metavar="DIR")
+    options = parser.parse_args()
+    search = Search(options)
+    epochs = evolve(search, seconds=options.seconds, every=options.every)
+    result: dict[str, Any] = {
+        "benchmark": "evolution-learns",
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "torch": str(torch.__version__),
+        "flatout": flatout.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **{name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
+        "epochs": epochs,
+        "held_out_prompts": len(search.held_out),
+        "curve": search.curve,
+    }
+    result["model"], result["save"] = options.model.name, None
+    print(f"{epochs} epochs: held out {search.curve[0]['held_out']:.3f} -> {search.curve[-1]['held_out']:.3f}")
+    if options.random:
+        search.pool.close()
+        del search
+        result["random_search"] = random_search(Search(options), epochs=epochs)
+    print(json.dumps(result))
+    if options.save is not None:
+        slug = str(result["hardware"]).lower().replace(" ", "-")
+        path = options.save / f"learn-{options.task}_{slug}_{result['date']}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

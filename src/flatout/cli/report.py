@@ -1,0 +1,211 @@
+"""`flatout report` and `flatout compare`: a run afterwards, and two runs side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+
+if TYPE_CHECKING:
+    from flatout.monitor.compare import Comparison, Difference, Unit
+    from flatout.monitor.summary import Summary
+
+Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of runs; default .flatout/runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its folder, its name, or a part of it.")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one page that needs nothing else.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write plots, as .png or .svg.")] = None,
+    log: Runs = None,
+    json_output: AsJson = False,
+) -> None:
+    """Show how a run went: what bounded it, its steps, memory, power and energy.
+
+    \b
+    Examples:
+      flatout report train
+      flatout report .flatout/runs/20260115-100000-train-4711 --html run.html --png run.png
+    """
+    from flatout.api import report_run
+
+    summary = report_run(run, root=log, html=html, png=png)
+    for path in (html, png):
+        if path is not None:
+            typer.echo(f"flatout: written to {path}", err=True)
+    if json_output:
+        _print(summary.to_json())
+        return
+    _console().print(_summary_table(summary))
+    for each in summary.bounds:
+        _sentence(f"{each.bound}, {show_share(each.share)} of the run: {each.sentence}; {each.action}")
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN")],
+    second: Annotated[str, typer.Argument(metavar="RUN")],
+    log: Runs = None,
+    json_output: AsJson = False,
+) -> None:
+    """Compare two runs: step time, phases, memory, power and energy, and what of it is noise.
+
+    A difference counts where it stands out from how much each run varies within itself. The first tenth of
+    both is left out.
+
+    \b
+    Examples:
+      flatout compare 20260115-100000-train-4711 20260115-113000-train-4802
+      flatout compare 4711 4802 --json
+    """
+    from flatout.api import compare_runs
+
+    found = compare_runs(first, second, root=log)
+    if json_output:
+        _print(found.to_json())
+        return
+    for number, summary in (("first", found.first), ("second", found.second)):
+        _sentence(f"{number:<7} {summary.folder}, {summary.gpu_name or 'no GPU'}, {summary.state}")
+    _console().print(_comparison_table(found))
+    for caveat in found.caveats:
+        _sentence(f"note: {caveat}")
+    if not found.that_matter:
+        is_short = any(each.outcome == "too short to tell" for each in found.differences)
+        typer.echo("too short to tell them apart" if is_short else "no difference that matters")
+
+
+def _print(document: dict[str, Any]) -> None:
+    # A loss may be infinite or no number, which JSON has no word for.
+    sys.stdout.write(json.dumps(_plain(document), indent=2, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _sentence(words: str) -> None:
+    from flatout.doctor.report import printable
+
+    typer.echo(printable(words))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _table(*heads: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for position, head in enumerate(heads):
+        is_number = 0 < position < len(heads) - 1
+        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_number)
+    return table
+
+
+# One run
+
+
+def _summary_table(summary: Summary) -> Any:
+    from rich.text import Text
+
+    from flatout.doctor.report import printable
+
+    table = _table("", "")
+    table.show_header = False
+    for name, value in _rows(summary):
+        table.add_row(Text(name, style="dim"), Text(printable(value)))
+    return table
+
+
+def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    from flatout.monitor.curves import show_time
+    from flatout.monitor.report import show_joules
+
+    yield "run", f"{summary.name} ({summary.folder}), {summary.state}"
+    yield "lasted", show_time(summary.duration_s)
+    yield "GPU", summary.gpu_name or UNKNOWN
+    yield "steps", UNKNOWN if summary.steps is None else str(summary.steps)
+    yield "step", show_seconds(summary.step_s)
+    for name, shares in (("host", summary.phases), ("GPU", summary.device_phases)):
+        parts = [f"{phase} {show_share(share)}" for phase, share in (shares or {}).items() if share]
+        if parts:
+            yield f"step ({name})", ", ".join(parts)
+    if summary.samples_per_s is not None:
+        yield "samples/s", f"{summary.samples_per_s:.4g}"
+    if summary.last_loss is not None:
+        yield "last loss", f"{summary.last_loss:.4g}"
+    if summary.gpu_name is not None:
+        yield "kernel runs", f"{show_share(summary.utilisation_share)} of the time"
+        yield "SM active", show_share(summary.sm_active_share)
+        used, total = summary.device_memory_bytes, summary.device_memory_total_bytes
+        yield "GPU memory", f"{show_bytes(used)} of {show_bytes(total)} at most"
+        power = UNKNOWN if summary.power_w is None else f"{summary.power_w:.0f} W"
+        yield "power", power
+    if summary.peak_allocated_bytes is not None:
+        yield "tensors", f"{show_bytes(summary.peak_allocated_bytes)} at most"
+    if summary.energy_j is not None:
+        parts = [show_joules(summary.energy_j)]
+        for each, joules in (("step", summary.energy_per_step_j), ("sample", summary.energy_per_sample_j)):
+            parts += [] if joules is None else [f"{show_joules(joules)} per {each}"]
+        yield "energy", ", ".join(parts)
+    yield "host memory", f"{show_bytes(summary.host_memory_bytes)} at most"
+
+
+# Two runs
+
+
+STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yellow"}
+
+
+def _comparison_table(found: Comparison) -> Any:
+    from rich.text import Text
+
+    table = _table("", "first", "second", "ratio", "95 %", "")
+    for each in found.differences:
+        table.add_row(
+            each.name,
+            show(each.first, each.unit),
+            show(each.second, each.unit),
+            show_ratio(each.ratio),
+            _interval(each),
+            Text(each.outcome, style=STYLES.get(each.outcome, "dim")),
+        )
+    return table
+
+
+def _interval(each: Difference) -> str:
+    if each.ratio_low is None or each.ratio_high is None:
+        return ""
+    return f"{each.ratio_low:.3g}–{each.ratio_high:.3g}"
+
+
+def show(value: float | None, unit: Unit) -> str:
+    """A figure in its unit."""
+    if value is None:
+        return UNKNOWN
+    if unit == "s":
+        return show_seconds(value)
+    if unit == "bytes":
+        return show_bytes(value)
+    if unit == "share":
+        return show_share(value)
+    if unit == "J":
+        from flatout.monitor.report import show_joules
+
+        return show_joules(value)
+    return f"{value:.4g} W" if unit == "W" else f"{value:.4g}/s"

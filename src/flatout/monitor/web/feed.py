@@ -1,0 +1,202 @@
+"""One broadcaster for all browsers.
+
+A browser is not given a queue.  It has a position in each run it shows, and a flag that says there is more;
+when its connection takes data again, it is sent what is then the latest, or the columns of all it missed.
+So a browser that never reads costs its connection's buffer and nothing that grows, and fifty that do read
+share the bytes of each event.
+
+Everything here runs in the server's event loop; `hear` alone is called from the sampler's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from flatout.monitor.sample import Sample
+from flatout.monitor.sampler import Sampler
+from flatout.monitor.web.catalogue import Catalogue
+from flatout.monitor.web.events import BEAT, RETRY, event
+from flatout.monitor.web.follow import RunLog
+from flatout.monitor.web.stream import Position, Stream
+
+MOST_CLIENTS = 200
+MOST_OPEN = 4  # runs side by side
+POLL_S = 1.0
+LIST_EVERY_POLLS = 5
+BEAT_S = 10.0
+
+
+class Client:
+    """One browser: what it shows, and how far it has got."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.streams = tuple(streams)
+        self.positions: dict[str, Position] = {}
+        self.sees_runs: bytes = b""
+        self.wake = asyncio.Event()
+
+    async def wait(self, longest_s: float) -> None:
+        """Until there may be something to send, or `longest_s` are over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self.wake.wait()
+        self.wake.clear()
+
+
+class Feed:
+    """Streams of runs, and the browsers that follow them."""
+
+    def __init__(
+        self, *, sampler: Sampler | None = None, folders: Sequence[Path] = (), root: Path | None = None
+    ) -> None:
+        self.catalogue = Catalogue(sampler=sampler, folders=folders, root=root)
+        self.clients: set[Client] = set()
+        self.streams: dict[str, Stream] = {}
+        self._logs: dict[str, RunLog] = {}
+        self._sampler = sampler
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+        self._runs = b""
+        self._is_closed = False
+
+    # The life of the server
+
+    async def begin(self) -> None:
+        """Take the sampler's run so far, and listen to what follows."""
+        self._loop = asyncio.get_running_loop()
+        self._list_runs()
+        sampler, key = self._sampler, self.catalogue.own_key
+        if sampler is None or key is None:
+            return
+        logged = [] if sampler.job is None else await asyncio.to_thread(RunLog(sampler.job.folder).past)
+        sampler.listeners.append(self.hear)  # first: a sample that comes twice is kept once
+        recent = sampler.recent()
+        start_s = recent[0].time_s if recent else float("inf")
+        stream = Stream(key, [*(sample for sample in logged if sample.time_s < start_s), *recent])
+        self.streams[key] = stream
+
+    def close(self) -> None:
+        """End every connection."""
+        self._is_closed = True
+        if self._sampler is not None and self.hear in self._sampler.listeners:
+            self._sampler.listeners.remove(self.hear)
+        self._wake()
+
+    def hear(self, sample: Sample) -> None:
+        """A listener of the sampler."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._add, sample)
+
+    def _add(self, sample: Sample) -> None:
+        assert self.catalogue.own_key is not None
+        self.streams[self.catalogue.own_key].extend([sample])
+        self._wake()
+
+    async def follow(self) -> None:
+        """Look for what other processes append to their logs, while somebody looks at this page."""
+        polls = 0
+        while not self._is_closed:
+            await asyncio.sleep(POLL_S)
+            if not self.clients:
+                continue
+            polls += 1
+            await self.look(lists_runs=polls % LIST_EVERY_POLLS == 0)
+
+    async def look(self, *, lists_runs: bool = False) -> None:
+        """One look at every log that is followed, and at the list of runs."""
+        if lists_runs:
+            await self._read_runs()
+        for key, log in list(self._logs.items()):
+            samples = await asyncio.to_thread(log.more)
+            if samples and key in self.streams:
+                self.streams[key].extend(samples)
+                self._wake()
+
+    async def _read_runs(self) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self.catalogue.read)
+        self._list_runs()
+
+    def _list_runs(self) -> None:
+        entries = [entry.to_json() for entry in self.catalogue.entries]
+        shown = event("runs", {"runs": entries, "first": self.catalogue.first, "most": MOST_OPEN})
+        if shown != self._runs:
+            self._runs = shown
+            self._wake()
+
+    def _wake(self) -> None:
+        for client in self.clients:
+            client.wake.set()
+
+    # Browsers
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.clients) >= MOST_CLIENTS
+
+    async def events(self, keys: Sequence[str], *, after_s: float | None = None) -> AsyncIterator[bytes]:
+        """Everything for one browser, until it leaves or the server ends."""
+        client = Client([])
+        is_first = not self.clients  # while nobody looked, nobody looked for runs
+        self.clients.add(client)  # counted from the start: opening a long log takes a moment
+        try:
+            if is_first:
+                await self._read_runs()
+            yield RETRY + self._runs
+            client.sees_runs = self._runs
+            client.streams = tuple(await self._open(keys or self.catalogue.first, client))
+            async for chunk in self._backlog(client, after_s):
+                yield chunk
+            clock = asyncio.get_running_loop().time
+            beat_at_s = clock() + BEAT_S
+            while not self._is_closed:
+                await client.wait(max(beat_at_s - clock(), 0.0))
+                chunk = self._news(client) or (BEAT if clock() >= beat_at_s else b"")
+                if chunk:
+                    yield chunk
+                    beat_at_s = clock() + BEAT_S
+        finally:
+            self.clients.discard(client)
+            self._close_unwatched()
+
+    async def _backlog(self, client: Client, after_s: float | None) -> AsyncIterator[bytes]:
+        for stream in client.streams:
+            client.positions[stream.key] = stream.position
+            yield stream.whole() if after_s is None else stream.again(after_s)
+        times = [position.time_s for position in client.positions.values() if position.time_s is not None]
+        shown = {"runs": [stream.key for stream in client.streams]}
+        yield event("ready", shown, time_s=max(times, default=None))
+
+    def _news(self, client: Client) -> bytes:
+        """All that this browser has not seen, as it is at this moment."""
+        chunks = []
+        if client.sees_runs != self._runs:
+            client.sees_runs = self._runs
+            chunks.append(self._runs)
+        for stream in client.streams:
+            chunks.append(stream.since(client.positions.get(stream.key)))
+            client.positions[stream.key] = stream.position
+        return b"".join(chunks)
+
+    async def _open(self, keys: Sequence[str], client: Client) -> list[Stream]:
+        """The streams of some runs; those that nobody has open are read from their logs."""
+        opened: list[Stream] = []
+        for key in list(dict.fromkeys(keys))[:MOST_OPEN]:
+            async with self._opening:  # of browsers that ask at once, the first reads for all
+                if key not in self.streams and (folder := self.catalogue.folders.get(key)) is not None:
+                    log = RunLog(folder)
+                    self.streams[key] = Stream(key, await asyncio.to_thread(log.past))
+                    self._logs[key] = log
+                if key in self.streams:
+                    opened.append(self.streams[key])
+                    client.streams = tuple(opened)  # so that it stays open while the others are read
+        return opened
+
+    def _close_unwatched(self) -> None:
+        watched = {stream.key for client in self.clients for stream in client.streams}
+        for key in self._logs.keys() - watched:
+            del self._logs[key], self.streams[key]

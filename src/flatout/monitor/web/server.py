@@ -1,0 +1,254 @@
+"""The page's server: starlette and uvicorn in a thread of their own, beside whatever the process does.
+
+    GET /              the page          GET /static/NAME   its files, from a list made at the start
+    GET /events        its data          GET /rules/FO101   a rule of the doctor
+    GET /metrics       the sampler's last sample in Prometheus's format
+
+Nothing is written by a request, so there is nothing to forge.  uvicorn's access log is off: it would hold the
+token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from flatout.doctor.rule import rule_by_code
+from flatout.errors import BadInput, FlatoutError, import_extra
+from flatout.monitor.sampler import Sampler
+from flatout.monitor.sinks.prometheus import CONTENT_TYPE, exposition
+from flatout.monitor.web.access import Guard, is_loopback, new_token
+from flatout.monitor.web.events import time_of
+from flatout.monitor.web.feed import Feed
+from flatout.monitor.web.rule_page import rule_page
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+MOST_CONNECTIONS = 512
+HIGHEST_PORT = 65535
+LAST_WORDS_S = 0.3  # for browsers to take the end of their stream, before the connection is cut
+
+
+def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
+    """The ASGI application, without the guard."""
+    applications = import_extra("starlette.applications", extra="web")
+    responses = import_extra("starlette.responses", extra="web")
+    routing = import_extra("starlette.routing", extra="web")
+    files = static_files()
+
+    def file(name: str) -> Response:
+        kind = KINDS.get(Path(name).suffix)
+        if name not in files or kind is None:
+            return refuse(f"no file {name!r}", status=404)
+        return responses.Response(files[name], media_type=kind)  # type: ignore[no-any-return]
+
+    def refuse(sentence: str, *, status: int) -> Response:
+        return responses.PlainTextResponse(f"{sentence}\n", status_code=status)  # type: ignore[no-any-return]
+
+    async def page(request: Request) -> Response:
+        return file("index.html")
+
+    async def static(request: Request) -> Response:
+        return file(request.path_params["name"])
+
+    async def events(request: Request) -> Response:
+        if feed.is_full:
+            return refuse(f"{len(feed.clients)} browsers are connected already", status=503)
+        last = request.headers.get("last-event-id") or request.query_params.get("since")
+        stream = feed.events(request.query_params.getlist("run"), after_s=time_of(last))
+        kind = "text/event-stream"
+        return responses.StreamingResponse(stream, media_type=kind)  # type: ignore[no-any-return]
+
+    async def rule(request: Request) -> Response:
+        try:
+            found = rule_by_code(request.path_params["code"])
+        except BadInput as error:
+            return refuse(str(error), status=404)
+        return responses.HTMLResponse(rule_page(found))  # type: ignore[no-any-return]
+
+    async def metrics(request: Request) -> Response:
+        latest = None if sampler is None else sampler.latest
+        text = "" if latest is None else exposition(latest)
+        return responses.Response(text, headers={"content-type": CONTENT_TYPE})  # type: ignore[no-any-return]
+
+    paths = {
+        "/": page,
+        "/static/{name}": static,
+        "/events": events,
+        "/rules/{code}": rule,
+        "/metrics": metrics,
+    }
+    app = applications.Starlette(
+        routes=[routing.Route(path, answer, methods=["GET"]) for path, answer in paths.items()]
+    )
+    app.router.redirect_slashes = False  # it would answer with an address without the token
+    return app
+
+
+def static_files() -> dict[str, bytes]:
+    """Every file of the page by its name."""
+    folder = resources.files("flatout.monitor.web").joinpath("static")
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+class PageServer:
+    """The page of a sampler, of run folders, or of both, while the `with` block runs.
+
+    `token` is made where `host` is not loopback; give one to keep the address over restarts.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler | None = None,
+        folders: Sequence[Path] = (),
+        root: Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+    ) -> None:
+        self.token = token if token is not None or is_loopback(host) else new_token()
+        self.feed = Feed(sampler=sampler, folders=folders, root=root)
+        uvicorn = import_extra("uvicorn", extra="web")
+        self._host = host
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                Guard(application(self.feed, sampler=sampler), host=host, token=self.token),
+                http="h11",
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+            )
+        )
+        self.port = port
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flatout-page", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address to open, once it has been started."""
+        everywhere = self._host in ("", "0.0.0.0", "::")
+        host = socket.gethostname() if everywhere else self._host
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.port}/" + (f"{self.token}/" if self.token is not None else "")
+
+    def start(self) -> PageServer:
+        self._socket = _listen(self._host, self.port)
+        self.port = self._socket.getsockname()[1]
+        self._thread.start()
+        self._is_ready.wait()
+        self._raise_failure()
+        return self
+
+    def stop(self) -> None:
+        if self._loop is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it ended in between
+                self._loop.call_soon_threadsafe(self._end)
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Until the server ends, which only `stop`, an interrupt or a defect make it do."""
+        self._thread.join()
+        self._raise_failure()
+
+    def __enter__(self) -> PageServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise FlatoutError(f"the page's server ended: {self._failure}") from self._failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except (OSError, RuntimeError, ValueError) as error:
+            self._failure = error
+        finally:
+            self._is_ready.set()
+            if self._socket is not None:
+                self._socket.close()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.feed.begin()
+        following = asyncio.create_task(self.feed.follow())
+        # The socket listens already: whoever connects before uvicorn accepts is served then.
+        self._is_ready.set()
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            following.cancel()
+            self.feed.close()
+
+    def _end(self) -> None:
+        self.feed.close()
+        self._server.should_exit = True
+        assert self._loop is not None
+        self._loop.call_later(LAST_WORDS_S, self._cut)
+
+    def _cut(self) -> None:
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+
+def serve(
+    *,
+    sampler: Sampler | None = None,
+    folders: Sequence[Path] = (),
+    root: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the page until Ctrl-C; `on_ready` is given its address.  `sampler` has been started."""
+    page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port, token=token)
+    with contextlib.suppress(KeyboardInterrupt), page:
+        if on_ready is not None:
+            on_ready(page.url)
+        page.wait()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= HIGHEST_PORT:
+        raise BadInput(
+            f"there is no port {port}", hint=f"choose one up to {HIGHEST_PORT}; 0 takes a free one"
+        )
+    try:
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][
+            0
+        ]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise BadInput(
+            f"the page cannot be served at {host or 'all addresses'}, port {port}: {error}",
+            hint="choose another --port; 0 takes a free one",
+        ) from None

@@ -1,0 +1,39 @@
+"""The page on evolution is executed, from top to bottom in one process, as a reader would."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.engines.evolution.config import NAMES
+from flatout.engines.evolution.tasks.named import TASKS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evolution.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+
+def test_the_snippets_run(tmp_path: Path) -> None:
+    blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(blocks) == 2
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    command = [sys.executable, "-W", "error", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("right: ")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_named(name: str) -> None:
+    assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
+
+
+def test_settings_that_are_named_exist() -> None:
+    named = {"targets", "noise", "shaping", "arithmetic", "rows", "chunk_members", "plain_every"}
+    text = PAGE.read_text(encoding="utf-8")
+    assert named <= set(NAMES)
+    assert all(f"`{name}" in text or f"{name}=" in text for name in named)

@@ -1,0 +1,130 @@
+"""The hand-written decode step on a GPU: every row its own weights, and the tokens of the portable step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.errors import BadInput
+from flatout.multiplex.decoder import Decoder
+from flatout.multiplex.families import read_decoder
+from flatout.multiplex.generate import Generator
+from flatout.multiplex.requests import Request
+from flatout.multiplex.rows import Rows
+from flatout.multiplex.runner import Mode
+from flatout.multiplex.sampling import Sampling
+from tests.fusible_models import FAMILIES, fusible_model, integer_factors, largest_error
+from tests.tiny_models import prompts_of, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+# Variants, both signs, plain rows; neighbours share a variant, so that a tile of 2 may hold them.
+ROWS = Rows((0, 0, 3, 3, None, None, 2, 2, 1, 1), (1, -1, 1, 1, 1, 1, -1, -1, -1, 1))
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+LENGTHS = (5, 9, 14, 3, 8, 8, 1, 2, 70, 40)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("rank", "tile"), [(0, 1), (1, 1), (1, 2), (3, 2), (4, 1), (4, 2), (8, 2)])
+@torch.no_grad()
+def test_every_row_is_its_materialised_weights(family: str, dtype: torch.dtype, rank: int, tile: int) -> None:
+    decoder = read_decoder(fusible_model(family).to(device="cuda", dtype=dtype))
+    factors = integer_factors(decoder, num_variants=4, rank=rank) if rank else {}
+    rows = ROWS if rank else Rows.plain(len(ROWS))
+    assert largest_error(decoder, factors, rows, tile=tile, num_steps=8) <= TOLERANCE[dtype]
+
+
+def tokens(
+    decoder: Decoder, mode: Mode, *, rank: int = 1, slots: int = 4, shared: int = 0, **options: Any
+) -> list[tuple[int, ...]]:
+    """Antithetic pairs of variants through fewer slots than requests."""
+    factors = integer_factors(decoder, num_variants=5, rank=rank) if rank else {}
+    requests = [
+        Request(
+            prompt=prompt,
+            variant=row // 2 if rank else None,
+            sign=1 - row % 2 * 2,
+            key=row,
+            shared=min(shared, len(prompt) - 1),
+        )
+        for row, prompt in enumerate(prompts_of(LENGTHS))
+    ]
+    generator = Generator(decoder, slots=slots, max_tokens=120, factors=factors, mode=mode, **options)
+    assert generator.decision.value == mode
+    once, again = ([one.tokens for one in generator.generate(requests, max_new_tokens=30)] for _ in range(2))
+    assert once == again
+    return once
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("rank", "tile"), [(0, 1), (1, 1), (1, 2), (4, 2)])
+def test_tokens_are_those_of_the_portable_step(family: str, rank: int, tile: int) -> None:
+    decoder = read_decoder(fusible_model(family).cuda())
+    wanted = tokens(decoder, "eager", rank=rank)
+    assert tokens(decoder, "fused", rank=rank, tile=tile) == wanted
+    assert len(set(wanted)) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": Sampling(temperature=1.0, seed=4)},
+        {"sampling": Sampling(temperature=1.0, top_k=20, top_p=0.9)},
+        {"eos": [3, 7, 11, 20, 50]},
+        {"stop": [(5, 5), (9,)]},
+        {"shared": 4},
+    ],
+    ids=["drawn", "restricted", "ends", "stops", "prefixes"],
+)
+def test_options_change_nothing_between_the_steps(options: dict[str, Any]) -> None:
+    decoder = read_decoder(fusible_model().cuda())
+    assert tokens(decoder, "fused", tile=2, **options) == tokens(decoder, "eager", **options)
+
+
+def test_a_window_is_kept_by_prompts_and_steps() -> None:
+    windowed = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}
+    decoder = read_decoder(fusible_model("qwen2", **windowed).cuda())
+    assert tokens(decoder, "fused") == tokens(decoder, "eager")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=4)])
+@pytest.mark.parametrize("mode", ["compiled", "graph"])
+def test_compiled_and_captured_steps_give_the_tokens_of_eager_ones(sampling: Sampling, mode: Mode) -> None:
+    decoder = read_decoder(fusible_model().cuda())
+    assert tokens(decoder, mode, sampling=sampling) == tokens(decoder, "eager", sampling=sampling)
+
+
+def test_the_choice_falls_on_the_hand_written_step_where_it_runs() -> None:
+    chosen = Generator(fusible_model().cuda(), slots=1, max_tokens=20).decision
+    assert chosen.value == "fused"
+    refused = tiny_model("gpt2").cuda()
+    chosen = Generator(refused, slots=1, max_tokens=20).decision
+    assert chosen.value == "graph" and "heads of width 12" in chosen.reason
+    with pytest.raises(BadInput, match="'fused' cannot run this model: heads of width 12"):
+        Generator(refused, slots=1, max_tokens=20, mode="fused")
+    vectors = {0: torch.zeros(1, 64, device="cuda")}
+    chosen = Generator(fusible_model().cuda(), slots=1, max_tokens=20, vectors=vectors).decision
+    assert chosen.value == "graph" and "vectors" in chosen.reason
+
+
+def test_redrawn_factors_reach_a_captured_step() -> None:
+    decoder = read_decoder(fusible_model().cuda())
+    factors, others = (integer_factors(decoder, num_variants=1, rank=rank) for rank in (1, 1))
+    for one in others.values():
+        one.expand.neg_()
+    request = Request(prompt=prompts_of([12])[0], variant=0)
+
+    def first(generator: Generator) -> Sequence[int]:
+        return generator.generate([request], max_new_tokens=20)[0].tokens
+
+    generator = Generator(decoder, slots=1, max_tokens=40, factors=factors, mode="fused")
+    before = first(generator)
+    for name, one in factors.items():
+        one.expand.copy_(others[name].expand)
+    after = first(generator)
+    assert after == first(Generator(decoder, slots=1, max_tokens=40, factors=others, mode="eager")) != before

@@ -1,0 +1,111 @@
+"""Whose job is watched: one that reports, one that does not, the latest, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import BadInput
+from flatout.monitor.history import replay
+from flatout.monitor.job import end_watching, watch
+from flatout.monitor.runs import list_runs, read_run
+from flatout.monitor.sinks.chosen import SinkChoice
+from flatout.monitor.watching import MACHINE, WatchOptions, latest_job, meter_of, watching
+from tests.runs_of_samples import kept_run, story
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("FLATOUT_RUNS", str(folder))
+    return folder
+
+
+def test_the_latest_job_that_runs_is_found(runs: Path) -> None:
+    assert latest_job() is None
+    kept_run(runs, story(seconds=2), pid=1, ended=True)
+    kept_run(runs, story(seconds=2), pid=os.getpid(), ended=False)  # it has no channel: it is no job
+    assert latest_job() is None
+    watched = watch(range(3), name="mine", line=False)
+    try:
+        found = latest_job()
+        assert found is not None and found.folder == watched.folder
+    finally:
+        end_watching()
+    assert latest_job() is None
+
+
+def test_a_process_that_reports_is_met_at_its_channel(tmp_path: Path) -> None:
+    watched = watch(range(3), name="mine", line=False)
+    try:
+        for _ in watched:
+            pass
+        meter = meter_of(os.getpid(), tmp_path / "scratch")
+        assert meter.folder == watched.folder
+        assert not (tmp_path / "scratch").exists()
+    finally:
+        end_watching()
+
+
+def test_any_process_can_be_watched(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"},
+    )
+    try:
+        with watching(WatchOptions(pid=child.pid)) as sampler:
+            sample = sampler.take()
+        assert sample.job is not None
+        assert (sample.job.pid, sample.job.state) == (child.pid, "running")
+        assert sample.job.steps is None and "not reported" in sample.job.missing["steps"]
+        assert any(process.pid == child.pid and process.of_job for process in sample.processes)
+        meter = meter_of(child.pid, tmp_path)
+        assert meter.run.visible_devices == "1"
+    finally:
+        child.communicate(b"\n")
+    with pytest.raises(BadInput, match=f"process {child.pid} is not running"):
+        meter_of(child.pid, tmp_path)
+
+
+def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with watching(WatchOptions(log=tmp_path / "kept"), on_note=notes.append) as sampler:
+        sampler.take()
+        sampler.take()
+    ((folder, run),) = list_runs(tmp_path / "kept")
+    assert run.name == MACHINE and run.ended_s is not None
+    assert len(list(replay(folder))) == 2
+    assert notes == [f"the log is kept in {folder}"]
+
+
+def test_the_log_of_a_process_is_its_own_run(tmp_path: Path) -> None:
+    with watching(WatchOptions(pid=os.getppid(), log=tmp_path)) as sampler:
+        sampler.take()
+    ((folder, _),) = list_runs(tmp_path)
+    assert read_run(folder).pid == os.getppid()
+    assert len(list(replay(folder))) == 1
+
+
+def test_sinks_hear_every_sample_and_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "samples.jsonl"
+    with watching(WatchOptions(sinks=SinkChoice(jsonl=str(path)))) as sampler:
+        sampler.take()
+    assert json.loads(path.read_text())["format"] == "flatout-sample"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(BadInput, match="cannot hold a log"), watching(WatchOptions(log=blocked / "runs")):
+        raise AssertionError("it must not begin")
+
+
+def test_a_rate_out_of_range_is_refused() -> None:
+    with pytest.raises(BadInput, match="samples a second"), watching(WatchOptions(hz=1000)):
+        raise AssertionError("it must not begin")

@@ -1,0 +1,138 @@
+"""Samples of runs that are made up: what a page is fed where no GPU is at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from flatout.monitor.history import HistoryWriter
+from flatout.monitor.runs import Run, create_run
+from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
+
+GIB = 2**30
+START_S = 1_700_000_000.0
+HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>\u202e\n'\"`"
+
+
+def wave(second: float, *, period_s: float, low: float, high: float) -> float:
+    """Some unrest, the same in every run of a test."""
+    slow = math.sin(second / period_s / 4 * math.tau) + 0.5 * math.sin(second / period_s * 1.37 * math.tau)
+    noise = random.Random(f"{second} {period_s}").uniform(-1.2, 1.2)
+    return low + (high - low) * (slow + noise + 2.7) / 5.4
+
+
+def gpu(second: float, *, index: int = 0, busy: float = 0.6) -> GpuSample:
+    shift = second + 7.0 * index
+    return GpuSample(
+        index=index,
+        name="NVIDIA H200",
+        uuid=f"GPU-0000000{index}-bb37-74c5-28e6-909b2c7e2234",
+        utilisation_share=wave(shift, period_s=23, low=busy - 0.12, high=min(busy + 0.12, 1.0)),
+        sm_active_share=wave(shift, period_s=19, low=busy * 0.5, high=busy * 0.8),
+        memory_used_bytes=int((61 + index + 0.4 * math.sin(shift / 9)) * GIB),
+        memory_total_bytes=140 * GIB,
+        power_w=wave(shift, period_s=31, low=300 * busy + 90, high=480 * busy + 120),
+        power_limit_w=700.0,
+        temperature_c=wave(shift, period_s=120, low=48, high=57),
+        sm_clock_hz=1.965e9,
+        sm_clock_max_hz=1.98e9,
+        throttle_reasons=(),
+        pcie_received_bytes_per_s=wave(shift, period_s=13, low=2e8, high=6e8),
+        pcie_sent_bytes_per_s=wave(shift, period_s=17, low=1e7, high=4e7),
+    )
+
+
+def sample(
+    second: float,
+    *,
+    num_gpus: int = 1,
+    busy: float = 0.6,
+    wait: float = 0.38,
+    steps_per_s: float = 6.0,
+    name: str = "train",
+    notes: tuple[str, ...] = (),
+) -> Sample:
+    waited = wave(second, period_s=29, low=wait * 0.9, high=wait * 1.1)
+    rest = 1.0 - waited
+    phases = {
+        "wait": waited,
+        "transfer": 0.03 * rest,
+        "forward": 0.31 * rest,
+        "backward": 0.52 * rest,
+        "optimizer": 0.1 * rest,
+        "rest": 0.04 * rest,
+    }
+    rate = wave(second, period_s=41, low=0.93 * steps_per_s, high=1.07 * steps_per_s)
+    return Sample(
+        time_s=START_S + second,
+        span_s=1.0,
+        host=HostSample(
+            cpu_share=wave(second, period_s=27, low=0.3, high=0.5),
+            cores=32.0,
+            memory_used_bytes=int((88 + 3 * math.sin(second / 50)) * GIB),
+            memory_total_bytes=256 * GIB,
+            disk_read_bytes_per_s=wave(second, period_s=11, low=2e7, high=9e7),
+            disk_write_bytes_per_s=1.2e5,
+            network_received_bytes_per_s=4.1e4,
+            network_sent_bytes_per_s=2.2e4,
+        ),
+        gpus=tuple(gpu(second, index=index, busy=busy) for index in range(num_gpus)),
+        processes=tuple(
+            ProcessSample(
+                pid=4711 + index,
+                gpu_index=index,
+                name="python3 train.py",
+                of_job=True,
+                gpu_memory_bytes=(58 + index) * GIB,
+                cpu_cores=wave(second + index, period_s=15, low=1.0, high=1.4),
+                memory_bytes=9 * GIB,
+            )
+            for index in range(num_gpus)
+        ),
+        job=JobSample(
+            pid=4711,
+            name=name,
+            steps=int(second * steps_per_s),
+            samples=int(second * steps_per_s) * 512,
+            step_s=1 / rate,
+            steps_per_s=rate,
+            samples_per_s=rate * 512,
+            since_step_s=0.1,
+            phases=phases,
+            device_phases=phases,
+            loss=0.4
+            + 2.6 * math.exp(-(second + 20) * steps_per_s / 960)
+            + random.Random(second).uniform(-0.03, 0.03),
+            learning_rate=5.2e-05,
+            allocated_bytes=int((41 + 0.2 * math.sin(second / 7)) * GIB),
+            reserved_bytes=57 * GIB,
+            gpu_index=0,
+            visible_gpus=tuple(range(num_gpus)),
+            energy_per_step_j=71.0,
+            energy_per_sample_j=0.139,
+        ),
+        notes=notes,
+    )
+
+
+def run(name: str = "train", *, pid: int | None = None, ended_s: float | None = None) -> Run:
+    return Run(
+        name=name,
+        pid=os.getpid() if pid is None else pid,
+        process_started_s=None,
+        started_s=START_S,
+        ended_s=ended_s,
+    )
+
+
+def logged_run(root: Path, samples: Iterable[Sample], *, name: str = "train", pid: int | None = None) -> Path:
+    """A run's folder with its log."""
+    folder = create_run(run(name, pid=pid), root)
+    writer = HistoryWriter(folder)
+    for each in samples:
+        writer(each)
+    writer.close()
+    return folder

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flatout.multiplex.rows import Rows
+from tests.kernels import DEVICE, Numbers, needs_device, unit_of
+
+pytestmark = needs_device
+
+WIDTH, BLOCK, PARTS = 40, 16, 3
+ROWS = Rows((1, 1, None, None, 0, 0), (1, -1, 1, 1, -1, -1))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("rank", "shared", "dtype"),
+    [(0, 1, torch.int8), (1, 2, torch.int8), (3, 1, torch.float32), (4, 2, torch.int8)],
+)
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_gate_and_up_are_corrected_joined_and_shrunk(
+    kind: str, rank: int, shared: int, dtype: torch.dtype, num_tokens: int
+) -> None:
+    from flatout.multiplex.kernels.gate import gate_up
+
+    numbers, ranks = Numbers(rank), max(rank, 1)
+    rows, tables = len(ROWS) * num_tokens, ROWS.tables(DEVICE)
+    joined, coefficients = numbers.normal(rows, 2 * WIDTH), numbers.normal(rows, ranks) * unit_of(dtype)
+    expand, shrink = (
+        numbers.factor(2, ranks, 2 * WIDTH, dtype=dtype),
+        numbers.factor(2, ranks, WIDTH, dtype=dtype),
+    )
+    scale = 0.3 * unit_of(dtype)
+    index, sign = (table.repeat_interleave(num_tokens) for table in (tables.index, tables.sign))
+    whole = joined
+    if rank:
+        whole = joined + torch.einsum("nr,nrw->nw", coefficients, expand[index].float())
+    gate, up = whole.chunk(2, -1)
+    wanted = (F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")) * up
+    wanted_shrunk = torch.einsum("nw,nrw->nr", wanted, shrink[index].float()) * sign[:, None] * scale
+    out, shrunk = torch.empty(rows, WIDTH, device=DEVICE), torch.zeros(rows, ranks, PARTS, device=DEVICE)
+    gate_up[(rows // shared, PARTS)](
+        joined, out, coefficients, expand, shrink, shrunk, tables.index, tables.sign, scale, num_tokens,
+        WIDTH=WIDTH, BLOCK=BLOCK, PARTS=PARTS, RANK=rank, ROWS=shared, KIND=kind, num_warps=1,
+    )  # fmt: skip
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
+    if rank:
+        torch.testing.assert_close(shrunk.sum(-1), wanted_shrunk, rtol=1e-4, atol=1e-4)
