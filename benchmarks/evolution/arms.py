@@ -58,12 +58,12 @@ class Plain:
 class Population:
     """Ours: `rows / per_member` members in one batch; noise, fitness and update included."""
 
-    def __init__(self, decoder: Decoder, load: Load, *, per_member: int, rank: int, **options: object) -> None:
+    def __init__(
+        self, decoder: Decoder, load: Load, *, per_member: int, rank: int, **options: object
+    ) -> None:
         self.load, self.decoder = load, decoder
         self.members = load.rows // per_member
-        self.engine = Eggroll(
-            decoder, population=self.members, rank=rank, sigma=1e-3, lr=1e-3, **options
-        )  # type: ignore[arg-type]
+        self.engine = Eggroll(decoder, population=self.members, rank=rank, sigma=1e-3, lr=1e-3, **options)  # type: ignore[arg-type]
         self.prompts = load.prompts(per_member, decoder.vocabulary)
         self.seconds: dict[str, list[float]] = {"noise": [], "update": []}
 
@@ -110,7 +110,9 @@ class Swap:
             for product in self.decoder.projections().values():
                 rows, columns = product.weight.shape
                 product.weight.addmm_(
-                    _noise(rows, self.rank, product.weight), _noise(self.rank, columns, product.weight), alpha=1e-3
+                    _noise(rows, self.rank, product.weight),
+                    _noise(self.rank, columns, product.weight),
+                    alpha=1e-3,
                 )
             tokens += self.plain.epoch()
             for name, product in self.decoder.projections().items():

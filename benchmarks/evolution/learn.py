@@ -94,7 +94,9 @@ def evolve(search: Search, *, seconds: float, every: int) -> int:
                 "train": float(rewards.nanmean()),
             }
             search.curve.append(point)
-            print(f"  epoch {es.epoch}: {point['seconds']:.0f} s, held out {point['held_out']:.3f}", flush=True)
+            print(
+                f"  epoch {es.epoch}: {point['seconds']:.0f} s, held out {point['held_out']:.3f}", flush=True
+            )
     return es.epoch
 
 
@@ -120,7 +122,9 @@ def random_search(search: Search, *, epochs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--task", default="arithmetic")
     parser.add_argument("--task-option", nargs="*", default=[])
@@ -151,7 +155,9 @@ def main() -> None:
         "curve": search.curve,
     }
     result["model"], result["save"] = options.model.name, None
-    print(f"{epochs} epochs: held out {search.curve[0]['held_out']:.3f} -> {search.curve[-1]['held_out']:.3f}")
+    print(
+        f"{epochs} epochs: held out {search.curve[0]['held_out']:.3f} -> {search.curve[-1]['held_out']:.3f}"
+    )
     if options.random:
         search.pool.close()
         del search

@@ -103,7 +103,9 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
                 "update_s": updates[len(updates) // 2],
                 "noise_s": arm.noise_s(),
                 "peak_bytes": torch.cuda.max_memory_allocated() if cuda and len(ours) == 1 else None,
-                "plain_of_limit": limit_s(decoder, load) / (load.rows * load.new) * found["plain"]["tokens_per_s"]
+                "plain_of_limit": limit_s(decoder, load)
+                / (load.rows * load.new)
+                * found["plain"]["tokens_per_s"]
                 if cuda
                 else None,
             }
@@ -128,10 +130,14 @@ def peers(decoder: Decoder, name: str, load: Load) -> dict[str, Any]:
     del plain
     theirs = hugging_face(SHAPES[name], rows=256, prompt=load.prompt, new=64)
     found["at_256_rows"] = {"plain_tokens_per_s": tokens / taken, "hugging_face_tokens_per_s": theirs}
-    print(f"    256 rows: plain {tokens / taken:,.0f}, Hugging Face generate {theirs:,.0f} tokens/s", flush=True)
+    print(
+        f"    256 rows: plain {tokens / taken:,.0f}, Hugging Face generate {theirs:,.0f} tokens/s", flush=True
+    )
     found["batched_products"] = batched_products(decoder, load)
     for one in found["batched_products"]:
-        print(f"    step with batched products, rank {one['rank']}: {one['of_plain']:.3f} of plain", flush=True)
+        print(
+            f"    step with batched products, rank {one['rank']}: {one['of_plain']:.3f} of plain", flush=True
+        )
     return found
 
 
@@ -163,18 +169,26 @@ def show(load: Load, row: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["qwen2.5-1.5b", "smollm2-135m"] if cuda else ["small"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=["qwen2.5-1.5b", "smollm2-135m"] if cuda else ["small"]
+    )
     parser.add_argument("--rows", nargs="+", type=int, default=[1024] if cuda else [64])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--prompts-per-member", nargs="+", type=int, default=[1, 4, 16, 64, 256] if cuda else [1, 8])
+    parser.add_argument(
+        "--prompts-per-member", nargs="+", type=int, default=[1, 4, 16, 64, 256] if cuda else [1, 8]
+    )
     parser.add_argument("--prompt", type=int, default=32 if cuda else 8)
     parser.add_argument("--new", type=int, default=256 if cuda else 16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mode", default="auto", help="auto, fused, graph, compiled or eager")
     parser.add_argument("--swap-prompts", nargs="*", type=int, default=[1, 8, 64, 256] if cuda else [1, 8])
     parser.add_argument("--swap-members", type=int, default=2, help="members timed per swap arm")
-    parser.add_argument("--together", type=int, default=1, help="arms that are raced at once (each has a cache)")
+    parser.add_argument(
+        "--together", type=int, default=1, help="arms that are raced at once (each has a cache)"
+    )
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--save", type=Path, default=None, metavar="DIR")

@@ -27,16 +27,32 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(width=96, layers=2, heads=6, kv_heads=2, head_width=32, inner=160, vocabulary=300, biased=True),
+    "tiny": Shape(
+        width=96, layers=2, heads=6, kv_heads=2, head_width=32, inner=160, vocabulary=300, biased=True
+    ),
     "small": Shape(width=256, layers=4, heads=4, kv_heads=2, head_width=64, inner=704, vocabulary=2048),
     "smollm2-135m": Shape(
         width=576, layers=30, heads=9, kv_heads=3, head_width=64, inner=1536, vocabulary=49152
     ),
     "qwen2.5-1.5b": Shape(
-        width=1536, layers=28, heads=12, kv_heads=2, head_width=128, inner=8960, vocabulary=151936, biased=True
+        width=1536,
+        layers=28,
+        heads=12,
+        kv_heads=2,
+        head_width=128,
+        inner=8960,
+        vocabulary=151936,
+        biased=True,
     ),
     "qwen3-4b": Shape(
-        width=2560, layers=36, heads=32, kv_heads=8, head_width=128, inner=9728, vocabulary=151936, head_norms=True
+        width=2560,
+        layers=36,
+        heads=32,
+        kv_heads=8,
+        head_width=128,
+        inner=9728,
+        vocabulary=151936,
+        head_norms=True,
     ),
     "llama-1.1b": Shape(
         width=2048, layers=16, heads=16, kv_heads=16, head_width=128, inner=5632, vocabulary=32000, tied=False
@@ -44,7 +60,9 @@ SHAPES = {
 }
 
 
-def build(shape: Shape, *, device: str, dtype: torch.dtype, max_positions: int = 1024, seed: int = 0) -> Decoder:
+def build(
+    shape: Shape, *, device: str, dtype: torch.dtype, max_positions: int = 1024, seed: int = 0
+) -> Decoder:
     """A decoder of `shape` with random weights, made where it will run."""
     generator = torch.Generator(device=device).manual_seed(seed)
 

@@ -229,6 +229,8 @@ class Eggroll:
             )
         shaped = fitness.shape(rewards, how=self._shaping)
         coefficients = update.per_variant(shaped, antithetic=self.antithetic)
+        kept, device = coefficients, next(iter(self._targets.values())).device
+        coefficients = coefficients.to(device, torch.float32)  # once: each copy would wait for the device
         tally = update.Tally()
         for name in (*self._targets, *self._others):
             ascent = self._direction(name, coefficients, epoch=self.noise_epoch)
@@ -239,7 +241,7 @@ class Eggroll:
             tally.add_change(self.masters.step(name, ascent))
         if self._generator is not None:
             self._generator[1].weights_changed()
-        self._previous = coefficients, self.noise_epoch
+        self._previous = kept, self.noise_epoch
         self.epoch += 1
         return tally.statistics(rewards)
 

@@ -63,6 +63,8 @@ class Masters:
             name: _optimizer(master, kind=optimizer, lr=lr, weight_decay=weight_decay)
             for name, master in self._masters.items()
         }
+        # Without decay SGD is one addition: the optimizer's own bookkeeping would cost more than it.
+        self._only_added = lr if optimizer == "sgd" and weight_decay == 0 else None
 
     def __getitem__(self, name: str) -> Tensor:
         return self._masters[name].detach()
@@ -70,15 +72,19 @@ class Masters:
     @torch.no_grad()
     def step(self, name: str, ascent: Tensor) -> Change:
         """Move `name` along `ascent`, the direction in which fitness grows."""
-        master, optimizer = self._masters[name], self._optimizers[name]
-        before = master.detach().clone()
-        master.grad = ascent.to(master)
-        optimizer.step()
-        master.grad = None
-        weight = self._weights[name]
+        master, weight = self._masters[name], self._weights[name]
+        ascent = ascent.to(master)
+        if self._only_added is not None:
+            master.add_(ascent, alpha=self._only_added)
+            moved = _squares(ascent) * self._only_added**2
+        else:
+            before = master.detach().clone()
+            master.grad = ascent
+            self._optimizers[name].step()
+            master.grad = None
+            moved = _squares(before.sub_(master.detach()))
         if weight.data_ptr() != master.data_ptr():
             weight.copy_(master)
-        moved = _squares(before.sub_(master.detach()))
         return Change(moved=moved, weights=_squares(master.detach()))
 
     def tensors(self) -> dict[str, Tensor]:
