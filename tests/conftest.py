@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -29,6 +30,14 @@ def _why_no_gpu() -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and (reason := _why_no_gpu()):
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Traces and receipts of tests are not the user's; commands that a test starts inherit the folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATOUT_CACHE", str(tmp_path_factory.mktemp("flatout-cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

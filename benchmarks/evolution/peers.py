@@ -1,4 +1,4 @@
-"""Other ways to run the same shape on a GPU: Hugging Face's generate, and batched products for the correction."""
+"""Other ways to run the same shape on a GPU: Hugging Face's generate, and batched products per member."""
 
 from __future__ import annotations
 

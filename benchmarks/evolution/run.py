@@ -1,10 +1,10 @@
 """A whole population in one forward against plain inference and against swapping weights per member.
 
-    python benchmarks/evolution/run.py                       # a GPU: the published shapes; without one a small one
-    python benchmarks/evolution/run.py --models qwen3-4b --rows 1024 --ranks 1 4 --prompts-per-member 1 16 --save DIR
+    python benchmarks/evolution/run.py            # a GPU: published shapes; without one a small model
+    python benchmarks/evolution/run.py --models qwen3-4b --rows 1024 --ranks 1 4 --save DIR
 
-One *epoch* of an arm is `rows` texts of `--new` tokens after a prompt; ours draws its noise before and updates the
-weights after.  Arms of one model alternate in one process, and ratios are taken round by round.
+One *epoch* of an arm is `rows` texts of `--new` tokens after a prompt; ours draws its noise before and updates
+the weights after.  Arms of one model alternate in one process, and ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # measured on an H200: a copy, a larg
 
 
 def limit_s(decoder: Decoder, load: Load) -> float:
-    """Products of the prompt, then cache bytes and products of all steps in series, at an H200's measured speeds."""
+    """The prompt's products, then cache bytes and products of all steps in series, at an H200's speeds."""
     attention = decoder.blocks[0].attention
     per_position = 2 * attention.num_kv_heads * attention.head_width * 2 * len(decoder.blocks)
     weights = sum(p.weight.numel() for p in decoder.projections().values()) + decoder.head.weight.numel()
@@ -73,7 +73,7 @@ def race(decoder: Decoder, arms: dict[Any, Any], *, rounds: int) -> dict[Any, di
 
 
 def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every rank and number of prompts per member; as many arms at once as memory holds, and plain with them."""
+    """Every rank and number of prompts per member; `together` arms are raced at once, and plain with them."""
     cuda = decoder.device.type == "cuda"
     rows: list[dict[str, Any]] = []
     wishes = [
@@ -119,7 +119,7 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
 
 
 def peers(decoder: Decoder, name: str, load: Load) -> dict[str, Any]:
-    """On a GPU: Hugging Face's generate at 256 rows, and a decode step with LoRA per member by batched products."""
+    """On a GPU: Hugging Face's generate at 256 rows, and a step with LoRA per member by batched products."""
     from peers import batched_products, hugging_face
 
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Models of published shapes with random weights: speed depends on the shape, not on what the weights know."""
+"""Models of published shapes with random weights: speed depends on the shape, not on what they know."""
 
 from __future__ import annotations
 

@@ -251,6 +251,7 @@ def plan_config(
     """The settings of a config and, where a model and a device are known, the memory of every stage."""
     from flatout.planner.budget import find_budget
     from flatout.planner.progress import Progress
+    from flatout.planner.segments import find_segments
     from flatout.planner.show import overview
 
     options = options or PlanOptions()
@@ -272,11 +273,16 @@ def plan_config(
             opened=opened, overview=seen, missing=None if model else _MODEL_HINT, lengths=lengths
         )
     progress = Progress(options.on_progress)
-    request = _request(opened, options, model=model, device=budget.device, progress=progress)
+    segments = find_segments(options.expandable_segments, profile=options.profile)
+    request = _request(
+        opened, options, model=model, device=budget.device, progress=progress, segments=segments.value
+    )
     forecast = (make_forecast or _forecast)(request)
     settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
     seen = overview(settings, budget=budget, forecast=forecast, progress=progress)
-    return ConfigPlan(opened=opened, overview=seen, model=model, lengths=lengths)
+    return ConfigPlan(
+        opened=opened, overview=seen, model=model, lengths=lengths, expandable_segments=segments
+    )
 
 
 def fit_config(
@@ -297,6 +303,7 @@ def fit_config(
     from flatout.planner.budget import find_budget
     from flatout.planner.fit import fit_settings
     from flatout.planner.progress import Progress
+    from flatout.planner.segments import find_segments
     from flatout.planner.suggestions import Wish
 
     options = options or PlanOptions()
@@ -313,12 +320,17 @@ def fit_config(
         raise BadInput("a fit needs to know the model", hint=_MODEL_HINT)
     lengths = _lengths(options)
     progress = Progress(options.on_progress)
-    request = _request(opened, options, model=model, device=budget.device, progress=progress)
+    segments = find_segments(options.expandable_segments, profile=options.profile)
+    request = _request(
+        opened, options, model=model, device=budget.device, progress=progress, segments=segments.value
+    )
     forecast = (make_forecast or _forecast)(request)
     settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
     wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
     fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish, progress=progress)
-    return ConfigFit(opened=opened, fit=fit, model=model, choose=choose, lengths=lengths)
+    return ConfigFit(
+        opened=opened, fit=fit, model=model, choose=choose, lengths=lengths, expandable_segments=segments
+    )
 
 
 def apply_config(fitted: ConfigFit) -> Backup | None:
@@ -375,6 +387,7 @@ def _request(
     model: str,
     device: Device,
     progress: Progress,
+    segments: bool,
 ) -> ForecastRequest:
     from flatout.planner.request import ForecastRequest
 
@@ -390,6 +403,7 @@ def _request(
         optimizer=optimizer.value if optimizer else None,
         ranks=settings.ranks.value,
         profile=options.profile,
+        expandable_segments=segments,
         task=options.task,
         make_batch=options.make_batch,
         configs=tuple(opened.config.documents),

@@ -78,6 +78,13 @@ LengthsFile = Annotated[
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Trace afresh, and keep no trace for the next question.")
 ]
+ExpandableSegments = Annotated[
+    bool | None,
+    typer.Option(
+        "--expandable-segments/--no-expandable-segments",
+        help="How the job's allocator is set; by default as PYTORCH_ALLOC_CONF says here.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -108,6 +115,7 @@ def show(
     knob: Knob = None,
     overrides: Set = None,
     lengths: LengthsFile = None,
+    expandable_segments: ExpandableSegments = None,
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
@@ -142,6 +150,7 @@ def show(
         knobs=tuple(knob or ()),
         overrides=tuple(overrides or ()),
         lengths=lengths,
+        expandable_segments=expandable_segments,
         cache=not no_cache,
         on_progress=_say,
     )
@@ -186,6 +195,7 @@ def fit(
     knob: Knob = None,
     overrides: Set = None,
     lengths: LengthsFile = None,
+    expandable_segments: ExpandableSegments = None,
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
@@ -223,6 +233,7 @@ def fit(
         knobs=tuple(knob or ()),
         overrides=tuple(overrides or ()),
         lengths=lengths,
+        expandable_segments=expandable_segments,
         cache=not no_cache,
         profile=profile,
         on_progress=_say,

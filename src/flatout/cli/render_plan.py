@@ -17,6 +17,7 @@ from flatout.doctor.report import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
+    from flatout.decisions import Decision
     from flatout.planner.answers import ConfigFit, ConfigPlan
     from flatout.planner.apply import FileEdit
     from flatout.planner.budget import Budget
@@ -65,6 +66,7 @@ def _text(parts: Iterable[RenderableType], console: Console | None) -> str:
 def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
     overview = planned.overview
     yield from _headline(str(planned.opened.config.path), overview.settings, overview.budget)
+    yield from _allocator(planned.expandable_segments)
     yield ""
     yield _settings_table(overview.settings)
     yield ""
@@ -84,6 +86,7 @@ def _fit_parts(
 
     fit = fitted.fit
     yield from _headline(str(fitted.opened.config.path), fit.settings, fit.budget)
+    yield from _allocator(fitted.expandable_segments)
     for group in fit.groups:
         yield ""
         yield from _group_parts(group, fitted)
@@ -113,6 +116,12 @@ def _headline(path: str, settings: Settings, budget: Budget | None) -> Iterator[
         f" ({budget.free_bytes.reason}), {show_bytes(budget.usable_bytes)} at a margin of"
         f" {show_share(budget.margin)}"
     )
+
+
+def _allocator(segments: Decision[bool] | None) -> Iterator[Text]:
+    if segments is not None:
+        kind = "expandable" if segments.value else "fixed"
+        yield Text(f"allocator: {kind} segments ({segments.reason})")
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:

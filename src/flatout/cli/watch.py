@@ -43,7 +43,8 @@ def watch(
     ] = False,
     hz: Annotated[float, typer.Option(metavar="N", help="Samples a second, 0.1 to 10.")] = 1.0,
     log: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the run in this folder; default .flatout/runs.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep a log here, or look for runs here; default .flatout/runs."),
     ] = None,
     jsonl: Annotated[Path | None, typer.Option(metavar="FILE", help="Append samples as JSON lines.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write samples as a table.")] = None,

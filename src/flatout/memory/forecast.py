@@ -26,9 +26,9 @@ from flatout.errors import BadInput, StructureChanges
 from flatout.hardware.datasheet_rows import MULTIPROCESSORS
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.allocator import simulate
+from flatout.memory.allocator import Simulation, simulate
 from flatout.memory.child import run_in_child
-from flatout.memory.estimate import MemoryEstimate, add_workspaces, estimate
+from flatout.memory.estimate import MemoryEstimate, estimate
 from flatout.memory.fit import largest_batch as search
 from flatout.memory.fit import longest
 from flatout.memory.job import Job, Recipe, Sizes
@@ -145,6 +145,10 @@ class Forecaster:
         safe, reserved = self._verified(recipe, wanted, safe, safe_bytes)
         return Largest(safe=safe, limit=max(safe, limit), reserved_bytes=reserved)
 
+    def simulate(self, step: SizedTrace) -> Simulation:
+        """What the allocator of this forecaster does with a step."""
+        return simulate(step.trace.events, step.num_bytes, expandable_segments=self.expandable_segments)
+
     def _verified(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int
     ) -> tuple[int, int | None]:
@@ -156,9 +160,8 @@ class Forecaster:
         for _ in range(MOST_RETRIES):
             if batch_size < 1:
                 break
-            log = add_workspaces(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
-            done = simulate(log.events, log.num_bytes, expandable_segments=self.expandable_segments)
-            reserved = done.peak_reserved_bytes
+            step = sized(self.trace(recipe, {**sizes, BATCH: batch_size}))
+            reserved = self.simulate(step).peak_reserved_bytes
             scaled = int(batch_size * cap_bytes / reserved)
             if reserved <= cap_bytes:
                 best = (batch_size, reserved)
@@ -176,7 +179,7 @@ class Forecaster:
     def trace(self, recipe: Recipe, sizes: Sizes) -> Trace:
         key = (recipe, _key(sizes))
         if key not in self._traces:
-            self._traces[key] = self._traced(recipe, [sizes])[0]
+            self._traces[key] = self.make_traces(recipe, [sizes])[0]
         return self._traces[key]
 
     def _quick_trace(self, recipe: Recipe, sizes: Sizes) -> Trace:
@@ -185,7 +188,7 @@ class Forecaster:
             return self.trace(recipe, sizes)
         key = (recipe, _key(sizes))
         if key not in self._quick:
-            self._quick[key] = self._traced(recipe, [sizes], quick=True)[0]
+            self._quick[key] = self.make_traces(recipe, [sizes], quick=True)[0]
         return self._quick[key]
 
     def _replay(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
@@ -204,7 +207,7 @@ class Forecaster:
             try:
                 own = {name: self.job.sizes[name] for name in self.knobs}  # what a model has positions for
                 samples = sample_sizes({**sizes, **own}, knobs=self.knobs)
-                self._joint[key] = fit_replay(self._traced(recipe, samples, quick=True))
+                self._joint[key] = fit_replay(self.make_traces(recipe, samples, quick=True))
             except StructureChanges:
                 self._joint[key] = None
         return self._joint[key]
@@ -212,11 +215,18 @@ class Forecaster:
     def _fitted(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
         samples = [{**sizes, BATCH: batch_size} for batch_size in SAMPLES]
         try:
-            return fit_replay(self._traced(recipe, samples, quick=True), exact=False)
+            return fit_replay(self.make_traces(recipe, samples, quick=True), exact=False)
         except StructureChanges:
             return None
 
-    def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
+    def make_traces(
+        self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False
+    ) -> list[Trace]:
+        """A trace at each of `all_sizes`, in their order; `quick` ones are for a search.
+
+        Every trace comes through here: a forecaster that keeps traces elsewhere overrides it, and calls it
+        for those that it has not.
+        """
         chosen = [dict(sizes) for sizes in all_sizes]
         batches = ", ".join(str(sizes[BATCH]) for sizes in chosen)
         self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")

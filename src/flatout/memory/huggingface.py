@@ -149,13 +149,14 @@ def _batches(config: Any, *, task: str, padded: bool) -> tuple[Callable[..., Any
     if task == "image-classification":
         return _images(config)
     text = config.get_text_config()
-    sizes = {"batch_size": BATCH_SIZE, "length": min(LONGEST, _positions(text))}
+    sizes = {"batch_size": BATCH_SIZE, "length": min(LONGEST, _positions(text) or LONGEST)}
     if task == "seq2seq-lm":
         sizes["target_length"] = sizes["length"]
 
     def make_batch(*, batch_size: int, length: int, target_length: int = 0) -> dict[str, Tensor]:
         import torch
 
+        _refuse_beyond_positions(text, length=length, target_length=target_length)
         ids = _tokens(text, (batch_size, length))
         mask = torch.ones(batch_size, length, dtype=torch.long)
         if padded and length > 1:
@@ -166,14 +167,27 @@ def _batches(config: Any, *, task: str, padded: bool) -> tuple[Callable[..., Any
     return make_batch, sizes
 
 
-def _positions(text: Any) -> int:
-    """How long a text may be; RoBERTa and its kin count positions from behind the padding token's id."""
-    positions = (
-        getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or LONGEST
-    )
+def _positions(text: Any) -> int | None:
+    """How long a text may be; RoBERTa and its kin count positions from behind the padding token's id.
+
+    None where a config sets no limit: T5 and XLNet count distances, not positions.
+    """
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
     if text.model_type.endswith(COUNTS_FROM_PADDING):
         positions -= (getattr(text, "pad_token_id", None) or 0) + 1
-    return int(positions)
+    return positions
+
+
+def _refuse_beyond_positions(text: Any, **lengths: int) -> None:
+    positions = _positions(text)
+    for name, length in lengths.items():
+        if positions is not None and length > positions:
+            raise BadInput(
+                f"{name}={length} is beyond the {positions} positions of this {text.model_type}",
+                hint=f"plan with {name} of {positions} or less, or raise max_position_embeddings in its config",
+            )
 
 
 def _tokens(text: Any, shape: tuple[int, int]) -> Tensor:

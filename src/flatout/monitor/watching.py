@@ -22,6 +22,7 @@ from flatout.monitor.channel import find_channel
 from flatout.monitor.history import HistoryWriter
 from flatout.monitor.runs import (
     CHANNEL_FILE,
+    RUN_FILE,
     Run,
     create_run,
     end_run,
@@ -94,7 +95,7 @@ def _end(folder: Path, writer: HistoryWriter) -> None:
 def meter_of(pid: int, scratch: Path) -> JobMeter:
     """The job with this number; for one that reports nothing, a run without a channel in `scratch`."""
     channel = find_channel(pid)
-    if channel is not None:
+    if channel is not None and (channel.parent / RUN_FILE).exists():
         return JobMeter(channel.parent)
     try:
         process = psutil.Process(pid)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import flatout
 from flatout.codec import encode
+from flatout.decisions import Decision
 from flatout.planner.progress import silent
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class ConfigPlan:
     model: str | None = None
     missing: str | None = None  # why there is no memory to show
     lengths: Lengths | None = None
+    expandable_segments: Decision[bool] | None = None
 
     def to_json(self) -> dict[str, Any]:
         budget = self.overview.budget
@@ -37,6 +39,7 @@ class ConfigPlan:
             "usable_bytes": None if budget is None else budget.usable_bytes,
             "has_findings": self.overview.has_findings,
             "missing": self.missing,
+            "expandable_segments": encode(self.expandable_segments),
             "lengths": self.lengths
             and self.lengths.to_json(stage.batch_size.value for stage in self.overview.settings.stages),
         }
@@ -51,6 +54,7 @@ class ConfigFit:
     model: str | None = None
     choose: str | None = None
     lengths: Lengths | None = None
+    expandable_segments: Decision[bool] | None = None
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -69,6 +73,7 @@ class ConfigFit:
             **_document("flatout-fit", self.opened, model=self.model),
             **encode(self.fit),
             "usable_bytes": self.fit.budget.usable_bytes,
+            "expandable_segments": encode(self.expandable_segments),
             "chosen": [group.suggestion(self.choose).names[0] for group in self.fit.groups],
             "lengths": self.lengths and self.lengths.to_json(self.batch_sizes),
         }
@@ -100,5 +105,6 @@ class PlanOptions:
     overrides: Sequence[str] = ()
     lengths: Path | None = None
     profile: bool = False
+    expandable_segments: bool | None = None  # None: as the environment sets the allocator
     cache: bool = True  # of traces, in a folder of the user's
     on_progress: Callable[[str], None] = silent

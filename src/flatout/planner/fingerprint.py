@@ -1,8 +1,8 @@
 """What the traces of a job depend on, as one checksum.
 
-A trace is made by code: the user's (the module that builds the job and whatever lies beside it), that of the
-packages it is built from, and Flatout's own rules.  It is made from settings, but not from what a plan varies
-itself: a batch size does not make another model, or no plan could be made at all.  Files are compared by
+A trace is made by code: the user's (the module that builds the job and whatever lies beside it) and that of
+the packages it is built from; Flatout's own rules are the matter of `stored`.  It is made from settings, but
+not from what a plan varies itself: a batch size does not make another model, or no plan could be made at all.  Files are compared by
 content.  What cannot be read in a moment has no checksum, and then nothing is stored.
 """
 
@@ -24,7 +24,6 @@ PACKAGES = ("torch", "transformers", "peft", "lightning", "pytorch-lightning", "
 SUFFIXES = (".py", ".json", ".toml", ".yaml", ".yml")
 MOST_ENTRIES, MOST_BYTES = 20_000, 32 << 20  # of folders that are looked through
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
-ROOMS = ("memory", "hardware")  # whose code makes a trace
 
 
 def fingerprint(
@@ -48,7 +47,6 @@ def fingerprint(
         "settings": {key: value for key, value in settings.items() if key not in varied},
         "options": dict(options or {}),
         "files": files,
-        "flatout": _own_code(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
     }
@@ -89,12 +87,6 @@ def _folders(model: str) -> set[Path]:
         if not any(path.is_relative_to(folder) for folder in libraries):
             named.add(path.parent)
     return {folder.resolve() for folder in named}
-
-
-def _own_code() -> str:
-    root = Path(flatout.__file__).parent
-    texts = [path.read_bytes() for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
-    return _checksum(b"\0".join(texts))
 
 
 def _version(package: str) -> str | None:

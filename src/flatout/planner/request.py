@@ -29,6 +29,7 @@ class ForecastRequest:
     optimizer: str | None = None
     ranks: int = 1
     profile: bool = False
+    expandable_segments: bool = False  # how the job's allocator is set
     task: str | None = None  # of a Hugging Face config folder whose architectures name no head
     make_batch: str | None = None  # of a LightningModule that brings none
     configs: tuple[Path, ...] = ()  # the files that `values` come from
@@ -108,6 +109,7 @@ def _forecast(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -
         device=request.device,
         ranks=request.ranks,
         profile=request.profile,
+        expandable_segments=request.expandable_segments,
         store=_trace_store(request, job, values) if request.cache else None,
         on_progress=request.on_progress,
         on_traces=request.on_traces,

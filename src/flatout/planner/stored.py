@@ -1,8 +1,8 @@
 """Traces that outlive the command: a second question about the same job starts from them.
 
 A trace follows from the job, the recipe, the sizes and the rules it was traced under, and from nothing else.
-The key of a stored trace is a checksum of all of these (see `fingerprint`), so that a file is either the
-answer or is not found; a folder that is deleted costs time and nothing else.  One file per trace: numpy
+The key of a stored trace is a checksum of all of these (of the job, see `fingerprint`; of the rules, the text
+of the rooms that make a trace), so that a file is either the answer or is not found; a folder that is deleted costs time and nothing else.  One file per trace: numpy
 arrays and JSON, no pickle.  A file that is cut or foreign is as good as absent.
 """
 
@@ -22,11 +22,14 @@ from typing import Any
 
 import numpy as np
 
+import flatout
 from flatout.codec import WrongShape, decode, encode
 from flatout.memory.formulas import Formula
 from flatout.memory.trace import Storage, Trace
 
 CACHE_VARIABLE = "FLATOUT_CACHE"
+PACKAGE = Path(flatout.__file__).parent
+ROOMS = ("memory", "hardware")  # whose code makes a trace
 FORMAT = 1
 MOST_FILES = 400
 EVENTS = "events"
@@ -39,11 +42,19 @@ def traces_folder() -> Path:
     return (Path(named) if named else Path.home() / ".cache" / "flatout") / "traces"
 
 
+def checksum_of_rules() -> str:
+    """Of every file that decides how a trace comes out: a rule that changes leaves its traces behind."""
+    found = hashlib.sha256()
+    for path in (path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))):
+        found.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
 class TraceStore:
     """Stored traces of one job, which `identity` is the checksum of."""
 
     def __init__(self, identity: str, *, folder: Path | None = None) -> None:
-        self._identity = identity
+        self._identity = [identity, checksum_of_rules()]
         self._folder = folder or traces_folder()
         self.num_found = 0
 

@@ -39,7 +39,9 @@ class StoredForecaster(Forecaster):
     num_traced = 0
     on_traces: Callable[[int], None] | None = None  # called with how many are about to be made
 
-    def _traced(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
+    def make_traces(
+        self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False
+    ) -> list[Trace]:
         wanted = [dict(sizes) for sizes in all_sizes]
         conditions = [self._conditions(recipe, sizes, quick=quick) for sizes in wanted]
         found = [self.store.find(condition) if self.store else None for condition in conditions]
@@ -47,7 +49,7 @@ class StoredForecaster(Forecaster):
         if missing:
             if self.on_traces is not None:
                 self.on_traces(len(missing))
-            made = super()._traced(recipe, [wanted[number] for number in missing], quick=quick)
+            made = super().make_traces(recipe, [wanted[number] for number in missing], quick=quick)
             self.num_traced += len(made)
             for number, trace in zip(missing, made, strict=True):
                 found[number] = trace
@@ -78,11 +80,18 @@ class TracedForecast:
         device: Device,
         ranks: int = 1,
         profile: bool = False,
+        expandable_segments: bool = False,
         store: TraceStore | None = None,
         on_progress: Callable[[str], None] = silent,
         on_traces: Callable[[int], None] | None = None,
     ) -> None:
-        self._forecaster = StoredForecaster(job, device=device, ranks=ranks, on_progress=on_progress)
+        self._forecaster = StoredForecaster(
+            job,
+            device=device,
+            ranks=ranks,
+            expandable_segments=expandable_segments,
+            on_progress=on_progress,
+        )
         self._forecaster.on_traces = on_traces
         self._forecaster.store = store
         self._others: dict[str, TracedForecast] = {}
@@ -118,13 +127,10 @@ class TracedForecast:
         return self._peaks[at]
 
     def _asked_peak(self, sizes: Mapping[str, int], recipe: Recipe, *, verified: bool) -> Peak:
-        from flatout.memory.allocator import simulate
-
         if self._profile:
             return self._corrected(sizes, recipe=recipe)
         if _key(recipe, sizes) in self._searched_for and not verified:
-            found = self._forecaster.what_if(recipe, sizes=sizes)
-            done = simulate(found.trace.events, found.num_bytes)
+            done = self._forecaster.simulate(self._forecaster.what_if(recipe, sizes=sizes))
             return self._peak(done.peak_allocated_bytes, done.peak_reserved_bytes, recipe, sizes)
         estimate = self._forecaster.estimate(recipe, sizes=sizes)
         return self._peak(estimate.peak_allocated_bytes, estimate.peak_reserved_bytes, recipe, sizes)

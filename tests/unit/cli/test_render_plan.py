@@ -42,6 +42,7 @@ def test_the_overview_without_a_model(conf: Path) -> None:
 def test_the_overview_with_one(conf: Path) -> None:
     text = render_overview(shown(conf, model="x", gpu_memory="24GB"), console=console())
     assert "24GB: 22.4 GiB free of 22.4 GiB" in text
+    assert "\nallocator: fixed segments (PyTorch's default" in text
     assert "01_stage      4         64  6.79 GiB" in text
     assert "recommended:\n- a batch of 27 is safe in every stage" in text
 

@@ -40,16 +40,20 @@ def test_the_latest_job_that_runs_is_found(runs: Path) -> None:
     assert latest_job() is None
 
 
-def test_a_process_that_reports_is_met_at_its_channel(tmp_path: Path) -> None:
-    watched = watch(range(3), name="mine", line=False)
+def test_a_process_that_reports_is_met_at_its_channel(tmp_path: Path, runs: Path) -> None:
+    code = (
+        "import flatout; watch = flatout.watch(range(3), line=False); print(list(watch), flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
     try:
-        for _ in watched:
-            pass
-        meter = meter_of(os.getpid(), tmp_path / "scratch")
-        assert meter.folder == watched.folder
+        assert child.stdout is not None and child.stdout.readline() == b"[0, 1, 2]\n"
+        meter = meter_of(child.pid, tmp_path / "scratch")
+        assert meter.folder.parent == runs and meter.pid == child.pid
         assert not (tmp_path / "scratch").exists()
     finally:
-        end_watching()
+        child.communicate(b"\n")
 
 
 def test_any_process_can_be_watched(tmp_path: Path) -> None:

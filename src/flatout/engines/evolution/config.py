@@ -46,8 +46,8 @@ class EvolveConfig:
     prompts: int = 16  # per epoch; every member answers each of them
     max_new_tokens: int | None = None  # None: what the task says
     rank: int = 1
-    sigma: float = 0.001
-    lr: float = 0.001
+    sigma: float | None = None  # None: from the spread of the weights, as `step_sizes` says
+    lr: float | None = None
     optimizer: Literal["sgd", "adamw"] = "sgd"
     weight_decay: float = 0.0
     shaping: Literal["centred", "z-score", "ranks", "sign"] = "centred"
@@ -99,7 +99,7 @@ class EvolveConfig:
         wrong += [
             f"{name}={getattr(self, name)} is not above 0"
             for name in ("sigma", "lr", "reward_timeout_s")
-            if not getattr(self, name) > 0
+            if getattr(self, name) is not None and not getattr(self, name) > 0
         ]
         if self.antithetic and self.population % 2:
             wrong.append(f"population={self.population} is odd, and antithetic members come in pairs")

@@ -8,6 +8,7 @@ its own number, so a run that is resumed at an epoch's border goes on as if it h
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from flatout.codec import encode
-from flatout.engines.evolution import checkpoint, evaluate, fitness, loading, scheduling
+from flatout.engines.evolution import checkpoint, evaluate, fitness, loading, scheduling, step_sizes
 from flatout.engines.evolution.checkpoint import Checkpoint, State
 from flatout.engines.evolution.config import EvolveConfig, make_config, resumed
 from flatout.engines.evolution.eggroll import Eggroll
@@ -30,6 +31,7 @@ from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.tasks import Prompt, task_named
 from flatout.engines.evolution.texts import Texts, open_tokenizer
 from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
+from flatout.multiplex.families import read_decoder
 from flatout.multiplex.requests import Completion
 from flatout.multiplex.sampling import Sampling
 
@@ -76,7 +78,6 @@ class Trainer:
         on_epoch: Callable[[EpochRecord], None] = lambda record: None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        self.config = config
         self.ranks = ranks
         self.out = Path(config.out)
         self._on_epoch = on_epoch if ranks.first else lambda record: None
@@ -92,6 +93,9 @@ class Trainer:
             ends=loading.end_tokens(self.model),
         )
         self.fingerprint = checkpoint.fingerprint(self.model.named_parameters())
+        steps = step_sizes.of(config, read_decoder(self.model))
+        self.config = config = dataclasses.replace(config, sigma=steps.sigma.value, lr=steps.lr.value)
+        self._on_note(f"sigma: {steps.sigma}; lr: {steps.lr}")
         self.es = make_eggroll(self.model, config)
         self._max_new_tokens = config.max_new_tokens or self.task.max_new_tokens
         self._max_tokens = 0 if found is None else found.state.max_tokens
@@ -351,7 +355,8 @@ class Trainer:
 
 
 def make_eggroll(model: torch.nn.Module, config: EvolveConfig) -> Eggroll:
-    """The algorithm with the settings of a config."""
+    """The algorithm with the settings of a config whose step sizes are known."""
+    assert config.sigma is not None and config.lr is not None
     return Eggroll(
         model,
         population=config.population,

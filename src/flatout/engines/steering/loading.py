@@ -1,0 +1,88 @@
+"""A model folder as a model and its tokenizer, on a CPU, on a GPU, or over several GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.engines.steering.placement import ROOM_SHARE, DType, chosen_dtype
+from flatout.errors import BadInput, import_extra
+
+if TYPE_CHECKING:
+    from torch import nn
+
+HINT = "give a folder that save_pretrained wrote"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A model ready to run, and what turns text into its tokens."""
+
+    model: nn.Module
+    tokenizer: Any
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what cannot be a model folder before anything slow is imported."""
+    if not folder.is_dir():
+        raise BadInput(f"no model folder at {folder}", hint=HINT)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{folder} has no config.json", hint=HINT)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise BadInput(
+            f"{folder} has no tokenizer", hint="save it there too: tokenizer.save_pretrained(folder)"
+        )
+
+
+def open_model(folder: Path, *, device: str = "auto", dtype: DType = "auto", shards: int = 1) -> Opened:
+    """The causal language model of a folder and its tokenizer.
+
+    With `shards`, the layers are laid over so many visible GPUs by accelerate, in order.
+    """
+    check_folder(folder)
+    import torch
+
+    transformers = import_extra("transformers", extra="steering")
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if device == "cuda" and not on_gpu:
+        raise BadInput("no GPU is visible", hint="take --device cpu, or check flatout devices")
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, chosen_dtype(dtype, on_gpu=on_gpu)),
+        "local_files_only": True,
+    }
+    if shards > 1:
+        import_extra("accelerate", extra="steering")
+        options["device_map"] = "auto"
+        options["max_memory"] = {
+            index: int(torch.cuda.mem_get_info(index)[0] * (1 - ROOM_SHARE)) for index in range(shards)
+        }
+    try:
+        with _quietly():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(
+            f"{folder} holds no causal language model that can be loaded: {reason}", hint=HINT
+        ) from error
+    model.requires_grad_(False)
+    model.eval()
+    if shards == 1:
+        model.to("cuda" if on_gpu else "cpu")
+    return Opened(model=model, tokenizer=tokenizer)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep transformers' progress bars off stderr, and leave the user's choice as it was."""
+    logging = import_extra("transformers.utils.logging", extra="steering")
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()

@@ -1,0 +1,131 @@
+"""What a report shows of a study, apart from how it is drawn.
+
+A search writes it as one JSON file beside its study, so that a report can be made again without the model,
+without Optuna and on another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import BadInput
+
+FORMAT, VERSION = "flatout-steering", 1
+
+State = Literal["complete", "pruned", "failed", "running"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """An estimate and the interval that holds it with 95 % confidence."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """One configuration, and its mean score over the questions it was asked; None where it has none."""
+
+    number: int
+    layer: int
+    method: str
+    strength: float
+    where: str
+    state: State
+    score: float | None = None
+    num_questions: int | None = None
+    perplexity_ratio: float | None = None  # of neutral text, steered over unsteered; known of a few
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retest:
+    """Winner and baseline on questions that the search never saw; the difference is paired."""
+
+    num_questions: int
+    baseline: Interval
+    steered: Interval
+    difference: Interval
+
+    @property
+    def is_certain(self) -> bool:
+        return self.difference.low > 0 or self.difference.high < 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One prompt, continued with and without the vector."""
+
+    prompt: str
+    unsteered: str
+    steered: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRecord:
+    """A study and what came of it."""
+
+    name: str
+    model: str
+    num_layers: int
+    score_name: str
+    trials: tuple[TrialRecord, ...]
+    best: int | None = None  # number of the winner
+    baseline_score: float | None = None  # of the unsteered model on the search's questions
+    retest: Retest | None = None
+    perplexity_ratio: Interval | None = None  # the winner's
+    examples: tuple[Example, ...] = ()
+    search_s: float | None = None
+    device: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def winner(self) -> TrialRecord | None:
+        return next((trial for trial in self.trials if trial.number == self.best), None)
+
+    def count(self, state: State) -> int:
+        return sum(trial.state == state for trial in self.trials)
+
+
+def save_record(record: StudyRecord, path: Path) -> None:
+    """Write the record under a temporary name, then rename it."""
+    document = {"format": FORMAT, "version": VERSION, **encode(record)}
+    write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """A whole file or none."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+
+
+def load_record(path: Path) -> StudyRecord:
+    """Read what `save_record` wrote."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"no study at {path}", hint="give the --out folder of flatout steer search") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}", hint="run flatout steer search again") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadInput(f"{path} is no study of flatout steer", hint="give the --out folder of a search")
+    if document.get("version") != VERSION:
+        raise BadInput(
+            f"{path} has version {document.get('version')!r}; this release reads {VERSION}",
+            hint="install the release that wrote it",
+        )
+    try:
+        return decode(StudyRecord, document)
+    except WrongShape as error:
+        raise BadInput(f"{path} is damaged: {error}", hint="run flatout steer search again") from None
