@@ -18,8 +18,12 @@ demo: $(INSTALLED)
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
 
+# What measures or starts programs runs alone; everything else runs in $(JOBS) processes of one thread.
+JOBS ?= 2
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
+	  tests/unit tests/contract tests/gpu
+	$(BIN)/python -m pytest tests/cli tests/planted
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from flatout.memory.forecast import Parallel
     from flatout.memory.job import Precision
     from flatout.monitor.compare import Comparison
-    from flatout.monitor.sampler import Sampler
     from flatout.monitor.sinks.chosen import SinkChoice
     from flatout.monitor.summary import Summary
     from flatout.planner.apply import Backup
@@ -182,28 +181,6 @@ def watch_script(
     launch(options)
 
 
-def serve_runs(
-    *,
-    sampler: Sampler | None = None,
-    folders: Sequence[Path] = (),
-    root: Path | None = None,
-    host: str | None = None,
-    port: int | None = None,
-    on_ready: Callable[[str], None] = lambda address: None,
-) -> None:
-    """Serve the page of live charts until Ctrl-C; beyond the loopback its address holds a token."""
-    from flatout.monitor.web.server import serve
-
-    serve(
-        sampler=sampler,
-        folders=folders,
-        root=root,
-        host=host or "127.0.0.1",
-        port=port or 0,
-        on_ready=on_ready,
-    )
-
-
 def report_run(
     run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
 ) -> Summary:
@@ -251,7 +228,6 @@ def plan_config(
     """The settings of a config and, where a model and a device are known, the memory of every stage."""
     from flatout.planner.budget import find_budget
     from flatout.planner.progress import Progress
-    from flatout.planner.segments import find_segments
     from flatout.planner.show import overview
 
     options = options or PlanOptions()
@@ -269,20 +245,14 @@ def plan_config(
         budget = None
     if model is None or budget is None:
         seen = overview(settings, budget=budget, forecast=None)
-        return ConfigPlan(
-            opened=opened, overview=seen, missing=None if model else _MODEL_HINT, lengths=lengths
-        )
+        missing = None if model else _MODEL_HINT
+        return ConfigPlan(opened=opened, overview=seen, missing=missing, lengths=lengths)
     progress = Progress(options.on_progress)
-    segments = find_segments(options.expandable_segments, profile=options.profile)
-    request = _request(
-        opened, options, model=model, device=budget.device, progress=progress, segments=segments.value
-    )
+    request = _request(opened, options, model=model, device=budget.device, progress=progress)
     forecast = (make_forecast or _forecast)(request)
     settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
     seen = overview(settings, budget=budget, forecast=forecast, progress=progress)
-    return ConfigPlan(
-        opened=opened, overview=seen, model=model, lengths=lengths, expandable_segments=segments
-    )
+    return ConfigPlan(opened=opened, overview=seen, request=request, lengths=lengths)
 
 
 def fit_config(
@@ -303,7 +273,6 @@ def fit_config(
     from flatout.planner.budget import find_budget
     from flatout.planner.fit import fit_settings
     from flatout.planner.progress import Progress
-    from flatout.planner.segments import find_segments
     from flatout.planner.suggestions import Wish
 
     options = options or PlanOptions()
@@ -320,17 +289,12 @@ def fit_config(
         raise BadInput("a fit needs to know the model", hint=_MODEL_HINT)
     lengths = _lengths(options)
     progress = Progress(options.on_progress)
-    segments = find_segments(options.expandable_segments, profile=options.profile)
-    request = _request(
-        opened, options, model=model, device=budget.device, progress=progress, segments=segments.value
-    )
+    request = _request(opened, options, model=model, device=budget.device, progress=progress)
     forecast = (make_forecast or _forecast)(request)
     settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
     wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
     fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish, progress=progress)
-    return ConfigFit(
-        opened=opened, fit=fit, model=model, choose=choose, lengths=lengths, expandable_segments=segments
-    )
+    return ConfigFit(opened=opened, fit=fit, request=request, choose=choose, lengths=lengths)
 
 
 def apply_config(fitted: ConfigFit) -> Backup | None:
@@ -387,7 +351,6 @@ def _request(
     model: str,
     device: Device,
     progress: Progress,
-    segments: bool,
 ) -> ForecastRequest:
     from flatout.planner.request import ForecastRequest
 
@@ -403,7 +366,7 @@ def _request(
         optimizer=optimizer.value if optimizer else None,
         ranks=settings.ranks.value,
         profile=options.profile,
-        expandable_segments=segments,
+        expandable_segments=options.expandable_segments,
         task=options.task,
         make_batch=options.make_batch,
         configs=tuple(opened.config.documents),

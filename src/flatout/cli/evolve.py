@@ -173,6 +173,8 @@ def describe(record: EpochRecord) -> str:
         parts.append(f"{show_share(record.plain_share)} of plain inference")
     if record.failed_rows:
         parts.append(f"{record.failed_rows} rewards failed")
+    if record.statistics.get("reward_std") == 0:
+        parts.append("all rewards equal, nothing to learn from: a larger --sigma, or --set chat=false")
     parts.append(show_seconds(record.elapsed_s))
     return " · ".join(parts)
 

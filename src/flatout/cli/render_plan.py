@@ -17,11 +17,11 @@ from flatout.doctor.report import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.decisions import Decision
     from flatout.planner.answers import ConfigFit, ConfigPlan
     from flatout.planner.apply import FileEdit
     from flatout.planner.budget import Budget
     from flatout.planner.lengths import Lengths
+    from flatout.planner.request import ForecastRequest
     from flatout.planner.settings import Setting, Settings, StageSettings
     from flatout.planner.show import StageMemory
     from flatout.planner.suggestions import GroupFit, Suggestion
@@ -66,7 +66,7 @@ def _text(parts: Iterable[RenderableType], console: Console | None) -> str:
 def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
     overview = planned.overview
     yield from _headline(str(planned.opened.config.path), overview.settings, overview.budget)
-    yield from _allocator(planned.expandable_segments)
+    yield from _allocator(planned.request)
     yield ""
     yield _settings_table(overview.settings)
     yield ""
@@ -86,7 +86,7 @@ def _fit_parts(
 
     fit = fitted.fit
     yield from _headline(str(fitted.opened.config.path), fit.settings, fit.budget)
-    yield from _allocator(fitted.expandable_segments)
+    yield from _allocator(fitted.request)
     for group in fit.groups:
         yield ""
         yield from _group_parts(group, fitted)
@@ -118,10 +118,10 @@ def _headline(path: str, settings: Settings, budget: Budget | None) -> Iterator[
     )
 
 
-def _allocator(segments: Decision[bool] | None) -> Iterator[Text]:
-    if segments is not None:
-        kind = "expandable" if segments.value else "fixed"
-        yield Text(f"allocator: {kind} segments ({segments.reason})")
+def _allocator(request: ForecastRequest | None) -> Iterator[Text]:
+    if request is not None:
+        kind = "expandable" if request.segments.value else "fixed"
+        yield Text(f"allocator: {kind} segments ({request.segments.reason})")
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flatout.monitor.watching import WatchOptions
 
 DEFAULT_SPEED = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 def watch(
@@ -206,11 +207,11 @@ def _picture(samples: Sequence[Sample]) -> None:
 
 
 def _web(options: WatchOptions, *, host: str | None, port: int | None) -> None:
-    from flatout.api import serve_runs
     from flatout.monitor.watching import watching
+    from flatout.monitor.web.server import serve
 
     with watching(options, on_note=_say) as sampler, sampler:
-        serve_runs(sampler=sampler, root=options.log, host=host, port=port, on_ready=_say_page)
+        serve(sampler=sampler, root=options.log, host=host or LOOPBACK, port=port or 0, on_ready=_say_page)
 
 
 def _replay(
@@ -230,9 +231,9 @@ def _replay(
 
     folder = find_run(wanted, root)
     if web:
-        from flatout.api import serve_runs
+        from flatout.monitor.web.server import serve
 
-        serve_runs(folders=[folder], root=root, host=host, port=port, on_ready=_say_page)
+        serve(folders=[folder], root=root, host=host or LOOPBACK, port=port or 0, on_ready=_say_page)
         return 0
     on_screen = sys.stdout.isatty() and not json_output
     write = Documents(sys.stdout) if json_output else Lines(sys.stdout)

@@ -276,8 +276,9 @@ ROWS: tuple[Datasheet, ...] = (*PASCAL_TO_TURING, *AMPERE, *ADA, *HOPPER, *BLACK
 
 # fmt: off
 # Multiprocessors by the name of the row: what kernels that fill the GPU size their partial results by.  The
-# CUDA cores of the vendor's tables over those of one multiprocessor (64 or 128); of B200 and GB200, whose
-# tables have no cores, what CUDA reports.
+# CUDA cores of the vendor's tables over those of one multiprocessor (64 or 128).  Cores, boost clock and fp32
+# rate of every row agree (a test multiplies them).  Left out are B200 and GB200, whose tables have no cores,
+# and a row whose boost clock is not public.
 MULTIPROCESSORS: Mapping[str, int] = {
     "P100-PCIe-16GB": 56, "P100-SXM2-16GB": 56, "P40": 30, "GTX 1080 Ti": 28, "V100-PCIe-16GB": 80,
     "V100-PCIe-32GB": 80, "V100-SXM2-16GB": 80, "V100-SXM2-32GB": 80, "V100S-PCIe-32GB": 80, "T4": 40,
@@ -288,7 +289,7 @@ MULTIPROCESSORS: Mapping[str, int] = {
     "L40": 142, "L40S": 142, "RTX 4060 Ti-16GB": 34, "RTX 4070": 46, "RTX 4070 Ti": 60, "RTX 4080": 76,
     "RTX 4080 SUPER": 80, "RTX 4090": 128, "RTX 5000 Ada": 100, "RTX 6000 Ada": 142, "H100-PCIe": 114,
     "H100-SXM": 132, "H100-NVL": 132, "H200": 132, "H200-NVL": 132, "GH200-96GB": 132, "GH200-144GB": 132,
-    "B200": 148, "GB200": 152, "RTX 5070 Ti": 70, "RTX 5080": 84, "RTX 5090": 170,
-    "RTX PRO 6000 Blackwell": 188, "RTX PRO 6000 Blackwell Max-Q": 188, "RTX PRO 6000 Blackwell Server": 188,
+    "RTX 5070 Ti": 70, "RTX 5080": 84, "RTX 5090": 170,
+    "RTX PRO 6000 Blackwell": 188, "RTX PRO 6000 Blackwell Max-Q": 188,
 }
 # fmt: on

@@ -299,6 +299,8 @@ def _heading(found: MemoryEstimate) -> list[str]:
         lines.append("does not fit")
     elif found.num_flushes:
         lines.append(f"fits, but hands cached memory back (flushes: {found.num_flushes})")
+    if found.workspaces.source == "assumed":
+        lines.append(f"workspaces: {found.workspaces.reason}")
     if found.guesses:
         lines.append(f"guessed, because they depend on data: {len(found.guesses)} sizes or values")
     return [line.rstrip() for line in lines]

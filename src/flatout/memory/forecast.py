@@ -28,7 +28,7 @@ from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.allocator import Simulation, simulate
 from flatout.memory.child import run_in_child
-from flatout.memory.estimate import MemoryEstimate, estimate
+from flatout.memory.estimate import NO_WORKSPACES, MemoryEstimate, estimate
 from flatout.memory.fit import largest_batch as search
 from flatout.memory.fit import longest
 from flatout.memory.job import Job, Recipe, Sizes
@@ -106,6 +106,7 @@ class Forecaster:
         trace = self.trace(recipe, self._complete(sizes, lengths))
         return estimate(
             trace,
+            constants=workspaces_for(self.device),
             context_bytes=self.context.value,
             expandable_segments=self.expandable_segments,
             precision=recipe.precision,
@@ -219,9 +220,7 @@ class Forecaster:
         except StructureChanges:
             return None
 
-    def make_traces(
-        self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False
-    ) -> list[Trace]:
+    def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
         """A trace at each of `all_sizes`, in their order; `quick` ones are for a search.
 
         Every trace comes through here: a forecaster that keeps traces elsewhere overrides it, and calls it
@@ -303,6 +302,16 @@ def capability_of(device: Device | None) -> tuple[int, int] | None:
 def multiprocessors_of(device: Device | None) -> int | None:
     """By the device's datasheet; None where it has none."""
     return MULTIPROCESSORS.get(device.datasheet) if device and device.datasheet else None
+
+
+def workspaces_for(device: Device | None) -> Decision[tuple[int, ...]]:
+    """None beside those of the trace, which are assumed where the device's multiprocessors are."""
+    if device is None or multiprocessors_of(device) is not None:
+        return NO_WORKSPACES
+    from flatout.memory.workspaces import ASSUMED_MULTIPROCESSORS
+
+    reason = f"sized for {ASSUMED_MULTIPROCESSORS} multiprocessors; how many {device.name} has is not known"
+    return Decision(value=(), reason=reason, source="assumed")
 
 
 def estimate_job(

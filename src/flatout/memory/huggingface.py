@@ -186,7 +186,7 @@ def _refuse_beyond_positions(text: Any, **lengths: int) -> None:
         if positions is not None and length > positions:
             raise BadInput(
                 f"{name}={length} is beyond the {positions} positions of this {text.model_type}",
-                hint=f"plan with {name} of {positions} or less, or raise max_position_embeddings in its config",
+                hint=f"plan with {name} up to {positions}, or raise max_position_embeddings in its config",
             )
 
 

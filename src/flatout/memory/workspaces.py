@@ -29,6 +29,7 @@ Group = tuple[int | Formula, ...]  # blocks that are held together
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 BIASED_PRODUCT = aten.addmm.default
 HOPPER = (9, 0)
+ASSUMED_MULTIPROCESSORS = 132  # of an H200: where a GPU's own are not known
 PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 20
 
 
@@ -42,7 +43,7 @@ class Workspaces:
     def __init__(
         self, *, compute_capability: tuple[int, int] | None = None, num_multiprocessors: int | None = None
     ) -> None:
-        self.num_multiprocessors = num_multiprocessors or 132
+        self.num_multiprocessors = num_multiprocessors or ASSUMED_MULTIPROCESSORS
         capability = compute_capability or HOPPER
         self._product_bytes = HOPPER_PRODUCT_BYTES if capability >= HOPPER else PRODUCT_BYTES
         if capability[0] == 12:  # not of the datacentre line

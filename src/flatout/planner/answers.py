@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import flatout
 from flatout.codec import encode
-from flatout.decisions import Decision
 from flatout.planner.progress import silent
 
 if TYPE_CHECKING:
     from flatout.planner.apply import FileEdit
     from flatout.planner.lengths import Lengths
     from flatout.planner.opened import OpenedConfig
+    from flatout.planner.request import ForecastRequest
     from flatout.planner.show import Overview
     from flatout.planner.suggestions import Fit
 
@@ -26,20 +26,18 @@ class ConfigPlan:
 
     opened: OpenedConfig
     overview: Overview
-    model: str | None = None
+    request: ForecastRequest | None = None  # what memory was asked for with
     missing: str | None = None  # why there is no memory to show
     lengths: Lengths | None = None
-    expandable_segments: Decision[bool] | None = None
 
     def to_json(self) -> dict[str, Any]:
         budget = self.overview.budget
         return {
-            **_document("flatout-plan", self.opened, model=self.model),
+            **_document("flatout-plan", self.opened, self.request),
             **encode(self.overview),
             "usable_bytes": None if budget is None else budget.usable_bytes,
             "has_findings": self.overview.has_findings,
             "missing": self.missing,
-            "expandable_segments": encode(self.expandable_segments),
             "lengths": self.lengths
             and self.lengths.to_json(stage.batch_size.value for stage in self.overview.settings.stages),
         }
@@ -51,10 +49,9 @@ class ConfigFit:
 
     opened: OpenedConfig
     fit: Fit
-    model: str | None = None
+    request: ForecastRequest
     choose: str | None = None
     lengths: Lengths | None = None
-    expandable_segments: Decision[bool] | None = None
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -70,22 +67,22 @@ class ConfigFit:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **_document("flatout-fit", self.opened, model=self.model),
+            **_document("flatout-fit", self.opened, self.request),
             **encode(self.fit),
             "usable_bytes": self.fit.budget.usable_bytes,
-            "expandable_segments": encode(self.expandable_segments),
             "chosen": [group.suggestion(self.choose).names[0] for group in self.fit.groups],
             "lengths": self.lengths and self.lengths.to_json(self.batch_sizes),
         }
 
 
-def _document(name: str, opened: OpenedConfig, *, model: str | None) -> dict[str, Any]:
+def _document(name: str, opened: OpenedConfig, request: ForecastRequest | None) -> dict[str, Any]:
     return {
         "format": name,
         "version": 1,
         "flatout_version": flatout.__version__,
         "config": str(opened.config.path),
-        "model": model,
+        "model": request and request.model,
+        "expandable_segments": request and encode(request.segments),
     }
 
 

@@ -2,8 +2,8 @@
 
 A trace is made by code: the user's (the module that builds the job and whatever lies beside it) and that of
 the packages it is built from; Flatout's own rules are the matter of `stored`.  It is made from settings, but
-not from what a plan varies itself: a batch size does not make another model, or no plan could be made at all.  Files are compared by
-content.  What cannot be read in a moment has no checksum, and then nothing is stored.
+not from what a plan varies itself: a batch size does not make another model, or no plan could be made at all.
+Files are compared by content.  What cannot be read in a moment has no checksum, and then nothing is stored.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import flatout
 
@@ -79,7 +80,7 @@ def _folders(model: str) -> set[Path]:
     named = {place if place.is_dir() else place.parent} if place.exists() else set()
     libraries = [Path(path).resolve() for path in sysconfig.get_paths().values()]
     libraries += [Path(sys.prefix).resolve(), Path(flatout.__file__).resolve().parent]
-    for module in list(sys.modules.values()):
+    for module in loaded_modules():
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
@@ -87,6 +88,10 @@ def _folders(model: str) -> set[Path]:
         if not any(path.is_relative_to(folder) for folder in libraries):
             named.add(path.parent)
     return {folder.resolve() for folder in named}
+
+
+def loaded_modules() -> list[ModuleType]:
+    return list(sys.modules.values())
 
 
 def _version(package: str) -> str | None:

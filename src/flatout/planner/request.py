@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.decisions import Decision
 from flatout.hardware.device import Device
 from flatout.planner.progress import silent
+from flatout.planner.segments import find_segments
 
 if TYPE_CHECKING:
     from flatout.memory.job import Job
@@ -29,7 +31,7 @@ class ForecastRequest:
     optimizer: str | None = None
     ranks: int = 1
     profile: bool = False
-    expandable_segments: bool = False  # how the job's allocator is set
+    expandable_segments: bool | None = None  # None: as the environment sets the allocator
     task: str | None = None  # of a Hugging Face config folder whose architectures name no head
     make_batch: str | None = None  # of a LightningModule that brings none
     configs: tuple[Path, ...] = ()  # the files that `values` come from
@@ -37,6 +39,11 @@ class ForecastRequest:
     cache: bool = True
     on_progress: Callable[[str], None] = silent
     on_traces: Callable[[int], None] | None = None  # called with how many are about to be made
+
+    @property
+    def segments(self) -> Decision[bool]:
+        """Whether the segments of the job's allocator are expandable."""
+        return find_segments(self.expandable_segments, profile=self.profile)
 
 
 def load_forecast(request: ForecastRequest) -> TracedForecast:
@@ -109,7 +116,7 @@ def _forecast(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -
         device=request.device,
         ranks=request.ranks,
         profile=request.profile,
-        expandable_segments=request.expandable_segments,
+        expandable_segments=request.segments.value,
         store=_trace_store(request, job, values) if request.cache else None,
         on_progress=request.on_progress,
         on_traces=request.on_traces,

@@ -41,4 +41,4 @@ def _of_environment(environment: Mapping[str, str]) -> Decision[bool]:
         if name in environment:
             value = expandable_segments_of(environment[name])
             return Decision(value=value, reason=f"{name} as it is set here", source="assumed")
-    return Decision(value=False, reason="PyTorch's default, since the environment sets none", source="assumed")
+    return Decision(value=False, reason="PyTorch's default, as nothing is set here", source="assumed")

@@ -2,8 +2,9 @@
 
 A trace follows from the job, the recipe, the sizes and the rules it was traced under, and from nothing else.
 The key of a stored trace is a checksum of all of these (of the job, see `fingerprint`; of the rules, the text
-of the rooms that make a trace), so that a file is either the answer or is not found; a folder that is deleted costs time and nothing else.  One file per trace: numpy
-arrays and JSON, no pickle.  A file that is cut or foreign is as good as absent.
+of the rooms that make a trace), so that a file is either the answer or is not found; a folder that is deleted
+costs time and nothing else.  One file per trace: numpy arrays and JSON, no pickle.  A file that is cut or
+foreign is as good as absent.
 """
 
 from __future__ import annotations

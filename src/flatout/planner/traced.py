@@ -39,9 +39,7 @@ class StoredForecaster(Forecaster):
     num_traced = 0
     on_traces: Callable[[int], None] | None = None  # called with how many are about to be made
 
-    def make_traces(
-        self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False
-    ) -> list[Trace]:
+    def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
         wanted = [dict(sizes) for sizes in all_sizes]
         conditions = [self._conditions(recipe, sizes, quick=quick) for sizes in wanted]
         found = [self.store.find(condition) if self.store else None for condition in conditions]

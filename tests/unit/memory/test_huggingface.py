@@ -120,6 +120,20 @@ def test_the_longest_text_a_model_takes_is_stepped(tmp_path: Path) -> None:
     run_step(parts, job, Recipe(), job.make_batch(**{**job.sizes, "batch_size": 1}), device="cpu")
 
 
+@pytest.mark.parametrize(("architecture", "positions"), [("RobertaForMaskedLM", 32), ("GPT2LMHeadModel", 64)])
+def test_a_text_beyond_the_positions_is_refused(architecture: str, positions: int, tmp_path: Path) -> None:
+    job = job_of_config(write_config(tmp_path, CONFIGS[architecture][0], architecture=architecture))
+    assert job.make_batch(batch_size=1, length=positions)["input_ids"].shape == (1, positions)
+    with pytest.raises(BadInput, match=rf"length={positions + 1} is beyond the {positions} positions"):
+        job.make_batch(batch_size=1, length=positions + 1)
+
+
+def test_a_model_that_counts_distances_has_no_longest_text(tmp_path: Path) -> None:
+    architecture = "T5ForConditionalGeneration"
+    job = job_of_config(write_config(tmp_path, CONFIGS[architecture][0], architecture=architecture))
+    assert job.make_batch(batch_size=1, length=600, target_length=700)["labels"].shape == (1, 700)
+
+
 def test_loading_makes_no_weights(tmp_path: Path) -> None:
     """A model of 10^13 parameters: making one of its matrices would end this process."""
     huge = {**BERT, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}

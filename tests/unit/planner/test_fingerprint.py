@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from flatout.planner import fingerprint as room
-from flatout.planner.fingerprint import fingerprint
+from flatout.planner.fingerprint import fingerprint, loaded_modules
+
+OWN = ("fingerprint_of_a_test", "json", "flatout.units")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the tests' own folders, whose files may change while the tests run."""
+    monkeypatch.setattr(
+        room, "loaded_modules", lambda: [sys.modules[name] for name in OWN if name in sys.modules]
+    )
 
 
 @pytest.fixture
@@ -19,7 +29,7 @@ def project(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "late.py").write_text("y = 1\n")
     (tmp_path / "config.yaml").write_text("batch_size: 4\n")
-    module = ModuleType("fingerprint_of_a_test")
+    module = ModuleType(OWN[0])
     module.__file__ = str(tmp_path / "train.py")
     sys.modules[module.__name__] = module
     yield tmp_path
@@ -74,3 +84,12 @@ def test_too_much_to_look_at_has_no_checksum(project: Path, monkeypatch: pytest.
     assert of(project) is None
     monkeypatch.setattr(room, "MOST_ENTRIES", 1)
     assert of(project) is None
+
+
+def test_whatever_is_loaded_is_looked_at() -> None:
+    assert {sys.modules[__name__], room} <= set(loaded_modules())
+
+
+def test_python_packages_and_flatout_are_not_the_users(tmp_path: Path) -> None:
+    assert room._folders("pkg:build") == set()
+    assert room._folders(str(tmp_path)) == {tmp_path.resolve()}

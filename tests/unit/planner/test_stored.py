@@ -57,6 +57,29 @@ def test_another_job_and_other_conditions_find_nothing(tmp_path: Path) -> None:
     assert TraceStore("job", folder=tmp_path).find(other) is None
 
 
+@pytest.mark.parametrize(
+    "file", ["memory/tracer.py", "hardware/datasheet_rows.py", "memory/rules/another.py"]
+)
+def test_a_rule_that_changes_leaves_its_traces_behind(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("memory/tracer.py", "hardware/datasheet_rows.py", "planner/stored.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("rule = 1\n")
+    monkeypatch.setattr(stored, "PACKAGE", tmp_path)
+    TraceStore("job", folder=tmp_path / "traces").keep(CONDITIONS, trace())
+    (tmp_path / "planner" / "stored.py").write_text("has no part in a trace\n")
+    assert TraceStore("job", folder=tmp_path / "traces").find(CONDITIONS) is not None
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("rule = 2\n")
+    assert TraceStore("job", folder=tmp_path / "traces").find(CONDITIONS) is None
+
+
+def test_the_rules_are_those_of_this_package() -> None:
+    files = [path for room in stored.ROOMS for path in (stored.PACKAGE / room).rglob("*.py")]
+    assert stored.PACKAGE / "memory" / "cuda_rules.py" in files and len(files) > 40
+
+
 @pytest.mark.parametrize("content", [b"", b"nothing of numpy", b"PK\x03\x04 cut"])
 def test_a_damaged_file_is_as_good_as_absent(content: bytes, tmp_path: Path) -> None:
     store = TraceStore("job", folder=tmp_path)

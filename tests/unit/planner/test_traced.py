@@ -63,6 +63,17 @@ def test_a_device_smaller_than_a_context_takes_no_batch() -> None:
     assert found.safe is None and found.limit is None
 
 
+def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
+    sizes = {"batch_size": 40, "width": 32}
+    subject = forecast(expandable_segments=True)
+    largest = subject.largest_batch(sizes, recipe=Recipe(), capacity_bytes=1500 * MIB)
+    replayed = subject.peak_bytes(sizes, recipe=Recipe())
+    fresh = estimate_job(job(), Recipe(), sizes=sizes, device="A100-80GB", expandable_segments=True)
+    fixed = estimate_job(job(), Recipe(), sizes=sizes, device="A100-80GB")
+    assert replayed.reserved_bytes == fresh.peak_reserved_bytes != fixed.peak_reserved_bytes
+    assert largest.safe is not None
+
+
 def test_seconds_are_unknown_without_a_probe() -> None:
     assert forecast().step_s({"batch_size": 8, "width": 32}, recipe=Recipe()) is None
 

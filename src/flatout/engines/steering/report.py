@@ -1,8 +1,8 @@
 """A study as one HTML page that needs nothing else: no host, no font, no script.
 
 It answers, in this order: did steering work on questions the search never saw, where in the model, what did
-it break, and what does it read like.  Style and escaping are those of a diagnosis's page, so that a question, a
-model's name or a generated text can never become markup.
+it break, and what does it read like.  Style and escaping are those of a diagnosis's page, so that a question,
+a model's name or a generated text can never become markup.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ def _examples(record: StudyRecord) -> Html | None:
     shown = [
         tag(
             "div",
-            tag("p", _cut(example.prompt), class_="prompt"),
-            tag("div", tag("h3", "unsteered"), tag("p", _cut(example.unsteered))),
-            tag("div", tag("h3", "steered"), tag("p", _cut(example.steered))),
+            tag("div", *_lines(example.prompt), class_="prompt"),
+            tag("div", tag("h3", "unsteered"), *_lines(example.unsteered)),
+            tag("div", tag("h3", "steered"), *_lines(example.steered)),
             class_="example",
         )
         for example in record.examples
@@ -185,8 +185,10 @@ def _examples(record: StudyRecord) -> Html | None:
     return section("What it reads like", *shown, anchor="examples")
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …"
+def _lines(text: str) -> list[Html]:
+    """A text by its lines, cut where it is long."""
+    shown = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …"
+    return [tag("p", line) for line in shown.splitlines() if line.strip()] or [tag("p", "(nothing)")]
 
 
 def _trials(record: StudyRecord) -> Html | None:

@@ -14,6 +14,7 @@ from flatout.engines.steering.report_data import Interval, Retest, StudyRecord, 
 from flatout.engines.steering.report_grid import Cell, Grid, round_step
 
 ROW_PX, LEFT_PCT = 20, 9.0
+HEAD_PX = 18  # above the rows of the heat map, for the name of their axis
 SCATTER_PX = 260
 PALEST = 0.06  # opacity of a cell that scores like the unsteered model
 MOST_NUMBERED_COLUMNS = 13
@@ -37,7 +38,7 @@ def heat_map(drawn: Grid, *, baseline: float, winner: int | None) -> Html:
         tag(
             "rect",
             x=f"{LEFT_PCT:.3f}%",
-            y=0,
+            y=HEAD_PX,
             width=f"{100 - LEFT_PCT:.3f}%",
             height=height,
             class_="empty",
@@ -48,17 +49,24 @@ def heat_map(drawn: Grid, *, baseline: float, winner: int | None) -> Html:
     every = max(1, math.ceil(num_rows / 40))
     for row, layer in enumerate(drawn.layers):
         if row % every == 0:
-            y = (num_rows - row - 0.5) * ROW_PX + 4
+            y = HEAD_PX + (num_rows - row - 0.5) * ROW_PX + 4
             parts.append(tag("text", str(layer), x=f"{LEFT_PCT - 1.2:.3f}%", y=y, class_="end"))
     for number, edge in enumerate(drawn.edges):
         anchor = "end" if number == num_columns else "middle"
         x = f"{LEFT_PCT + number * width:.3f}%"
-        parts.append(tag("text", f"{edge:g}", x=x, y=height + 16, class_=anchor))
-    parts.append(tag("text", "layer", x=0, y=12))
-    parts.append(tag("text", "strength", x=0, y=height + 16))
+        parts.append(tag("text", f"{edge:g}", x=x, y=HEAD_PX + height + 16, class_=anchor))
+    parts.append(tag("text", "layer", x=f"{LEFT_PCT - 1.2:.3f}%", y=11, class_="end"))
+    middle = f"{(100 + LEFT_PCT) / 2:.3f}%"
+    parts.append(tag("text", "strength", x=middle, y=HEAD_PX + height + 34, class_="middle"))
     label = f"best score by layer and strength, {len(drawn.cells)} cells"
     return tag(
-        "svg", *parts, width="100%", height=height + 24, role="img", aria_label=label, class_="drawing"
+        "svg",
+        *parts,
+        width="100%",
+        height=HEAD_PX + height + 40,
+        role="img",
+        aria_label=label,
+        class_="drawing",
     )
 
 
@@ -66,7 +74,7 @@ def _cell(cell: Cell, drawn: Grid, *, width: float, baseline: float, winner: int
     score = cell.best.score if cell.best.score is not None else baseline
     distance = score - baseline
     strength = abs(distance) / drawn.reach if drawn.reach else 0.0
-    x, y = LEFT_PCT + cell.column * width, (len(drawn.layers) - cell.row - 1) * ROW_PX
+    x, y = LEFT_PCT + cell.column * width, HEAD_PX + (len(drawn.layers) - cell.row - 1) * ROW_PX
     spoken = f"{describe(cell.best)}: {show_score(score)}"
     spoken += f", best of {cell.num_trials}" if cell.num_trials > 1 else ""
     box: dict[str, str | int] = {"x": f"{x:.3f}%", "y": y, "width": f"{width:.3f}%", "height": ROW_PX}
@@ -140,14 +148,14 @@ def intervals(retest: Retest) -> Html:
     scale = ticks(min(ends), max(ends))
     parts: list[Html] = []
     for name, interval, kind in rows:
-        parts += [tag("b", name), _whisker(name, interval, scale=scale, kind=kind)]
-        parts.append(tag("span", show_interval(interval)))
+        drawn = _whisker(name, interval, scale=scale, kind=kind)
+        parts.append(tag("div", tag("b", name), drawn, tag("span", show_interval(interval))))
     axis = [
         tag("text", f"{tick:g}", x=f"{2 + 96 * _along(tick, scale):.3f}%", y=12, class_="middle")
         for tick in scale
     ]
     foot = tag("svg", *axis, width="100%", height=16, aria_hidden="true", class_="drawing")
-    return tag("div", *parts, tag("span"), foot, tag("span"), class_="intervals")
+    return tag("div", *parts, tag("div", tag("b"), foot, tag("span")), class_="intervals")
 
 
 def show_interval(interval: Interval) -> str:
@@ -181,7 +189,7 @@ def _whisker(name: str, interval: Interval, *, scale: Sequence[float], kind: str
 
 def ticks(low: float, high: float, *, most: int = 6) -> tuple[float, ...]:
     """Round numbers that hold the range between the first and the last of them."""
-    if not high > low:
+    if high - low <= 1e-6 * max(1.0, abs(low), abs(high)):
         low, high = low - 0.5, high + 0.5
     step = round_step((high - low) / (most - 1))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from flatout.engines.steering.report_data import TrialRecord
 
 MOST_COLUMNS = 13
+FINEST = 1e-6  # strengths that differ by less are one strength
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,8 @@ def _score(trial: TrialRecord) -> float:
 def _edges(strengths: Sequence[float]) -> tuple[float, ...]:
     """Borders of columns, multiples of one round step, around all strengths."""
     low, high = min(strengths), max(strengths)
-    step = round_step((high - low) / (MOST_COLUMNS - 2)) if high > low else round_step(abs(high) or 1.0)
+    wide = (high - low) / (MOST_COLUMNS - 2) if high - low > FINEST else abs(high)
+    step = round_step(wide if wide > FINEST else 1.0)
     first, last = math.floor(low / step), math.ceil(high / step)
     if high >= last * step:
         last += 1

@@ -28,9 +28,7 @@ def plot_study(record: StudyRecord, path: Path) -> Path:
     height = 4.6 if drawn is None else min(10.0, max(4.6, 1.6 + 0.24 * len(drawn.layers)))
     figure = figures.Figure(figsize=(15, height), layout="constrained")
     canvas.FigureCanvasAgg(figure)
-    # What a study calls itself is text: matplotlib would read a dollar sign as mathematics.
-    title = printable(f"{record.name}  ·  {record.model}")[:LONGEST_TITLE].replace("$", r"\$")
-    figure.suptitle(title, fontsize=11, color=INK)
+    figure.suptitle(_plain(f"{record.name}  ·  {record.model}"), fontsize=11, color=INK)
     map_axes, cost_axes, retest_axes = figure.subplots(1, 3, width_ratios=(1.5, 1, 0.9))
     for axes in (map_axes, cost_axes, retest_axes):
         axes.tick_params(labelsize=8, colors=SOFT)
@@ -51,7 +49,7 @@ def plot_study(record: StudyRecord, path: Path) -> Path:
 
 
 def _draw_map(figure: Any, axes: Any, drawn: Grid | None, record: StudyRecord, *, baseline: float) -> None:
-    axes.set_title(f"{record.score_name}, best of each cell", fontsize=9, loc="left", color=INK)
+    axes.set_title(_plain(f"{record.score_name}, best of each cell"), fontsize=9, loc="left", color=INK)
     if drawn is None:
         _nothing(axes)
         return
@@ -100,7 +98,7 @@ def _draw_cost(axes: Any, record: StudyRecord) -> None:
         axes.axhline(record.baseline_score, color=SOFT, linestyle="dashed", linewidth=1)
     axes.axvline(1.0, color=SOFT, linestyle="dashed", linewidth=1)
     axes.set_xlabel("perplexity of neutral text, over the unsteered model's", fontsize=8, color=SOFT)
-    axes.set_ylabel(record.score_name, fontsize=8, color=SOFT)
+    axes.set_ylabel(_plain(record.score_name), fontsize=8, color=SOFT)
 
 
 def _draw_retest(axes: Any, record: StudyRecord) -> None:
@@ -117,7 +115,12 @@ def _draw_retest(axes: Any, record: StudyRecord) -> None:
     axes.axvline(0.0, color=SOFT, linestyle="dashed", linewidth=1)
     axes.set_yticks(range(3), names)
     axes.set_ylim(2.6, -0.6)
-    axes.set_xlabel(f"{record.score_name}, {retest.num_questions} questions", fontsize=8, color=SOFT)
+    axes.set_xlabel(_plain(f"{record.score_name}, {retest.num_questions} questions"), fontsize=8, color=SOFT)
+
+
+def _plain(text: str) -> str:
+    """Text as it stands: matplotlib would read a dollar sign as mathematics."""
+    return printable(text)[:LONGEST_TITLE].replace("$", r"\$")
 
 
 def _nothing(axes: Any) -> None:

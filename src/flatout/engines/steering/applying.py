@@ -1,0 +1,243 @@
+"""What one row does to the residual stream, and a context manager that makes any transformers model do it.
+
+A layer's output h [D] is changed along a direction u: added to, cleared of it (`project-out`), set to a given
+component (`clamp`), or turned towards it at its own length (`norm-preserving`).  A forward hook on the layer
+does it, so the model's weights stay as they are and removing the hooks leaves no trace.
+
+Where to steer is a matter of positions, not of calls: with a key-value cache a call carries one token,
+without one it carries the whole text again, and both must give the same tokens.  So the first call's tokens
+are taken for the prompt, and what follows them for generated text.
+
+Shapes: B rows, T tokens of a call, D width.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engines.steering.blocks import blocks_of, hidden_of
+from flatout.errors import BadInput
+
+Mode = Literal["add", "project-out", "clamp", "norm-preserving"]
+Where = Literal["last-and-generated", "all", "generated"]
+MODES: tuple[Mode, ...] = ("add", "project-out", "clamp", "norm-preserving")
+WHERE: tuple[Where, ...] = ("last-and-generated", "all", "generated")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Steering:
+    """A change of what layer `layer` (from 0) gives, along `direction` [D].
+
+    `amount` is absolute.  `add`: so many times the direction is added.  `project-out`: this share of the
+    component along it is removed, 1 for all.  `clamp`: the component becomes this.  `norm-preserving`: as
+    `add`, and the length is put back.  `where`: the last prompt token and all that is generated (every
+    earlier token is then the same for all rows), all tokens, or generated tokens alone.
+    """
+
+    layer: int
+    direction: Tensor
+    amount: float
+    mode: Mode = "add"
+    where: Where = "last-and-generated"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a model."""
+        if self.mode not in MODES:
+            raise BadInput(f"mode {self.mode!r}", hint=f"take one of {', '.join(MODES)}")
+        if self.where not in WHERE:
+            raise BadInput(f"where {self.where!r}", hint=f"take one of {', '.join(WHERE)}")
+        if self.direction.ndim != 1:
+            raise BadInput(f"a direction of shape {tuple(self.direction.shape)}", hint="give one vector [D]")
+        if self.layer < 0:
+            raise BadInput(f"layer {self.layer}", hint="layers count from 0")
+
+    def added(self) -> Tensor:
+        """What `add` adds, [D] in float32."""
+        return self.direction.detach().float() * self.amount
+
+
+def changed(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mode: Mode) -> Tensor:
+    """Hidden states [B, T, D] steered everywhere: `unit` and `vector` [B, 1, D], `amount` [B, 1, 1]."""
+    if mode == "add":
+        return hidden + vector.to(hidden.dtype)
+    wide = hidden.float()
+    if mode == "norm-preserving":
+        moved = wide + vector
+        size = moved.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        kept: Tensor = moved * (wide.norm(dim=-1, keepdim=True) / size)
+        return kept.to(hidden.dtype)
+    along = (wide * unit).sum(-1, keepdim=True)
+    change = -amount * along if mode == "project-out" else amount - along
+    return (wide + change * unit).to(hidden.dtype)
+
+
+@contextmanager
+def steered_model(
+    model: nn.Module,
+    steering: Steering | Sequence[Steering | None],
+    *,
+    prompt_lengths: Sequence[int] | None = None,
+) -> Iterator[None]:
+    """Steer `model` for the length of a block: one steering for all rows, or one (or None) for each row.
+
+    The first call in the block carries the prompts; calls that continue it (with or without a cache) carry
+    generated tokens, and a call with other tokens begins anew.  Where one call carries prompt and answer
+    together, `prompt_lengths` says how many tokens of each row, padding not counted, are its prompt.
+    """
+    rows = (steering,) if isinstance(steering, Steering) else tuple(steering)
+    if not rows:
+        raise BadInput("an empty list of steerings", hint="give one, or one for each row")
+    blocks = blocks_of(model)
+    by_layer: dict[int, list[int]] = defaultdict(list)
+    for row, one in enumerate(rows):
+        if one is not None:
+            by_layer[one.layer].append(row)
+    reading = _Reading(prompt_lengths)
+    with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(reading, with_kwargs=True))
+        for layer, members in by_layer.items():
+            if layer >= len(blocks):
+                raise BadInput(
+                    f"steering at layer {layer}", hint=f"the model has layers 0 to {len(blocks) - 1}"
+                )
+            hook = _Hook(rows, members, reading, one_for_all=isinstance(steering, Steering))
+            hooks.enter_context(blocks[layer].register_forward_hook(hook))
+        yield
+
+
+class _Reading:
+    """Where the tokens of the running call stand: a pre-forward hook of the whole model."""
+
+    def __init__(self, prompt_lengths: Sequence[int] | None) -> None:
+        self._prompt_lengths = prompt_lengths
+        self._prompt: Tensor | None = None  # tokens of the first call, [B, T]
+        self._num_columns = 0  # of the prompt
+        self._last: Tensor | None = None  # column of each row's last prompt token, [B]
+        self.columns: Tensor | None = None  # of the running call, [T]
+        self.real: Tensor | None = None  # [B, T]; None: no padding
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        tokens = kwargs.get("input_ids", args[0] if args else None)
+        if tokens is None:
+            tokens = kwargs.get("inputs_embeds")
+        if not isinstance(tokens, Tensor):
+            raise BadInput("the model is called without tokens", hint="pass input_ids or inputs_embeds")
+        start = _num_cached(kwargs.get("past_key_values"))
+        num_tokens = tokens.shape[1]
+        mask = kwargs.get("attention_mask")
+        known = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] >= start + num_tokens
+        real = mask[:, : start + num_tokens].ne(0) if known and isinstance(mask, Tensor) else None
+        if start == 0 and not self._continues(tokens):
+            self._begin(tokens, real)
+        self.columns = torch.arange(start, start + num_tokens, device=tokens.device)
+        self.real = None if real is None else real[:, start:]
+
+    def _continues(self, tokens: Tensor) -> bool:
+        """Whether a call without a cache is the remembered prompt and more."""
+        held = self._prompt
+        if held is None or tokens.ndim != held.ndim or tokens.shape[1] <= held.shape[1]:
+            return False
+        return tokens.shape[0] == held.shape[0] and torch.equal(tokens[:, : held.shape[1]], held)
+
+    def _begin(self, tokens: Tensor, real: Tensor | None) -> None:
+        self._prompt, self._num_columns = tokens.detach(), tokens.shape[1]
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        inside = (
+            torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if real is None else real
+        )
+        if self._prompt_lengths is None:
+            self._last = torch.where(inside, columns, -1).amax(1)
+            return
+        lengths = torch.tensor(list(self._prompt_lengths), device=tokens.device)
+        if lengths.shape != tokens.shape[:1]:
+            raise BadInput(
+                f"{len(lengths)} prompt lengths for {len(tokens)} rows", hint="give one for each row"
+            )
+        self._last = torch.where(inside & (inside.cumsum(1) <= lengths[:, None]), columns, -1).amax(1)
+
+    def steered(self, where: Where) -> Tensor:
+        """Which tokens of the running call are steered, [B, T]."""
+        if self.columns is None or self._last is None:
+            raise BadInput("a part of the model was called", hint="call the model that steered_model was given")
+        last, columns = self._last[:, None], self.columns[None]
+        chosen = {"all": columns >= 0, "generated": columns > last, "last-and-generated": columns >= last}
+        # Right padding lies between a row's prompt and what follows: the mask leaves it out.
+        taken = chosen[where].expand(len(last), -1)
+        return taken if self.real is None else taken & self.real
+
+
+def _num_cached(cache: Any) -> int:
+    if cache is None:
+        return 0
+    length = getattr(cache, "get_seq_length", None)
+    return int(length()) if length is not None else int(cache[0][0].shape[-2])
+
+
+class _Hook:
+    """The hook of one layer: rows by (mode, where), each group chosen by its mask."""
+
+    def __init__(
+        self,
+        rows: Sequence[Steering | None],
+        members: Sequence[int],
+        reading: _Reading,
+        *,
+        one_for_all: bool,
+    ) -> None:
+        self._num_rows = None if one_for_all else len(rows)
+        self._reading = reading
+        width = next(one.direction.shape[0] for one in rows if one is not None)
+        groups: dict[tuple[Mode, Where], list[tuple[int, Steering]]] = defaultdict(list)
+        for row in members:
+            one = rows[row]
+            assert one is not None
+            groups[one.mode, one.where].append((row, one))
+        self._groups = {kind: _Group(len(rows), width, held) for kind, held in groups.items()}
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return self._steer(output)
+        make = getattr(output, "_make", tuple)  # a named tuple keeps its names
+        return make((self._steer(hidden_of(output)), *output[1:]))
+
+    def _steer(self, hidden: Tensor) -> Tensor:
+        if self._num_rows is not None and len(hidden) != self._num_rows:
+            raise BadInput(
+                f"a call with {len(hidden)} rows under {self._num_rows} steerings",
+                hint="give one for each row, or a single one for all",
+            )
+        for (mode, where), group in self._groups.items():
+            group = group.to(hidden.device)
+            moved = changed(hidden, unit=group.unit, vector=group.vector, amount=group.amount, mode=mode)
+            # Chosen, not multiplied by 0: a token that is left alone keeps its bits.
+            chosen = self._reading.steered(where).to(hidden.device) & group.member
+            hidden = torch.where(chosen[..., None], moved, hidden)
+        return hidden
+
+
+class _Group:
+    """Rows of one mode at one layer: `unit`, `vector` [B, 1, D], `amount` [B, 1, 1], `member` [B, 1]."""
+
+    def __init__(self, num_rows: int, width: int, held: Sequence[tuple[int, Steering]]) -> None:
+        self.unit, self.vector = torch.zeros(num_rows, 1, width), torch.zeros(num_rows, 1, width)
+        self.amount = torch.zeros(num_rows, 1, 1)
+        self.member = torch.zeros(num_rows, 1, dtype=torch.bool)
+        for row, one in held:
+            direction = one.direction.detach().float().cpu()
+            self.unit[row, 0] = direction / direction.norm().clamp_min(torch.finfo(torch.float32).tiny)
+            self.vector[row, 0] = one.added().cpu()
+            self.amount[row], self.member[row] = one.amount, True
+
+    def to(self, device: torch.device) -> _Group:
+        """Move once: later calls find everything in place."""
+        if self.unit.device != device:
+            self.unit, self.vector = self.unit.to(device), self.vector.to(device)
+            self.amount, self.member = self.amount.to(device), self.member.to(device)
+        return self

@@ -1,0 +1,78 @@
+"""Where a transformers model keeps its blocks.
+
+Every family names them otherwise (model.layers, transformer.h, gpt_neox.layers), but the stack of blocks is
+the one list of modules as long as the config says the text model is deep.  Layer i is the residual stream
+after block i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import BadInput
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """The stack of decoder blocks of a causal language model."""
+    config = _text_config(model)
+    depth = getattr(config, "num_hidden_layers", None)
+    if depth is None:
+        raise BadInput(f"{type(model).__name__} has no config that says how many layers it has")
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "use_bidirectional_attention", False):
+        raise BadInput(f"{type(model).__name__} is not causal", hint="take a decoder that generates text")
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == depth and not _is_vision(name)
+    ]
+    if not found:
+        raise BadInput(
+            f"{type(model).__name__} has no list of {depth} blocks", hint="layers cannot be hooked"
+        )
+    return min(found, key=lambda item: item[0].count("."))[1]
+
+
+def chosen_layers(layers: Literal["all"] | Sequence[int], *, num_layers: int) -> tuple[int, ...]:
+    """Layer numbers from 0, sorted; below 0 they count from the last."""
+    if isinstance(layers, str):
+        if layers != "all":
+            raise BadInput(f"layers={layers!r} is unknown", hint='give "all" or a list of numbers')
+        return tuple(range(num_layers))
+    wrong = [layer for layer in layers if not -num_layers <= layer < num_layers]
+    if wrong or not layers:
+        named = f"layer {wrong[0]}" if wrong else "no layer"
+        raise BadInput(f"{named} was asked for", hint=f"the model has layers 0 to {num_layers - 1}")
+    return tuple(sorted({layer % num_layers for layer in layers}))
+
+
+def hidden_of(output: Any) -> Tensor:
+    """The hidden states [rows, tokens, width] of what a block gives: a tensor, or a tuple that begins with it."""
+    hidden = output[0] if isinstance(output, tuple) else output
+    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+        raise BadInput(f"a block gives a {type(output).__name__}, not hidden states [rows, tokens, width]")
+    return hidden
+
+
+def width_of(model: nn.Module) -> int:
+    """D, the width of the residual stream."""
+    return int(_text_config(model).hidden_size)
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where token numbers go: beside the embedding, wherever the rest of a sharded model lies."""
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    device: torch.device = embedding.weight.device
+    return device
+
+
+def _text_config(model: nn.Module) -> Any:
+    config = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _is_vision(name: str) -> bool:
+    return any(part.startswith(("vision", "visual", "audio")) for part in name.split("."))

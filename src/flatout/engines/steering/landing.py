@@ -1,0 +1,57 @@
+"""Results of batches on their way from the device to host memory, while the next batch runs.
+
+On a GPU each result is copied into page-locked memory on a stream of its own; the host waits for a copy only
+when two more batches have been handed to the GPU, by when it is long done.  Elsewhere a result is handed on
+at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PENDING = 2  # copies in flight: one would stall the host, more would only hold memory
+
+
+class Landing:
+    """Hands results on in the order they were taken, once they lie in host memory.
+
+    `on_landed(rows, values)` gets what `take` got; the values are its own to keep.
+    """
+
+    def __init__(self, on_landed: Callable[[Sequence[int], Tensor], None]) -> None:
+        self._on_landed = on_landed
+        self._pending: deque[tuple[Any, Sequence[int], Tensor]] = deque()
+        self._streams: dict[torch.device, Any] = {}
+
+    def take(self, rows: Sequence[int], values: Tensor) -> None:
+        """Begin to bring `values` [rows, ...] home."""
+        if values.device.type != "cuda":
+            self._on_landed(rows, values.cpu())
+            return
+        if values.device not in self._streams:
+            self._streams[values.device] = torch.cuda.Stream(values.device)
+        stream = self._streams[values.device]
+        stream.wait_stream(torch.cuda.current_stream(values.device))
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        with torch.cuda.stream(stream):
+            host.copy_(values, non_blocking=True)
+            landed = stream.record_event()
+        values.record_stream(stream)  # its memory is not given to the next batch before the copy is done
+        self._pending.append((landed, rows, host))
+        while len(self._pending) > PENDING:
+            self._land()
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+        while self._pending:
+            self._land()
+
+    def _land(self) -> None:
+        landed, rows, host = self._pending.popleft()
+        landed.synchronize()
+        self._on_landed(rows, host)

@@ -1,0 +1,191 @@
+"""Contrastive questions: one text, an answer that shows a behaviour and one that does not.
+
+A file is JSON lines, or one JSON list, of either form:
+
+    {"question": "...", "answer_matching_behavior": "(A)", "answer_not_matching_behavior": "(B)"}
+    {"prompt": "...", "positive": "...", "negative": "..."}
+
+A question's key is a hash of its content.  The split into train, search and fresh goes by that key, so that
+it does not depend on the order of the file, and equal questions never stand on both sides of a split: a
+vector that was fitted or chosen on a question cannot be tested on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import BadInput
+
+FORMS = (
+    ("question", "answer_matching_behavior", "answer_not_matching_behavior"),
+    ("prompt", "positive", "negative"),
+)
+HINT = "one object per line: " + " or ".join("{" + ", ".join(form) + "}" for form in FORMS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A question as it stands in a file."""
+
+    text: str
+    positive: str
+    negative: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A question as the model reads it: a prompt, and the two answers that may follow it."""
+
+    prompt: str
+    positive: str
+    negative: str
+    key: str
+
+
+def question_of(text: str, *, positive: str, negative: str) -> Question:
+    """A question with the key of its content."""
+    content = json.dumps([text, positive, negative]).encode()
+    return Question(
+        text=text, positive=positive, negative=negative, key=hashlib.sha256(content).hexdigest()[:32]
+    )
+
+
+def read_questions(path: Path | str) -> list[Question]:
+    """The questions of a JSON-lines file or of a JSON list; errors name the line."""
+    path = Path(path)
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise BadInput(f"{path}, line {line}: byte {error.start} is not UTF-8") from error
+    questions = [_question(found, where) for where, found in _objects(content, path)]
+    if not questions:
+        raise BadInput(f"{path} holds no questions", hint=HINT)
+    return questions
+
+
+def _objects(content: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Each object of a file and where it stands."""
+    if content.lstrip().startswith("["):
+        try:
+            found = json.loads(content)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
+        for number, one in enumerate(found, start=1):
+            yield f"{path}, item {number}", one
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{path}, line {number}", json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{path}, line {number}: not JSON: {error.msg}", hint=HINT) from error
+
+
+def _question(found: Any, where: str) -> Question:
+    if not isinstance(found, dict):
+        raise BadInput(f"{where}: a {type(found).__name__}, not an object", hint=HINT)
+    form = next((form for form in FORMS if form[0] in found), None)
+    if form is None:
+        form = ("", *FORMS[1][1:])  # two free texts share no prompt
+    missing = [name for name in form if name and name not in found]
+    if missing:
+        raise BadInput(f"{where}: {missing[0]!r} is missing", hint=HINT)
+    text, positive, negative = (found[name] if name else "" for name in form)
+    for name, value in zip(form, (text, positive, negative), strict=True):
+        if not isinstance(value, str):
+            raise BadInput(f"{where}: {name!r} is a {type(value).__name__}, not a text")
+    if positive == negative:
+        raise BadInput(f"{where}: both answers are {positive[:40]!r}", hint="a pair differs in its answer")
+    return question_of(text, positive=positive, negative=negative)
+
+
+def split_questions(
+    questions: Sequence[Question], *, seed: int, shares: tuple[float, float, float] = (0.5, 0.25, 0.25)
+) -> tuple[list[Question], list[Question], list[Question]]:
+    """Three disjoint lists (train, search, fresh), in the order of the file.
+
+    Distinct questions are ranked by a hash of seed and key, and the ranking is cut at the shares.  A share
+    above 0 gets at least one question.
+    """
+    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        raise BadInput(f"shares={shares} are not three numbers from 0 that sum to 1")
+    keys = {question.key for question in questions}
+    wanted = sum(share > 0 for share in shares)
+    if len(keys) < wanted:
+        raise BadInput(
+            f"{len(keys)} distinct questions cannot be split into {wanted} parts",
+            hint="give more questions, or a share of 0",
+        )
+    ranked = sorted(keys, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
+    part_of = {
+        key: part
+        for part, (first, last) in enumerate(pairwise(_cuts(len(ranked), shares)))
+        for key in ranked[first:last]
+    }
+    parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
+    for question in questions:
+        parts[part_of[question.key]].append(question)
+    return parts
+
+
+def _cuts(count: int, shares: Sequence[float]) -> list[int]:
+    """Where to cut `count` items; no part with a share stays empty."""
+    sizes = [
+        round(count * last) - round(count * first) for first, last in pairwise((0.0, *accumulate(shares)))
+    ]
+    for part, share in enumerate(shares):
+        if share > 0 and sizes[part] == 0:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[part] = 1
+    return [0, *accumulate(sizes)]
+
+
+def pairs_of(
+    questions: Sequence[Question], *, tokenizer: Any = None, system: str | None = None
+) -> list[Pair]:
+    """Questions as the model reads them: through the tokenizer's chat template where it has one.
+
+    Without a template (or without `tokenizer`) the prompt is the text itself and the answer follows it after
+    a space or a line break of its own.
+    """
+    if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
+        return [
+            Pair(
+                prompt=question.text,
+                positive=_following(question.text, question.positive),
+                negative=_following(question.text, question.negative),
+                key=question.key,
+            )
+            for question in questions
+        ]
+    return [
+        Pair(
+            prompt=_said(tokenizer, question.text, system),
+            positive=question.positive,
+            negative=question.negative,
+            key=question.key,
+        )
+        for question in questions
+    ]
+
+
+def _said(tokenizer: Any, text: str, system: str | None) -> str:
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": text})
+    prompt: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return prompt
+
+
+def _following(text: str, answer: str) -> str:
+    return answer if not text or text[-1].isspace() or answer[:1].isspace() else f" {answer}"

@@ -1,0 +1,89 @@
+"""Files that are there with all of their content or not there at all.
+
+A file is written under a temporary name, handed to the disk and renamed, so a kill or a full disk in the
+middle leaves a leftover that nobody reads.  The writer locks its temporary file.  The kernel holds that lock
+and lets go of it when the process dies, however it dies: a lock cannot go stale, and whoever finds a leftover
+without one may remove it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from flatout.errors import BadInput
+from flatout.units import show_bytes
+
+PARTIAL = ".partial"
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+def write_whole(final: Path, content: bytes) -> None:
+    """Write a file; on return it survives a loss of power, on an error nothing is left of it."""
+    partial = final.with_name(f".{final.name}{PARTIAL}")
+    try:
+        handle = _locked(partial)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+            partial.rename(final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
+        _flush(final.parent)
+    except OSError as error:
+        full = error.errno in FULL
+        raise BadInput(
+            f"{show_bytes(len(content))} cannot be written to {final.parent}: {error.strerror}",
+            hint="free some space or take another folder" if full else "take another folder",
+        ) from error
+
+
+def remove_leftovers(folder: Path) -> list[str]:
+    """Remove what writers that died left behind; a live writer holds the lock of its file."""
+    removed = []
+    for path in folder.glob(f".*{PARTIAL}"):
+        try:
+            handle = os.open(path, os.O_RDWR)
+        except OSError:  # renamed or removed since it was listed, or another user's
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+        except OSError:  # its writer lives, or the file system has no locks and nobody can tell
+            continue
+        finally:
+            os.close(handle)
+    return removed
+
+
+def _locked(partial: Path) -> int:
+    """Create a file and hold its lock; once more if a cleaner came between the two."""
+    while True:
+        handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(handle)
+                raise
+        if os.fstat(handle).st_nlink:
+            return handle
+        os.close(handle)
+
+
+def _flush(folder: Path) -> None:
+    """Hand a folder's names to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,88 @@
+"""Workers on a real Ray cluster of two nodes, where Ray is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.engines.steering.ray_launcher import RayPlan, run_command, run_on_ray
+from flatout.errors import MissingExtra
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+
+# In a process of its own: Ray leaves threads, sockets and warnings behind.
+ON_TWO_NODES = """
+import json, os, sys
+from ray.cluster_utils import Cluster
+from flatout.engines.steering.ray_launcher import RayPlan, run_on_ray
+from flatout.errors import BadInput, ChildDied
+
+folder, child = sys.argv[1:]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+cluster.add_node(num_cpus=1, num_gpus=0)
+said, answer = [], {}
+plan = RayPlan(workers=2, gpus_each=0, address=cluster.address)
+ended = run_on_ray([sys.executable, child, folder], plan, say=said.append)
+answer["codes"] = [one.code for one in ended]
+for name, command, wanted in (
+    ("refused", [sys.executable, child, folder], RayPlan(workers=1, gpus_each=4, address=cluster.address)),
+    ("failed", [sys.executable, "-c", "import sys; sys.exit('no luck')"], plan),
+):
+    try:
+        run_on_ray(command, wanted, say=said.append)
+    except (BadInput, ChildDied) as error:
+        answer[name] = str(error)
+answer["said"] = said
+cluster.shutdown()
+print(json.dumps(answer))
+"""
+# Each worker writes which node it ran on, and waits until the other is there: on one node both never run.
+CHILD = """
+import os, sys, time, pathlib
+folder = pathlib.Path(sys.argv[1])
+(folder / str(os.getpid())).write_text(os.environ["RAY_NODE_ID"] if "RAY_NODE_ID" in os.environ else "")
+deadline = time.monotonic() + 100
+while len(list(folder.iterdir())) < 2:
+    if time.monotonic() > deadline:
+        sys.exit("the other worker never came")
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed: pip install 'flatout[ray]'")
+def test_workers_run_on_two_nodes_at_once(tmp_path: Path) -> None:
+    script, child, folder = tmp_path / "driver.py", tmp_path / "child.py", tmp_path / "met"
+    script.write_text(ON_TWO_NODES)
+    child.write_text(CHILD)
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, script, folder, child], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    # Each node has one CPU and each worker takes one: two that met stood on two nodes.
+    assert answer["codes"] == [0, 0], answer
+    assert len(list(folder.iterdir())) == 2
+    assert "a worker wants 4 GPUs" in answer["refused"]
+    assert "none of 2 workers on Ray" in answer["failed"]
+    assert any("no luck" in line for line in answer["said"])
+
+
+@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
+def test_without_ray_the_extra_is_named() -> None:
+    with pytest.raises(MissingExtra, match=r"flatout\[ray\]"):
+        run_on_ray(["true"], RayPlan(workers=1, gpus_each=0), say=print)
+
+
+def test_a_worker_of_a_node_answers_with_its_code_and_last_lines() -> None:
+    code = "import sys; [print(i, file=sys.stderr) for i in range(9)]; sys.exit(4)"
+    returned, tail, node = run_command([sys.executable, "-c", code])
+    assert (returned, tail) == (4, ["4", "5", "6", "7", "8"])
+    assert node
