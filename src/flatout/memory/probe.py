@@ -22,7 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flatout.errors import BadInput, ChildDied, FlatoutError
 from flatout.hardware.device import Device, device_of_driver
@@ -36,7 +36,11 @@ from flatout.memory.receipts import Measured, Receipt, store_receipt
 from flatout.memory.samples import BATCH
 from flatout.units import show_bytes
 
+if TYPE_CHECKING:
+    from flatout.memory.step import Parts
+
 NUM_STEPS = 3  # the first makes the optimizer's state, the second meets it, the last is timed
+MOST_SKIPPED = 20  # steps of a gradient scaler that overflow, each at half the scale of the one before
 MOST_SHARE = 0.25  # of free memory, that a probe may be expected to take
 Result = TypeVar("Result")
 
@@ -215,6 +219,7 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
     _forget()
     torch.cuda.reset_peak_memory_stats()
     step_s = 0.0
+    skipped = _skip(parts, job, recipe, batch)
     for _ in range(NUM_STEPS):
         torch.cuda.synchronize()
         start_s = time.perf_counter()
@@ -223,7 +228,7 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
         step_s = time.perf_counter() - start_s
     measured = Measured(
         batch_size=sizes[BATCH],
-        num_steps=NUM_STEPS,
+        num_steps=skipped + NUM_STEPS,
         peak_allocated_bytes=torch.cuda.max_memory_allocated(),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(),
         micro_batch_s=step_s / (recipe.accumulation if recipe.mode == "train" else 1),
@@ -233,6 +238,26 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
     del parts, batch
     _forget()
     return measured, counts
+
+
+def _skip(parts: Parts, job: Job, recipe: Recipe, batch: Any, *, device: str = "cuda") -> int:
+    """Step until a gradient scaler has let the optimizer step, which only then has state; how often.
+
+    A scaler begins at a scale at which gradients of half precision overflow, skips the step and halves it.
+    """
+    from flatout.memory.step import run_step
+
+    if parts.scaler is None or parts.optimizer is None:
+        return 0
+    for count in range(MOST_SKIPPED):
+        before = parts.scaler.get_scale()
+        run_step(parts, job, recipe, batch, device=device)
+        if parts.scaler.get_scale() >= before:
+            return count + 1
+    raise BadInput(
+        f"{job.name} overflows in fp16: {MOST_SKIPPED} steps were skipped and none was taken",
+        hint="probe it in bf16, or with a loss that stays finite",
+    )
 
 
 def _forget() -> None:

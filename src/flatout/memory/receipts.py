@@ -2,12 +2,14 @@
 
 A trace knows every tensor, but not what libraries take beside them: workspaces that depend on the kernel a
 library picks, and the CUDA context.  A probe runs the job for real at one or two small batches.  What the
-estimate missed there is carried on in a straight line to the batch asked for (a constant through one probe):
-workspaces grow with the batch if they grow at all.
+estimate missed at every one of them is missed at any batch, and is added.  Nothing is carried on in a line:
+libraries choose their kernels anew at every size and segments come whole, so that the difference between two
+probes says nothing of a batch eight times as large.  And nothing is taken away: a run may hold less than the
+job will because it has not come to it yet, as under a gradient scaler that skips the first steps.
 
 A receipt belongs to a GPU, a torch version, a job, its recipe, its parameter counts, and its sizes other
-than the batch; that is its key and the name of its file.  `$FLATOUT_CACHE` names the folder, else
-`~/.cache/flatout/receipts` is used.
+than the batch; that is its key and the name of its file.  They are kept in
+`~/.cache/flatout/receipts`, or in `$FLATOUT_CACHE/receipts`.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ def receipt_key(
 
 def receipts_folder() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) if named else Path.home() / ".cache" / "flatout" / "receipts"
+    return (Path(named) if named else Path.home() / ".cache" / "flatout") / "receipts"
 
 
 def store_receipt(receipt: Receipt, *, folder: Path | None = None) -> Path:
@@ -202,10 +204,10 @@ def correct(
 ) -> MemoryEstimate:
     """`estimate` with what estimates `at_probes`, made at the probes' own sizes, had missed.
 
-    From a probed batch on, the result is never below what that probe measured; and it is never below 0 at
-    any.  Allocated bytes that the trace did not have are counted under "workspaces" and keep the sum of the
-    components; where the trace had too many, the components are left as traced.  Whether it fits is asked
-    again: a correction knows no capacity.
+    At a probed batch the result is what was measured, and from there on never below it.  Allocated bytes that
+    the trace did not have are counted under "workspaces" and keep the sum of the components; where the trace
+    had too many, the components are left as traced.  Whether it fits is asked again: a correction knows no
+    capacity.
     """
     _check_match(estimate, receipt, at_probes)
     batches = [probe.batch_size for probe in receipt.probes]
@@ -255,17 +257,11 @@ def _corrected(
     batches: Sequence[int],
     to: int,
 ) -> int:
-    misses = [real - found for real, found in zip(measured, estimated_there, strict=True)]
+    if to in batches:
+        return measured[list(batches).index(to)]
+    missed = min(real - found for real, found in zip(measured, estimated_there, strict=True))
     floors = [real for real, batch_size in zip(measured, batches, strict=True) if batch_size <= to]
-    return max([0, round(estimated + carried_on(batches, misses, to=to)), *floors])
-
-
-def carried_on(batches: Sequence[int], misses: Sequence[float], *, to: int) -> float:
-    """The line through two points, the constant through one."""
-    if len(batches) == 1:
-        return misses[0]
-    slope = (misses[1] - misses[0]) / (batches[1] - batches[0])
-    return misses[0] + slope * (to - batches[0])
+    return max([estimated + max(0, missed), *floors])
 
 
 def _check_match(estimate: MemoryEstimate, receipt: Receipt, at_probes: Sequence[MemoryEstimate]) -> None:

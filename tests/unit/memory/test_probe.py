@@ -12,6 +12,7 @@ from flatout.memory import probe as probe_module
 from flatout.memory.child import run_in_child
 from flatout.memory.job import Job, Recipe
 from flatout.memory.probe import choose_batches, in_fresh_process, probe
+from flatout.memory.step import make_parts
 
 GIB = 2**30
 needs_no_gpu = pytest.mark.skipif(torch.version.cuda is not None, reason="this build of torch has CUDA")
@@ -68,6 +69,47 @@ def test_a_job_too_large_to_probe_is_refused() -> None:
 def test_batches_that_make_no_line_are_refused(batch_sizes: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match="one or two different positive numbers"):
         probe(job(), Recipe(), batch_sizes=batch_sizes)
+
+
+# How many steps
+
+
+class Scaler:
+    """A scale that overflows until it is small, as `torch.amp.GradScaler` has one on a GPU."""
+
+    def __init__(self, *, fits_at: float) -> None:
+        self.current, self.fits_at = 65536.0, fits_at
+
+    def get_scale(self) -> float:
+        return self.current
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.current <= self.fits_at:
+            optimizer.step()
+
+    def update(self) -> None:
+        if self.current > self.fits_at:
+            self.current /= 2
+
+
+@pytest.mark.parametrize(("fits_at", "num_steps"), [(65536.0, 1), (16384.0, 3)])
+def test_a_probe_waits_for_the_optimizers_first_step(fits_at: float, num_steps: int) -> None:
+    parts = make_parts(job(), Recipe(), device="cpu")
+    assert probe_module._skip(parts, job(), Recipe(), torch.randn(2, 8), device="cpu") == 0
+    parts.scaler = Scaler(fits_at=fits_at)
+    assert parts.optimizer is not None and not parts.optimizer.state
+    assert probe_module._skip(parts, job(), Recipe(), torch.randn(2, 8), device="cpu") == num_steps
+    assert parts.optimizer.state
+
+
+def test_a_job_that_only_overflows_is_refused() -> None:
+    parts = make_parts(job(), Recipe(), device="cpu")
+    parts.scaler = Scaler(fits_at=0.0)
+    with pytest.raises(BadInput, match="overflows in fp16"):
+        probe_module._skip(parts, job(), Recipe(), torch.randn(2, 8), device="cpu")
 
 
 # Which process

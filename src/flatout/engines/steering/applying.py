@@ -165,7 +165,9 @@ class _Reading:
     def steered(self, where: Where) -> Tensor:
         """Which tokens of the running call are steered, [B, T]."""
         if self.columns is None or self._last is None:
-            raise BadInput("a part of the model was called", hint="call the model that steered_model was given")
+            raise BadInput(
+                "a part of the model was called", hint="call the model that steered_model was given"
+            )
         last, columns = self._last[:, None], self.columns[None]
         chosen = {"all": columns >= 0, "generated": columns > last, "last-and-generated": columns >= last}
         # Right padding lies between a row's prompt and what follows: the mask leaves it out.

@@ -50,7 +50,7 @@ def chosen_layers(layers: Literal["all"] | Sequence[int], *, num_layers: int) ->
 
 
 def hidden_of(output: Any) -> Tensor:
-    """The hidden states [rows, tokens, width] of what a block gives: a tensor, or a tuple that begins with it."""
+    """Hidden states [rows, tokens, width] of what a block gives: a tensor, or a tuple that begins so."""
     hidden = output[0] if isinstance(output, tuple) else output
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
         raise BadInput(f"a block gives a {type(output).__name__}, not hidden states [rows, tokens, width]")

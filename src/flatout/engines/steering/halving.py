@@ -146,7 +146,9 @@ class Replay:
     regret: float
 
 
-def replay(grid: Sequence[Sequence[float]], *, order: Sequence[int], halving: Halving | None = None) -> Replay:
+def replay(
+    grid: Sequence[Sequence[float]], *, order: Sequence[int], halving: Halving | None = None
+) -> Replay:
     """Run a bracket of all configurations (rows of `grid`) over its questions (columns) in `order`."""
     bracket = Bracket(range(len(grid)), num_questions=len(order), halving=halving or Halving())
     num_rows = 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class Fork:
     ranges: tuple[Range, Range]  # wanted tokens of each sequence; none lies in the prefix
 
 
-class _Done(Exception):  # noqa: N818 - no error: the pass has given all that was asked of it
+class _Done(Exception):
     """Ends a pass after its last wanted block."""
 
 
@@ -63,13 +63,13 @@ class Reader:
         """The wanted token range of each sequence at every layer, [B, L, D]."""
         batch = _Padded.of(sequences, side=side, device=self.device)
         columns = Columns.of(ranges, offsets=batch.offsets, device=self.device)
-        return self._run(columns, use_cache=False, input_ids=batch.ids_BT, **batch.placing())
+        return self._run(columns, use_cache=False, input_ids=batch.ids, **batch.placing())
 
     def read_forks(self, forks: Sequence[Fork]) -> Tensor:
         """The same of both sequences of every fork, [2 B, L, D]: those of fork i at rows 2 i and 2 i + 1."""
         batch = _Padded.of([fork.prefix for fork in forks], side="left", device=self.device)
         cache = import_extra("transformers", extra="steering").DynamicCache(config=self.model.config)
-        self._run(None, use_cache=True, input_ids=batch.ids_BT, past_key_values=cache, **batch.placing())
+        self._run(None, use_cache=True, input_ids=batch.ids, past_key_values=cache, **batch.placing())
         cache.batch_repeat_interleave(2)
         endings = _Padded.of(
             [ending for fork in forks for ending in fork.endings], side="right", device=self.device
@@ -77,14 +77,14 @@ class Reader:
         begun = [len(fork.prefix) for fork in forks for _ in fork.endings]
         ranges = [one for fork in forks for one in fork.ranges]
         columns = Columns.of(ranges, offsets=[-tokens for tokens in begun], device=self.device)
-        position_BT = torch.tensor(begun)[:, None] + torch.arange(endings.ids_BT.shape[1])
+        position_BT = torch.tensor(begun)[:, None] + torch.arange(endings.ids.shape[1])
         mask_BT = torch.cat(
-            [batch.mask_BT.repeat_interleave(2, dim=0), torch.ones_like(endings.mask_BT)], dim=1
+            [batch.mask.repeat_interleave(2, dim=0), torch.ones_like(endings.mask)], dim=1
         )
         return self._run(
             columns,
             use_cache=True,
-            input_ids=endings.ids_BT,
+            input_ids=endings.ids,
             past_key_values=cache,
             attention_mask=mask_BT,
             position_ids=_moved(position_BT, self.device),
@@ -117,10 +117,8 @@ class Reader:
                     hooks.enter_context(
                         block.register_forward_hook(lambda _, __, output, place=place: keep(place, output))
                     )
-            try:
+            with suppress(_Done):
                 self.model(**inputs)
-            except _Done:
-                pass
         if columns is None:
             return torch.empty(0)
         # The blocks of a sharded model lie on several devices
@@ -131,8 +129,8 @@ class Reader:
 class _Padded:
     """Sequences as one batch."""
 
-    ids_BT: Tensor
-    mask_BT: Tensor
+    ids: Tensor  # B T
+    mask: Tensor  # B T, 1 where a column is text
     offsets: tuple[int, ...]  # the column of each sequence's first token
     side: Literal["right", "left"]
 
@@ -145,8 +143,8 @@ class _Padded:
         width = batch.values.shape[1]
         offsets = tuple(width - len(tokens) if side == "left" else 0 for tokens in sequences)
         return cls(
-            ids_BT=_moved(batch.values, device),
-            mask_BT=_moved(batch.mask.long(), device),
+            ids=_moved(batch.values, device),
+            mask=_moved(batch.mask.long(), device),
             offsets=offsets,
             side=side,
         )
@@ -156,8 +154,8 @@ class _Padded:
         if self.side == "right":
             return {}
         return {
-            "attention_mask": self.mask_BT,
-            "position_ids": (self.mask_BT.cumsum(1) - 1).clamp(min=0),
+            "attention_mask": self.mask,
+            "position_ids": (self.mask.cumsum(1) - 1).clamp(min=0),
         }
 
 

@@ -69,8 +69,8 @@ def token_range(position: Position, *, num_tokens: int, text: str) -> tuple[int,
 class Columns:
     """What to read of each row of a batch: one column, or the mean over a run of columns."""
 
-    first_B: Tensor
-    last_B: Tensor
+    first: Tensor  # B
+    last: Tensor  # B
     single: bool
 
     @classmethod
@@ -81,14 +81,14 @@ class Columns:
         firsts = [first + offset for (first, _), offset in zip(ranges, offsets, strict=True)]
         lasts = [last + offset for (_, last), offset in zip(ranges, offsets, strict=True)]
         return cls(
-            first_B=torch.tensor(firsts, device=device),
-            last_B=torch.tensor(lasts, device=device),
+            first=torch.tensor(firsts, device=device),
+            last=torch.tensor(lasts, device=device),
             single=all(last - first == 1 for first, last in ranges),
         )
 
     def read(self, hidden_BTD: Tensor) -> Tensor:
         """The wanted positions, [B, D] in the type of the layer."""
-        first_B, last_B = self.first_B.to(hidden_BTD.device), self.last_B.to(hidden_BTD.device)
+        first_B, last_B = self.first.to(hidden_BTD.device), self.last.to(hidden_BTD.device)
         if self.single:
             return hidden_BTD[torch.arange(len(first_B), device=hidden_BTD.device), first_B]
         column_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)

@@ -42,7 +42,7 @@ def run_on_ray(command: Sequence[str], plan: RayPlan, *, say: Say) -> list[Ended
             scheduling_strategy="SPREAD",
             max_retries=1,  # of a node that was lost: its worker starts again elsewhere and joins the study
         )
-        arguments = ("--device", "cuda") if plan.gpus_each else ("--device", "cpu")
+        arguments: tuple[str, ...] = ("--device", "cuda") if plan.gpus_each else ("--device", "cpu")
         if plan.gpus_each > 1:
             arguments += ("--shards", str(plan.gpus_each))
         tasks = {start.remote([*command, *arguments]): f"worker {i}" for i in range(plan.workers)}
@@ -79,7 +79,7 @@ def run_command(command: Sequence[str]) -> tuple[int, list[str], str]:
     """On a node: run a worker as a child; its exit code, its last lines, and the node's name."""
     import socket
 
-    done = subprocess.Popen(
+    with subprocess.Popen(
         list(command),
         env={**os.environ, SUPERVISED: "1"},
         stdin=subprocess.PIPE,
@@ -87,10 +87,10 @@ def run_command(command: Sequence[str]) -> tuple[int, list[str], str]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-    )
-    assert done.stderr is not None
-    tail = [line.strip() for line in done.stderr if line.strip()][-TAIL_LINES:]
-    return done.wait(), tail, socket.gethostname()
+    ) as child:
+        assert child.stderr is not None
+        tail = [line.strip() for line in child.stderr if line.strip()][-TAIL_LINES:]
+    return child.returncode, tail, socket.gethostname()
 
 
 class _Connection:
@@ -123,7 +123,7 @@ def _check_room(ray: Any, plan: RayPlan) -> None:
     if not any(all(node.get(kind, 0) >= number for kind, number in wanted.items()) for node in nodes):
         most = {kind: max((int(node.get(kind, 0)) for node in nodes), default=0) for kind in wanted}
         raise BadInput(
-            f"a worker wants {plan.gpus_each} GPUs and {plan.cpus_each} CPUs; the {len(nodes)} nodes of the Ray "
-            f"cluster have at most {most['GPU']} and {most['CPU']}",
+            f"a worker wants {plan.gpus_each} GPUs and {plan.cpus_each} CPUs; the {len(nodes)} nodes of the "
+            f"Ray cluster have at most {most['GPU']} and {most['CPU']}",
             hint="take --device cpu, or add a node that has them",
         )

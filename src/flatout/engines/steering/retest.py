@@ -4,8 +4,8 @@ The best of fifty noisy trials is the luckiest as well as the best, so its score
 Winner and unsteered model are asked the same questions that the search never saw, and the interval is that of
 the difference question by question: what makes a question hard hits both and cancels.
 
-A strong vector also breaks the model's language.  The perplexity of neutral text, steered over unsteered, says
-by how much: 1 is no harm.
+A strong vector also breaks the model's language.  The perplexity of neutral text, steered over unsteered,
+says by how much: 1 is no harm.
 """
 
 from __future__ import annotations

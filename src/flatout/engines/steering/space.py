@@ -1,7 +1,7 @@
 """What a search chooses from: layer, method, strength and where.
 
-Strength is in units of the layer's mean residual norm, so that 0.1 means the same at every layer and one range
-serves them all.
+Strength is in units of the layer's mean residual norm, so that 0.1 means the same at every layer and one
+range serves them all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Space:
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             wrong.append(f"strength from {low} to {high} is no range")
         if wrong:
-            raise BadInput("; ".join(wrong), hint="give at least one of each, and a lowest and highest strength")
+            raise BadInput(
+                "; ".join(wrong), hint="give at least one of each, and a lowest and highest strength"
+            )
 
     @classmethod
     def of(

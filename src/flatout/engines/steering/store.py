@@ -6,8 +6,8 @@
 A row's key is its content: a space (weights, tokenizer, position, type), a digest of the text's tokens, and a
 layer.  Nothing that changes a value can be forgotten, so a hit is never stale.
 
-A shard is written whole or not at all (`whole_files`).  Two processes need no lock: shards have names of their
-own, and equal keys mean equal values, so that a row written twice does no harm.
+A shard is written whole or not at all (`whole_files`).  Two processes need no lock: shards have names of
+their own, and equal keys mean equal values, so that a row written twice does no harm.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Store:
         self._index.refresh()
         places = self._index.find(space.key, keys=keys, layers=layers)
         complete = places.complete()
-        shard_FL, row_FL = places.shard_NL[complete], places.row_NL[complete]
+        shard_FL, row_FL = places.shard[complete], places.row[complete]
         values: Tensor | None = None
         for number in np.unique(shard_FL).tolist():
             shard = places.shards[number]

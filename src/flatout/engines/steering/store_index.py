@@ -45,12 +45,12 @@ class Places:
     """Where each wanted (text, layer) lies: the number of a shard and a row in it, or nowhere."""
 
     shards: tuple[Shard, ...]
-    shard_NL: Ints
-    row_NL: Ints
+    shard: Ints  # texts, layers
+    row: Ints
 
     def complete(self) -> Ints:
         """Texts of which every layer was found."""
-        return np.flatnonzero((self.shard_NL != NOWHERE).all(axis=1))
+        return np.flatnonzero((self.shard != NOWHERE).all(axis=1))
 
 
 class Index:
@@ -89,7 +89,7 @@ class Index:
             if columns and there.size:
                 shard_NL[np.ix_(there, columns)] = number
                 row_NL[np.ix_(there, columns)] = rows[there, None]
-        return Places(shards=shards, shard_NL=shard_NL, row_NL=row_NL)
+        return Places(shards=shards, shard=shard_NL, row=row_NL)
 
 
 def read_shard(path: Path) -> Shard | None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
+import uuid
 from pathlib import Path
 
 from flatout.errors import BadInput
@@ -23,7 +25,7 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 def write_whole(final: Path, content: bytes) -> None:
     """Write a file; on return it survives a loss of power, on an error nothing is left of it."""
-    partial = final.with_name(f".{final.name}{PARTIAL}")
+    partial = final.with_name(f".{final.name}-{uuid.uuid4().hex}{PARTIAL}")
     try:
         handle = _locked(partial)
         try:
@@ -46,10 +48,10 @@ def write_whole(final: Path, content: bytes) -> None:
         ) from error
 
 
-def remove_leftovers(folder: Path) -> list[str]:
-    """Remove what writers that died left behind; a live writer holds the lock of its file."""
+def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
+    """Remove what dead writers of files named like `of` left behind; a live one holds its file's lock."""
     removed = []
-    for path in folder.glob(f".*{PARTIAL}"):
+    for path in folder.glob(f".{glob.escape(of)}*{PARTIAL}"):
         try:
             handle = os.open(path, os.O_RDWR)
         except OSError:  # renamed or removed since it was listed, or another user's
