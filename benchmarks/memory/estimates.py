@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.memory.configuration import Configuration
+
+if TYPE_CHECKING:
+    from flatout.memory.estimate import MemoryEstimate
+    from flatout.memory.receipts import Receipt
 
 DEVICE = "H200"
 
@@ -30,35 +34,55 @@ def estimate(configuration: Configuration) -> dict[str, Any]:
     found = estimate_job(
         configuration.job, configuration.recipe, sizes=configuration.job.sizes, device=DEVICE
     )
-    return {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes}
+    return _peaks(found)
 
 
-def estimate_with_probe(configuration: Configuration, probes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the trace misses at the probes' batches, carried on in a straight line to the full batch."""
-    from flatout.memory.forecast import estimate_job
+def estimate_with_probe(configuration: Configuration, row: dict[str, Any]) -> dict[str, Any]:
+    """As `flatout plan --profile` answers, from the probes of a measured row; beside it as without them.
 
-    full = estimate(configuration)
-    missed: dict[str, list[float]] = {"allocated": [], "reserved": []}
-    for probe in probes:
-        sizes = configuration.sizes(batch_size=probe["batch_size"])
-        found = estimate_job(configuration.job, configuration.recipe, sizes=sizes, device=DEVICE)
-        missed["allocated"].append(probe["peak_allocated_bytes"] - found.peak_allocated_bytes)
-        missed["reserved"].append(probe["peak_reserved_bytes"] - found.peak_reserved_bytes)
-    batches = [probe["batch_size"] for probe in probes]
+    A job measured at a batch of 1 has no smaller batch to probe: its estimate is the plain one.
+    """
+    from flatout.memory.forecast import Forecaster
+    from flatout.memory.receipts import correct
+
+    forecaster = Forecaster(configuration.job, device=DEVICE)
+    full = forecaster.estimate(configuration.recipe)
+    at_probes = [
+        forecaster.estimate(configuration.recipe, sizes={"batch_size": probe["batch_size"]})
+        for probe in row["probes"]
+    ]
+    better = correct(full, receipt_of(configuration, row), at_probes=at_probes) if at_probes else full
     return {
-        quantity: full[quantity] + carried_on(batches, misses, to=configuration.batch_size)
-        for quantity, misses in missed.items()
+        **_peaks(better),
+        "without_probe": _peaks(full),
+        "at_probes": [{"batch_size": found.sizes["batch_size"], **_peaks(found)} for found in at_probes],
     }
 
 
-def carried_on(batches: list[int], misses: list[float], *, to: int) -> float:
-    """The line through two points, the constant through one, nothing without any."""
-    if not batches:
-        return 0.0
-    if len(batches) == 1:
-        return misses[0]
-    slope = (misses[1] - misses[0]) / (batches[1] - batches[0])
-    return misses[0] + slope * (to - batches[0])
+def _peaks(found: MemoryEstimate) -> dict[str, int]:
+    return {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes}
+
+
+def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
+    """The probes of a measured row as the product stores them."""
+    from flatout.memory.receipts import Measured, Receipt
+
+    names = ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes")
+    return Receipt(
+        device=DEVICE,
+        torch_version="measured",
+        cuda_version=None,
+        cudnn_version=None,
+        job=configuration.job.name,
+        recipe=configuration.recipe,
+        other_sizes={name: size for name, size in configuration.job.sizes.items() if name != "batch_size"},
+        num_parameters=row["num_parameters"],
+        num_trainable=row["num_trainable"],
+        context_bytes=None,
+        probes=tuple(
+            Measured(num_steps=2, **{name: probe[name] for name in names}) for probe in row["probes"]
+        ),
+    )
 
 
 def predict_largest(configuration: Configuration) -> dict[str, Any]:

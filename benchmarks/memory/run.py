@@ -54,15 +54,15 @@ def gather(
 ) -> list[dict[str, Any]]:
     """One comparison per configuration, printed as it is complete."""
     estimators: dict[str, Any] = {OURS: estimates.estimate}
-    if arguments.probe:
-        estimators[PROBED] = estimates.estimate_with_probe
+    if arguments.probe:  # which answers for both
+        estimators = {PROBED: estimates.estimate_with_probe}
     if arguments.peers:
         estimators |= PEERS
     measured = {configuration.label: row for configuration, row in rows}
     tasks: list[Task] = []
     for configuration, row in rows:
         for name, work in estimators.items():
-            extra = (row["probes"],) if name == PROBED else ()
+            extra = (row,) if name == PROBED else ()
             tasks.append((f"{name}|{configuration.label}", _timed, (work, configuration, *extra)))
     answers: dict[str, dict[str, Any]] = {label: {} for label in measured}
     compared = []
@@ -71,8 +71,8 @@ def gather(
             name, label = key.split("|", 1)
             answers[label][name] = answer
             if len(answers[label]) == len(estimators):
-                compared.append(compare(measured[label], answers[label]))
-                print(show(compared[-1], list(estimators)), flush=True)
+                compared.append(compare(measured[label], with_plain_answer(answers[label])))
+                print(show(compared[-1]), flush=True)
     return compared
 
 
@@ -80,6 +80,16 @@ def _timed(work: Any, *arguments: Any) -> dict[str, Any]:
     start = time.perf_counter()
     answer: dict[str, Any] = work(*arguments)
     return {**answer, "seconds": time.perf_counter() - start}
+
+
+def with_plain_answer(answers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The answers with that of no probe among them, where the one with probes brings it."""
+    probed = answers.get(PROBED)
+    if probed is None:
+        return answers
+    plain = {"error": probed["error"]} if "error" in probed else probed["without_probe"]
+    rest = {key: value for key, value in probed.items() if key != "without_probe"}
+    return {OURS: plain, **answers, PROBED: rest}
 
 
 def compare(row: dict[str, Any], answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -99,15 +109,14 @@ def compare(row: dict[str, Any], answers: dict[str, dict[str, Any]]) -> dict[str
     }
 
 
-def show(row: dict[str, Any], estimators: list[str]) -> str:
+def show(row: dict[str, Any]) -> str:
     cells = []
-    for name in estimators:
-        found = row["estimates"][name]
+    for name, found in row["estimates"].items():
         if "error" in found:
             cells.append(f"{name} FAILED {found['error'].splitlines()[0][:100]}")
         else:
             shares = " / ".join(show_share(error) for error in row["errors"][name].values())
-            cells.append(f"{name} {shares} in {found['seconds']:.1f} s")
+            cells.append(f"{name} {shares}" + (f" in {found['seconds']:.1f} s" if "seconds" in found else ""))
     mark = "held out" if row["held_out"] else "tuned"
     measured = row["measured"]
     return (

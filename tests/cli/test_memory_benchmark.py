@@ -30,7 +30,7 @@ from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, s
 from benchmarks.memory.children import Pool
 from benchmarks.memory.configuration import HELD_OUT, Configuration
 from benchmarks.memory.configurations import every_configuration
-from benchmarks.memory.estimates import carried_on, estimate
+from benchmarks.memory.estimates import estimate, estimate_with_probe
 from benchmarks.memory.history import append_history, compact
 from benchmarks.memory.largest import bracket
 from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, write_table
@@ -200,10 +200,23 @@ def test_the_search_closes_in_on_the_border(real: int, guess: int) -> None:
     assert fails_at - largest <= max(1, largest // 100)
 
 
-def test_what_a_probe_saw_is_carried_on_in_a_line() -> None:
-    assert carried_on([8, 16], [10.0, 14.0], to=64) == 38.0
-    assert carried_on([1], [3.0], to=8) == 3.0
-    assert carried_on([], [], to=8) == 0.0
+def test_the_probes_of_a_row_correct_its_estimate() -> None:
+    path = latest_table()
+    assert path is not None
+    configuration, row = next(
+        found for found in measured_rows(read_table(path)) if found[0].label.startswith("table-1024x6/")
+    )
+    found = estimate_with_probe(configuration, row)
+    assert [each["batch_size"] for each in found["at_probes"]] == [
+        probe["batch_size"] for probe in row["probes"]
+    ]
+    without = found["without_probe"]
+    missed = row["probes"][0]["peak_reserved_bytes"] - found["at_probes"][0]["reserved"]
+    low = {"batch_size": 1, "peak_allocated_bytes": 1, "peak_reserved_bytes": 1}
+    assert found["reserved"] >= without["reserved"] and missed > -100 * 2**20
+    nothing = estimate_with_probe(configuration, {**row, "probes": [low]})
+    assert {key: nothing[key] for key in without} == nothing["without_probe"] == without
+    assert estimate_with_probe(configuration, {**row, "probes": []})["reserved"] == without["reserved"]
 
 
 def test_a_history_keeps_which_birth_a_death_ends(tmp_path: Path) -> None:

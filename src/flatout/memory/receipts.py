@@ -204,7 +204,7 @@ def correct(
 ) -> MemoryEstimate:
     """`estimate` with what estimates `at_probes`, made at the probes' own sizes, had missed.
 
-    At a probed batch the result is what was measured, and from there on never below it.  Allocated bytes that
+    At a probed batch the result is what was measured, and at a larger one never below it.  Allocated bytes that
     the trace did not have are counted under "workspaces" and keep the sum of the components; where the trace
     had too many, the components are left as traced.  Whether it fits is asked again: a correction knows no
     capacity.
@@ -257,10 +257,10 @@ def _corrected(
     batches: Sequence[int],
     to: int,
 ) -> int:
-    if to in batches:
-        return measured[list(batches).index(to)]
-    missed = min(real - found for real, found in zip(measured, estimated_there, strict=True))
     floors = [real for real, batch_size in zip(measured, batches, strict=True) if batch_size <= to]
+    if to in batches:
+        return max(floors)
+    missed = min(real - found for real, found in zip(measured, estimated_there, strict=True))
     return max([estimated + max(0, missed), *floors])
 
 

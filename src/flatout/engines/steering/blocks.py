@@ -70,7 +70,7 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def _text_config(model: nn.Module) -> Any:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 

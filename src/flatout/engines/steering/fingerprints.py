@@ -30,7 +30,7 @@ def model_fingerprint(model: nn.Module) -> str:
     whole = hashlib.sha256()
     for digest in digests:
         whole.update(digest)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
         said = {name: value for name, value in config.to_dict().items() if name not in PROVENANCE}
         whole.update(json.dumps(said, sort_keys=True, default=str).encode())

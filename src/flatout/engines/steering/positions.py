@@ -54,7 +54,7 @@ def token_range(position: Position, *, num_tokens: int, text: str) -> tuple[int,
     elif isinstance(position, int):
         first = position + num_tokens if position < 0 else position
         last = first + 1
-    elif isinstance(position, tuple) and len(position) == 2:
+    elif isinstance(position, tuple):
         first, last = (place + num_tokens if place < 0 else place for place in position)
     else:
         raise BadInput(f"position={position!r} is unknown", hint=HINT)

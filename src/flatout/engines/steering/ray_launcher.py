@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engines.steering.workers import SUPERVISED, Ended
-from flatout.errors import BadInput, ChildDied, Interrupted, import_extra
+from flatout.errors import BadInput, import_extra
 
 TAIL_LINES = 5
 Say = Callable[[str], None]
@@ -31,48 +31,80 @@ class RayPlan:
     address: str = "auto"  # of a running cluster; "local" starts one of this machine
 
 
-def run_on_ray(command: Sequence[str], plan: RayPlan, *, say: Say) -> list[Ended]:
-    """Run `command` once for each worker, wherever Ray finds room, until all have ended."""
-    ray = import_extra("ray", extra="ray")
-    with _Connection(ray, plan.address):
-        _check_room(ray, plan)
-        start = ray.remote(run_command).options(
+class RayCrew:
+    """Workers wherever Ray finds room; leaving the block early cancels them."""
+
+    def __init__(self, command: Sequence[str], plan: RayPlan, *, say: Say) -> None:
+        self._command, self._plan, self._say = command, plan, say
+        self._ray: Any = import_extra("ray", extra="ray")
+        self._had_connection = self._ray.is_initialized()
+        self._waiting: dict[Any, str] = {}  # task -> name of its worker
+
+    def __enter__(self) -> RayCrew:
+        plan = self._plan
+        if not self._had_connection:
+            self._connect()
+        try:
+            self._check_room()
+        except BadInput:
+            self.__exit__()
+            raise
+        start = self._ray.remote(run_command).options(
             num_cpus=plan.cpus_each,
             num_gpus=plan.gpus_each,
             scheduling_strategy="SPREAD",
             max_retries=1,  # of a node that was lost: its worker starts again elsewhere and joins the study
         )
-        arguments: tuple[str, ...] = ("--device", "cuda") if plan.gpus_each else ("--device", "cpu")
-        if plan.gpus_each > 1:
-            arguments += ("--shards", str(plan.gpus_each))
-        tasks = {start.remote([*command, *arguments]): f"worker {i}" for i in range(plan.workers)}
-        return _gathered(ray, tasks, say=say)
+        device = "cuda" if plan.gpus_each else "cpu"
+        for number in range(plan.workers):
+            name = f"ray-{number}"
+            task = start.remote([*self._command, "--device", device, "--worker", name])
+            self._waiting[task] = name
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        for task in self._waiting:
+            self._ray.cancel(task, force=True)
+        if not self._had_connection:
+            self._ray.shutdown()
 
-def _gathered(ray: Any, tasks: dict[Any, str], *, say: Say) -> list[Ended]:
-    ended = []
-    waiting = list(tasks)
-    try:
-        while waiting:
-            (task,), waiting = ray.wait(waiting, num_returns=1)
-            name = tasks[task]
+    def wait(self) -> list[Ended]:
+        """Until all have ended, well or not."""
+        ended = []
+        while self._waiting:
+            (task,), _ = self._ray.wait(list(self._waiting), num_returns=1)
             try:
-                code, tail, node = ray.get(task)
-            except ray.exceptions.RayError as error:
-                code, tail, node = 1, [f"{type(error).__name__}"], "a lost node"
-            ended.append(Ended(name=name, code=code))
+                code, tail, node = self._ray.get(task)
+            except self._ray.exceptions.RayError as error:
+                code, tail, node = 1, [type(error).__name__], "a lost node"
+            ended.append(Ended(name=self._waiting.pop(task), code=code))
             said = f": {' | '.join(tail)}" if code and tail else ""
-            say(f"{name} on {node} ended with {ended[-1].reason}{said}")
-    except KeyboardInterrupt:
-        for task in waiting:
-            ray.cancel(task, force=True)
-        raise Interrupted("interrupted", hint="every finished row is kept; run it again to go on") from None
-    if ended and all(one.code for one in ended):
-        raise ChildDied(
-            f"none of {len(ended)} workers on Ray came to an end",
-            hint="every finished row is kept; read what they said above, then run it again",
+            self._say(f"{ended[-1].name} on {node} ended with {ended[-1].reason}{said}")
+        return ended
+
+    def _connect(self) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone unasked
+        try:
+            self._ray.init(address=self._plan.address, log_to_driver=False, logging_level="error")
+        except ConnectionError:
+            raise BadInput(
+                f"no Ray cluster at {self._plan.address!r}",
+                hint="start one with ray start --head, or take --ray local",
+            ) from None
+
+    def _check_room(self) -> None:
+        """A task that no node can hold would wait forever."""
+        plan = self._plan
+        wanted = {"CPU": plan.cpus_each, "GPU": plan.gpus_each}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if any(all(node.get(kind, 0) >= number for kind, number in wanted.items()) for node in nodes):
+            return
+        most = {kind: max((int(node.get(kind, 0)) for node in nodes), default=0) for kind in wanted}
+        raise BadInput(
+            f"a worker wants {plan.gpus_each} GPUs and {plan.cpus_each} CPUs; the {len(nodes)} nodes of the "
+            f"Ray cluster have at most {most['GPU']} and {most['CPU']}",
+            hint="take --device cpu, or add a node that has them",
         )
-    return ended
 
 
 def run_command(command: Sequence[str]) -> tuple[int, list[str], str]:
@@ -91,39 +123,3 @@ def run_command(command: Sequence[str]) -> tuple[int, list[str], str]:
         assert child.stderr is not None
         tail = [line.strip() for line in child.stderr if line.strip()][-TAIL_LINES:]
     return child.returncode, tail, socket.gethostname()
-
-
-class _Connection:
-    """A connection to a cluster that is closed again, unless the caller had one before."""
-
-    def __init__(self, ray: Any, address: str) -> None:
-        self._ray, self._address = ray, address
-        self._had_one = ray.is_initialized()
-
-    def __enter__(self) -> None:
-        if self._had_one:
-            return
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone unasked
-        try:
-            self._ray.init(address=self._address, log_to_driver=False, logging_level="error")
-        except ConnectionError:
-            raise BadInput(
-                f"no Ray cluster at {self._address!r}", hint="start one with ray start --head, or --ray local"
-            ) from None
-
-    def __exit__(self, *error: object) -> None:
-        if not self._had_one:
-            self._ray.shutdown()
-
-
-def _check_room(ray: Any, plan: RayPlan) -> None:
-    """A task that no node can hold would wait forever."""
-    wanted = {"CPU": plan.cpus_each, "GPU": plan.gpus_each}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(kind, 0) >= number for kind, number in wanted.items()) for node in nodes):
-        most = {kind: max((int(node.get(kind, 0)) for node in nodes), default=0) for kind in wanted}
-        raise BadInput(
-            f"a worker wants {plan.gpus_each} GPUs and {plan.cpus_each} CPUs; the {len(nodes)} nodes of the "
-            f"Ray cluster have at most {most['GPU']} and {most['CPU']}",
-            hint="take --device cpu, or add a node that has them",
-        )

@@ -118,15 +118,9 @@ def steering_of(trial: Trial, vectors: Mapping[str, SteeringVectors]) -> Steerin
             f"trial {trial.number} takes the method {trial.method!r}", hint=f"there are {', '.join(vectors)}"
         )
     held = vectors[trial.method]
-    if trial.layer not in held.layers:
-        raise BadInput(
-            f"trial {trial.number} takes layer {trial.layer}",
-            hint=f"the vectors of {trial.method} are for {list(held.layers)}",
-        )
-    place = held.layers.index(trial.layer)
     return Steering(
         layer=trial.layer,
-        direction=held.values[place],
-        amount=trial.strength * float(held.norms[place]),
+        direction=held.direction(trial.layer),
+        amount=trial.strength * float(held.norms[held.place_of(trial.layer)]),
         where=trial.where,
     )

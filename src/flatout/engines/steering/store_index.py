@@ -83,10 +83,10 @@ class Index:
         shard_NL, row_NL = np.full(shape, NOWHERE), np.zeros(shape, dtype=np.int64)
         shards = tuple(self.shards(space))
         for number, shard in enumerate(shards):
-            columns = [column for column, layer in enumerate(layers) if layer in shard.layers]
+            columns = np.flatnonzero([layer in shard.layers for layer in layers])
             rows = np.array([shard.rows.get(key, NOWHERE) for key in keys], dtype=np.int64)
             there = np.flatnonzero(rows != NOWHERE)
-            if columns and there.size:
+            if columns.size and there.size:
                 shard_NL[np.ix_(there, columns)] = number
                 row_NL[np.ix_(there, columns)] = rows[there, None]
         return Places(shards=shards, shard=shard_NL, row=row_NL)

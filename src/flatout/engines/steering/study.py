@@ -96,11 +96,12 @@ def storage_at(where: str | Path) -> optuna.storages.BaseStorage:
 
 
 def _proxy(host: str, port: int) -> optuna.storages.BaseStorage:
-    optuna = import_extra("optuna", extra="steering")
     import_extra("grpc", extra="steering")
+    storages: Any = import_extra("optuna.storages", extra="steering")
+    ignored = import_extra("optuna.exceptions", extra="steering").ExperimentalWarning
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        proxy: optuna.storages.BaseStorage = optuna.storages.GrpcStorageProxy(host=host, port=port)
+        warnings.simplefilter("ignore", ignored)
+        proxy: optuna.storages.BaseStorage = storages.GrpcStorageProxy(host=host, port=port)
     return proxy
 
 

@@ -45,7 +45,7 @@ def encode(texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any) -> Encoded:
         plain += [pair.prompt + pair.negative for pair in pairs]
     sequences: dict[tuple[int, ...], int] = {}
     named: list[str] = []
-    row_of = []
+    row_of: list[int] = []
     for tokens, text in zip(_token_numbers(plain, tokenizer), plain, strict=True):
         if not tokens:
             raise BadInput(f"text {len(row_of)} has no tokens: {text!r}")
@@ -70,8 +70,8 @@ def common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
 
 def _token_numbers(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:
     """Each text tokenised on its own; one that a chat template began keeps the one start token it has."""
-    start = getattr(tokenizer, "bos_token", None)
-    begun = [bool(start) and text.startswith(start) for text in texts]
+    start: str | None = getattr(tokenizer, "bos_token", None)
+    begun = [start is not None and text.startswith(start) for text in texts]
     found: list[tuple[int, ...]] = [()] * len(texts)
     for special in (True, False):
         places = [place for place, has_start in enumerate(begun) if has_start != special]

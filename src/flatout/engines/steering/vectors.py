@@ -27,6 +27,7 @@ from flatout.errors import BadInput, import_extra
 Method = Literal["mean-difference", "pca", "logistic", "lda", "random"]
 FORMAT = "flatout-steering-vectors"
 VERSION = "1"
+CHUNK_BYTES = 512 << 20  # of activations in fp64 at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,21 +115,16 @@ def fit(positive: Activations, negative: Activations, *, method: Method, seed: i
         raise BadInput(f"the sides have layers {positive.layers} and {negative.layers}")
     if not len(positive.values) or not len(negative.values):
         raise BadInput("a side has no texts", hint="give texts of both sides")
-    # Products of activations over all texts lose too many digits in fp32 for an inverse.
-    sides = [one.values.transpose(0, 1).double() for one in (positive, negative)]
-    both = torch.cat(sides, dim=1)
-    norms = both.norm(dim=2).mean(1)
+    if method != "random" and method not in METHODS:
+        raise BadInput(f"method {method!r} is unknown", hint=f"take one of {[*METHODS, 'random']}")
+    norms = torch.cat([one.values.norm(dim=2) for one in (positive, negative)]).double().mean(0)
     _refuse_not_finite(norms, positive.layers)
-    difference = mean_difference(*sides)
     if method == "random":
         generator = torch.Generator().manual_seed(seed)
-        raw = torch.randn(difference.shape, generator=generator, dtype=torch.float64)
-    elif method in METHODS:
-        raw = METHODS[method](*sides)
-        agreement = (raw * difference).sum(1, keepdim=True)
-        raw = torch.where(agreement < 0, -raw, raw)  # an axis has no sign of its own
+        shape = (len(positive.layers), positive.values.shape[2])
+        raw = torch.randn(shape, generator=generator, dtype=torch.float64)
     else:
-        raise BadInput(f"method {method!r} is unknown", hint=f"take one of {[*METHODS, 'random']}")
+        raw = _directions(positive.values, negative.values, method)
     lengths = raw.norm(dim=1, keepdim=True)
     if flat := [layer for layer, length in zip(positive.layers, lengths, strict=True) if not length > 0]:
         raise BadInput(
@@ -148,6 +144,20 @@ def fit(positive: Activations, negative: Activations, *, method: Method, seed: i
         method=method,
         recipe=recipe,
     )
+
+
+def _directions(positive_NLD: Tensor, negative_NLD: Tensor, method: str) -> Tensor:
+    """Directions [L, D] of any length, as many layers at a time as the memory for their copies allows."""
+    bytes_of_layer = (len(positive_NLD) + len(negative_NLD)) * positive_NLD.shape[2] * 8
+    layers = max(1, CHUNK_BYTES // bytes_of_layer)
+    found = []
+    for some in zip(positive_NLD.split(layers, dim=1), negative_NLD.split(layers, dim=1), strict=True):
+        # Products of activations over all texts lose too many digits in fp32 for an inverse.
+        sides = [side.transpose(0, 1).double() for side in some]
+        raw_LD = METHODS[method](*sides)
+        agreement_L1 = (raw_LD * mean_difference(*sides)).sum(1, keepdim=True)
+        found.append(torch.where(agreement_L1 < 0, -raw_LD, raw_LD))  # an axis has no sign of its own
+    return torch.cat(found)
 
 
 def _refuse_not_finite(norms: Tensor, layers: tuple[int, ...]) -> None:

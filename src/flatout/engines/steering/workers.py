@@ -2,8 +2,8 @@
 
 Nothing passes between workers but the study: the storage is the queue, so a worker may start late, stand on
 another machine, or be killed at any moment.  What a killed worker had finished is in the storage, and what it
-was running is taken over by another.  The process that starts them only watches: it relays what they say,
-passes an interrupt on, and ends with an error if none of them came to an end.
+was running is taken over by another.  The process that starts them is the first worker itself: it relays what
+the others say, passes an interrupt on, and takes over what they leave open.
 
 A worker whose starter is gone must not keep a GPU for itself.  Its standard input is a pipe that nobody
 writes to; when it closes, the starter has ended, and the worker ends as if interrupted.
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import IO
 
 from flatout.engines.steering.placement import Placement
-from flatout.errors import ChildDied, Interrupted
 
 SUPERVISED = "FLATOUT_STEER_SUPERVISED"
 GRACE_S = 30.0  # for a worker to write down what it has, after an interrupt
@@ -56,10 +55,10 @@ class Ended:
 
 
 def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
-    """A worker for each replica, that sees its own GPUs and its share of the cores alone."""
+    """A worker for each replica but the first, that sees its own GPUs and its share of the cores alone."""
     plans = []
     threads = max(1, cores // len(placement.replicas))
-    for number, gpus in enumerate(placement.replicas):
+    for number, gpus in enumerate(placement.replicas[1:], start=1):
         environment = {SUPERVISED: "1"}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -67,36 +66,47 @@ def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
         else:
             environment["OMP_NUM_THREADS"] = str(threads)
             arguments = ("--device", "cpu")
-        if len(gpus) > 1:
-            arguments += ("--shards", str(len(gpus)))
+        arguments += ("--worker", str(number))
         plans.append(WorkerPlan(name=f"worker {number}", environment=environment, arguments=arguments))
     return plans
 
 
-def run_workers(command: Sequence[str], plans: Sequence[WorkerPlan], *, say: Say) -> list[Ended]:
-    """Run `command` once for each plan until all have ended; ChildDied where none ended well."""
-    running = [_Worker(command, plan, say=say) for plan in plans]
-    try:
-        ended = [worker.wait() for worker in running]
-    except KeyboardInterrupt:
-        for worker in running:
+class Crew:
+    """Workers beside the one that runs in this process; leaving the block early interrupts them."""
+
+    def __init__(self, command: Sequence[str], plans: Sequence[WorkerPlan], *, say: Say) -> None:
+        self._command, self._plans, self._say = command, plans, say
+        self._running: list[_Worker] = []
+
+    def __enter__(self) -> Crew:
+        try:
+            for plan in self._plans:
+                self._running.append(_Worker(self._command, plan, say=self._say))
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def wait(self) -> list[Ended]:
+        """Until all have ended, well or not."""
+        ended = []
+        while self._running:
+            ended.append(self._running[0].wait())
+            del self._running[0]
+        for one in ended:
+            if one.code:
+                self._say(f"{one.name} ended: {one.reason}; what it was running is taken over")
+        return ended
+
+    def _stop(self) -> None:
+        for worker in self._running:
             worker.interrupt()
-        for worker in running:
+        for worker in self._running:
             worker.end()
-        raise Interrupted("interrupted", hint="every finished row is kept; run it again to go on") from None
-    except BaseException:
-        for worker in running:
-            worker.end(grace_s=0.0)
-        raise
-    failed = [one for one in ended if one.code != 0]
-    for one in failed:
-        say(f"{one.name} ended: {one.reason}; what it was running goes to the others")
-    if failed and len(failed) == len(ended):
-        raise ChildDied(
-            f"no worker came to an end: {', '.join(f'{one.name} {one.reason}' for one in failed)}",
-            hint="every finished row is kept; read what they said above, then run it again",
-        )
-    return ended
+        self._running = []
 
 
 class _Worker:

@@ -32,7 +32,8 @@ def best_of_chunks(
         best = tl.maximum(best, y)
     top = tl.max(best, 0)
     tl.store(best_value + row * CHUNKS + chunk, top)
-    tl.store(best_token + row * CHUNKS + chunk, tl.min(tl.where(best == top, token, 2147483647), 0))
+    first = tl.min(tl.where(best == top, token, 2147483647), 0)
+    tl.store(best_token + row * CHUNKS + chunk, tl.minimum(first, VOCABULARY - 1))  # NaN chooses nothing
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.steering.ray_launcher import RayPlan, run_command, run_on_ray
+from flatout.engines.steering.ray_launcher import RayCrew, RayPlan, run_command
 from flatout.errors import MissingExtra
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -21,24 +21,25 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": 
 ON_TWO_NODES = """
 import json, os, sys
 from ray.cluster_utils import Cluster
-from flatout.engines.steering.ray_launcher import RayPlan, run_on_ray
-from flatout.errors import BadInput, ChildDied
+from flatout.engines.steering.ray_launcher import RayCrew, RayPlan
+from flatout.errors import BadInput
 
 folder, child = sys.argv[1:]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
 cluster.add_node(num_cpus=1, num_gpus=0)
 said, answer = [], {}
-plan = RayPlan(workers=2, gpus_each=0, address=cluster.address)
-ended = run_on_ray([sys.executable, child, folder], plan, say=said.append)
-answer["codes"] = [one.code for one in ended]
-for name, command, wanted in (
-    ("refused", [sys.executable, child, folder], RayPlan(workers=1, gpus_each=4, address=cluster.address)),
-    ("failed", [sys.executable, "-c", "import sys; sys.exit('no luck')"], plan),
-):
-    try:
-        run_on_ray(command, wanted, say=said.append)
-    except (BadInput, ChildDied) as error:
-        answer[name] = str(error)
+
+def codes(command, **changes):
+    plan = RayPlan(**{"workers": 2, "gpus_each": 0, "address": cluster.address, **changes})
+    with RayCrew(command, plan, say=said.append) as crew:
+        return [one.code for one in crew.wait()]
+
+answer["codes"] = codes([sys.executable, child, folder])
+answer["failed"] = codes([sys.executable, "-c", "import sys; sys.exit('no luck')"])
+try:
+    codes(["true"], gpus_each=4)
+except BadInput as error:
+    answer["refused"] = str(error)
 answer["said"] = said
 cluster.shutdown()
 print(json.dumps(answer))
@@ -71,14 +72,14 @@ def test_workers_run_on_two_nodes_at_once(tmp_path: Path) -> None:
     # Each node has one CPU and each worker takes one: two that met stood on two nodes.
     assert answer["codes"] == [0, 0], answer
     assert "a worker wants 4 GPUs" in answer["refused"]
-    assert "none of 2 workers on Ray" in answer["failed"]
+    assert answer["failed"] == [1, 1]
     assert any("no luck" in line for line in answer["said"])
 
 
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_the_extra_is_named() -> None:
     with pytest.raises(MissingExtra, match=r"flatout\[ray\]"):
-        run_on_ray(["true"], RayPlan(workers=1, gpus_each=0), say=print)
+        RayCrew(["true"], RayPlan(workers=1, gpus_each=0), say=print)
 
 
 def test_a_worker_of_a_node_answers_with_its_code_and_last_lines() -> None:

@@ -64,3 +64,13 @@ def test_it_is_argmax_and_the_states_own_advance(
     for row, count in enumerate(counts):
         assert torch.equal(ours.emitted[row, :count], theirs.emitted[row, :count])
     assert max(counts) == 3 and counts[-1] == 0
+
+
+def test_a_row_that_breaks_down_chooses_a_token_all_the_same() -> None:
+    """A number beyond the vocabulary would have the next step read outside of the embedding."""
+    logits = Numbers().normal(3, 77)
+    logits[0], logits[1, :40] = torch.nan, torch.nan
+    state = running(3, eos=())
+    chosen(logits, state)
+    assert 0 <= int(state.token[0]) < 77
+    assert int(state.token[1]) == 40 + int(logits[1, 40:].argmax())

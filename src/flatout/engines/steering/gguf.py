@@ -1,0 +1,149 @@
+"""Control vectors as GGUF files: what repeng exports and llama.cpp's --control-vector reads.
+
+A GGUF file is a header, a list of typed key-value pairs, a list of tensors, and their bytes, aligned.  A
+control vector holds one fp32 tensor `direction.N` per layer.  Only that is read and written here; quantised
+tensors and other architectures are refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engines.steering.whole_files import remove_leftovers, write_whole
+from flatout.errors import BadInput
+
+MAGIC = b"GGUF"
+VERSION = 3
+ALIGNMENT = 32
+ARCHITECTURE = "controlvector"
+PREFIX = "direction."
+
+UINT32, STRING, ARRAY = 4, 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TYPES = {0: torch.float32, 1: torch.float16}  # of tensors; the others are quantised
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlVector:
+    """Directions by layer, and the kind of model that the file names."""
+
+    directions: Mapping[int, Tensor]
+    model: str | None
+
+
+def write_control_vector(path: Path, directions: Mapping[int, Tensor], *, model: str) -> None:
+    """Write directions by layer."""
+    pairs = [
+        ("general.architecture", STRING, _string(ARCHITECTURE)),
+        (f"{ARCHITECTURE}.model_hint", STRING, _string(model)),
+        (f"{ARCHITECTURE}.layer_count", UINT32, struct.pack("<I", len(directions))),
+    ]
+    content = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(directions), len(pairs)))
+    for name, kind, value in pairs:
+        content += _string(name) + struct.pack("<I", kind) + value
+    data = bytearray()
+    for layer, direction in directions.items():
+        values = direction.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
+        content += _string(f"{PREFIX}{layer}") + struct.pack("<IQIQ", 1, direction.numel(), 0, len(data))
+        data += values + bytes(-len(values) % ALIGNMENT)
+    content += bytes(-len(content) % ALIGNMENT)
+    remove_leftovers(path.parent, of=path.name)
+    write_whole(path, bytes(content + data))
+
+
+def read_control_vector(path: Path) -> ControlVector:
+    """Directions by layer of a control vector."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return _read(_Cursor(content), path)
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:
+        raise BadInput(f"{path} is cut or damaged: {error}") from error
+
+
+def _read(cursor: _Cursor, path: Path) -> ControlVector:
+    if cursor.take("4s") != MAGIC:
+        raise BadInput(f"{path} is no GGUF file")
+    if (version := cursor.take("I")) not in (2, VERSION):
+        raise BadInput(f"{path} is GGUF version {version}; 2 and 3 are read")
+    num_tensors, num_pairs = cursor.take("Q"), cursor.take("Q")
+    pairs = {}
+    for _ in range(num_pairs):
+        name = cursor.string()
+        pairs[name] = cursor.value(cursor.take("I"))
+    if pairs.get("general.architecture") != ARCHITECTURE:
+        raise BadInput(f"{path} is a {pairs.get('general.architecture')}, no {ARCHITECTURE}")
+    listed = [
+        (cursor.string(), cursor.numbers("Q"), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
+    ]
+    alignment = int(pairs.get("general.alignment", ALIGNMENT))
+    start = -(-cursor.at // alignment) * alignment
+    directions = {}
+    for name, shape, kind, offset in listed:
+        layer = name.removeprefix(PREFIX)
+        if len(shape) != 1 or kind not in TYPES or not layer.isdigit():
+            raise BadInput(f"{path}: tensor {name!r} of shape {shape} is no plain direction of a layer")
+        directions[int(layer)] = cursor.tensor(start + offset, count=shape[0], dtype=TYPES[kind])
+    return ControlVector(
+        directions=dict(sorted(directions.items())), model=pairs.get(f"{ARCHITECTURE}.model_hint")
+    )
+
+
+class _Cursor:
+    """Reads little-endian values one after another."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.at = 0
+
+    def take(self, form: str) -> Any:
+        (value,) = struct.unpack_from(f"<{form}", self.content, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return value
+
+    def string(self) -> str:
+        length = self.take("Q")
+        if self.at + length > len(self.content):
+            raise struct.error(f"a text of {length} bytes reaches beyond the end")
+        text: bytes = self.take(f"{length}s")
+        return text.decode()
+
+    def numbers(self, form: str) -> list[int]:
+        """As many values as the count before them says; a tensor has at most four dimensions."""
+        count = self.take("I")
+        if count > 4:
+            raise struct.error(f"a tensor of {count} dimensions")
+        return [self.take(form) for _ in range(count)]
+
+    def value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self.string()
+        if kind == ARRAY:
+            inner, count = self.take("I"), self.take("Q")
+            if count > len(self.content):
+                raise struct.error(f"an array of {count} values reaches beyond the end")
+            return [self.value(inner) for _ in range(count)]
+        if kind not in SCALARS:
+            raise struct.error(f"a value of unknown type {kind}")
+        return self.take(SCALARS[kind])
+
+    def tensor(self, at: int, *, count: int, dtype: torch.dtype) -> Tensor:
+        if at + count * dtype.itemsize > len(self.content):
+            raise struct.error(f"a tensor of {count} values reaches beyond the end")
+        return torch.frombuffer(
+            bytearray(self.content[at : at + count * dtype.itemsize]), dtype=dtype
+        ).float()
+
+
+def _string(text: str) -> bytes:
+    content = text.encode()
+    return struct.pack("<Q", len(content)) + content
