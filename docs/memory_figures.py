@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "memory" / "results"
 NOT_MEASURED = "*Not measured yet.*"
-OURS = "flatout"
+OURS, PROBED = "flatout", "flatout with probe"
 QUANTITIES = ("allocated", "reserved")
 
 Result = dict[str, Any]
@@ -31,6 +31,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
     tables: dict[str, Callable[[Path], str]] = {
         "measured": measured,
         "accuracy": accuracy,
+        "probe": probe,
         "families": families,
         "peers": peers,
         "caps": caps,
@@ -77,6 +78,21 @@ def accuracy(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def probe(folder: Path) -> str:
+    """All configurations, without and with what short real runs at small batches measured."""
+    estimates = latest(folder, "estimates")
+    if estimates is None or PROBED not in estimates["summary"]:
+        return NOT_MEASURED
+    lines = [
+        "| | | estimated | failed | median | 95th percentile | worst | under | under by over 1 % |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for quantity in QUANTITIES:
+        for name, words in ((OURS, "without a probe"), (PROBED, "with a probe")):
+            lines.append(row([quantity, words, *figures(estimates["summary"][name][quantity]["all"])]))
+    return "\n".join(lines)
+
+
 def families(folder: Path) -> str:
     estimates = latest(folder, "estimates")
     if estimates is None:
@@ -105,6 +121,8 @@ def peers(folder: Path) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, quantities in estimates["summary"].items():
+        if name == PROBED:  # which needs a GPU
+            continue
         lines.append(row([name, *figures(quantities["allocated"]["all"])]))
     return "\n".join(lines)
 
@@ -116,7 +134,7 @@ def caps(folder: Path) -> str:
         return NOT_MEASURED
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
-    from benchmarks.memory.accuracy import caps_summary
+    from benchmarks.memory.accuracy import caps_summary, held_against
 
     found = caps_summary(table["rows"])
     lines = [
@@ -128,7 +146,17 @@ def caps(folder: Path) -> str:
             shares = [percent(found[f"{name}_{key}_share"]) for key in ("trains", "near")]
             lines.append(row([words, *shares]))
     count, undecided = found["count"], found["undecided"]
-    return "\n".join([*lines, "", f"Searches that ended with an answer: {count}; without one: {undecided}."])
+    lines += ["", f"Searches that ended with an answer: {count}; without one: {undecided}."]
+    predicted = latest(folder, "predictions")
+    if predicted is not None:
+        again = held_against(table["rows"], {each["label"]: each for each in predicted["rows"]})
+        lines.append(
+            f"\nPredicted again with the present rules and held against the same {again['count']} searches,"
+            f" with nothing tried anew: *safe* is at or below the largest batch that trained in"
+            f" {again['safe_trains']} and that near in {again['safe_near']}; *limit* in {again['limit_trains']}"
+            f" and {again['limit_near']}."
+        )
+    return "\n".join(lines)
 
 
 def figures(summary: Mapping[str, Any]) -> list[str]:

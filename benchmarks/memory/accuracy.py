@@ -81,6 +81,24 @@ def caps_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def held_against(
+    rows: Sequence[Mapping[str, Any]], predicted: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Batches predicted after the searches, held against what these found: nothing is tried again.
+
+    A batch up to the largest that trained counts as one that trains; a batch above it that was not tried
+    itself, and is below the smallest that failed, is undecided and counts as neither.
+    """
+    closed = [row for row in rows if row.get("fails_at") is not None and row["label"] in predicted]
+    result: dict[str, Any] = {"count": len(closed), "not_asked": len(rows) - len(closed)}
+    for name in ("safe", "limit"):
+        batches = [(predicted[row["label"]][name], row) for row in closed]
+        result[f"{name}_trains"] = sum(batch <= row["largest"] for batch, row in batches)
+        result[f"{name}_fails"] = [row["label"] for batch, row in batches if batch >= row["fails_at"]]
+        result[f"{name}_near"] = sum(is_near(batch, row["largest"]) for batch, row in batches)
+    return result
+
+
 def is_near(batch: int, largest: int) -> bool:
     return abs(largest - batch) <= max(1.0, 0.03 * largest)
 

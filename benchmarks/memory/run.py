@@ -27,6 +27,7 @@ from benchmarks.memory.accuracy import (  # noqa: E402
     caps_summary,
     error_share,
     finder_summary,
+    held_against,
     show_share,
     summary_line,
 )
@@ -167,6 +168,11 @@ def summarize_searches() -> dict[str, Any]:
     rows = read_table(ours)["rows"]
     result["caps"] = caps_summary(rows)
     print(f"\nlargest batch under a cap: {json.dumps(result['caps'])}")
+    predicted = latest_table("predictions")
+    if predicted is not None:
+        batches = {row["label"]: row for row in read_table(predicted)["rows"]}
+        result["predicted again"] = held_against(rows, batches)
+        print(f"predicted again, held against these searches: {json.dumps(result['predicted again'])}")
     if finder is not None:
         largest = {row["label"]: row["largest"] for row in rows if row.get("fails_at") is not None}
         result["lightning"] = finder_summary(read_table(finder)["rows"], largest)
@@ -188,7 +194,21 @@ def write_predictions(arguments: argparse.Namespace) -> int:
                 found[label] = answer
             Path(arguments.predictions).write_text(json.dumps(found, indent=1) + "\n")
     print(f"{len(found)} of {len(chosen)} predicted")
+    if arguments.save:
+        save_predictions(found)
     return 0 if len(found) == len(chosen) else 1
+
+
+def save_predictions(found: dict[str, Any]) -> None:
+    """results/predictions_..., beside the searches under these caps."""
+    searches = latest_table("caps")
+    if searches is None:
+        return
+    result = {"benchmark": "memory", "searches": searches.name, "estimated_with": estimates.versions()}
+    rows = [{"label": label, **answer} for label, answer in found.items()]
+    date = datetime.date.today().isoformat()
+    hardware = "-".join(str(read_table(searches)["hardware"]).lower().split())
+    write_table(RESULTS / f"predictions_{hardware}_{date}.json", {**result, "rows": rows})
 
 
 def without_places(row: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, summarize
+from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, held_against, summarize
 from benchmarks.memory.children import Pool
 from benchmarks.memory.configuration import HELD_OUT, Configuration
 from benchmarks.memory.configurations import every_configuration
@@ -114,8 +114,8 @@ def test_the_page_shows_what_the_result_files_say(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     figures = importlib.import_module("memory_figures")
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"<!-- memory: \w+ -->", page)) == 5
-    assert figures.with_tables(page, folder=tmp_path).count("Not measured yet") == 5
+    assert len(re.findall(r"<!-- memory: \w+ -->", page)) == 6
+    assert figures.with_tables(page, folder=tmp_path).count("Not measured yet") == 6
     shown = figures.with_tables(page)
     assert "<!-- memory" not in shown
     result = json.loads(sorted(RESULTS.glob("estimates_*.json"))[-1].read_text(encoding="utf-8"))
@@ -189,6 +189,20 @@ def test_searches_are_summed_up() -> None:
     finder = [{"label": "a", "found": 64, "seconds": 9.0}, {"label": "b", "found": 61, "seconds": 11.0}]
     found = finder_summary(finder, {"a": 100, "b": 60})
     assert (found["near_share"], found["over_share"], found["median_seconds"]) == (0.5, 0.5, 10.0)
+
+
+def test_what_is_predicted_again_is_held_against_what_trained() -> None:
+    rows = [{"label": label, "largest": 100, "fails_at": 102} for label in "abcd"]
+    rows.append({"label": "undecided", "largest": 100, "fails_at": None})
+    predicted = {
+        label: {"safe": safe, "limit": 100}
+        for label, safe in zip(["a", "b", "c", "undecided"], [60, 100, 102, 100], strict=True)
+    }
+    found = held_against(rows, predicted)
+    assert (found["count"], found["not_asked"]) == (3, 2)
+    assert (found["safe_trains"], found["safe_fails"], found["safe_near"]) == (2, ["c"], 2)
+    assert (found["limit_trains"], found["limit_fails"], found["limit_near"]) == (3, [], 3)
+    assert held_against(rows, {"a": {"safe": 101, "limit": 101}})["safe_fails"] == []  # nobody tried it
 
 
 @pytest.mark.parametrize("real", [0, 1, 2, 7, 33, 100, 1000])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,9 @@ from flatout.memory.forecast import (
     largest_batch,
     multiprocessors_of,
 )
-from flatout.memory.job import Job, Recipe
+from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import sized
+from flatout.memory.trace import Trace
 from tests.small_jobs import job_of, language_model_job, mlp_job, traced
 
 MIB = 1 << 20
@@ -54,9 +57,8 @@ def reserved_at(job: Job, batch_size: int, cap_bytes: int, *, recipe: Recipe | N
 def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaster, cap_bytes: int) -> None:
     found = forecaster.largest_batch(Recipe(), cap_bytes=cap_bytes)
     assert found.limit >= found.safe > 1
-    assert found.reserved_bytes is not None
-    assert found.reserved_bytes <= cap_bytes
-    assert reserved_at(forecaster.job, found.safe, cap_bytes)
+    own = forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.safe})
+    assert found.reserved_bytes == forecaster.simulate(sized(own)).peak_reserved_bytes <= cap_bytes
     assert not reserved_at(forecaster.job, found.safe + 1, int(cap_bytes * (1 - SCATTER)))
 
 
@@ -159,9 +161,13 @@ def test_an_unknown_size_is_refused(forecaster: Forecaster) -> None:
 
 def test_several_knobs_are_replayed_from_one_set_of_traces() -> None:
     messages: list[str] = []
-    job = language_model_job()
+    job = job_of(
+        lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)),
+        lambda batch_size, length: torch.randn(batch_size, length, 64),
+        sizes={"batch_size": 8, "length": 64},
+    )
     forecaster = Forecaster(job, device="H200", knobs=("length",), on_progress=messages.append)
-    for batch_size, length in ((11, 48), (40, 56), (3, 64)):
+    for batch_size, length in ((40, 48), (3, 64)):
         sizes = {"batch_size": batch_size, "length": length}
         replayed = forecaster.what_if(Recipe(), sizes=sizes)
         fresh = sized(traced(job, device=forecaster.device, **sizes))
@@ -169,12 +175,9 @@ def test_several_knobs_are_replayed_from_one_set_of_traces() -> None:
         assert replayed.sizes == sizes
     assert len(messages) == 1  # six small traces at once, and none for any of these
     assert messages[0].count(",") >= 5
-
-
-def test_a_size_between_what_knobs_cover_is_traced() -> None:
-    forecaster = Forecaster(language_model_job(), knobs=("length",))
-    sizes = {"batch_size": 9, "length": 50}
-    assert forecaster.what_if(Recipe(), sizes=sizes).sizes == sizes
+    between = {"batch_size": 9, "length": 50}  # which the knobs do not cover
+    assert forecaster.what_if(Recipe(), sizes=between).sizes == between
+    assert len(messages) > 1
 
 
 def test_a_knob_is_a_size_of_the_job() -> None:
@@ -198,8 +201,9 @@ def test_of_a_histogram_the_longest_decides() -> None:
 
 def test_expandable_segments_are_simulated_in_every_answer() -> None:
     answers = []
+    forecaster = Forecaster(mlp_job(width=512))  # the same traces, simulated in two ways
     for switch in (False, True):
-        forecaster = Forecaster(mlp_job(width=512), expandable_segments=switch)
+        forecaster.expandable_segments = switch
         found = forecaster.estimate(Recipe(), sizes={"batch_size": 20_000})
         assert found.peak_allocated_bytes <= found.peak_reserved_bytes
         largest = forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB)
@@ -208,6 +212,32 @@ def test_expandable_segments_are_simulated_in_every_answer() -> None:
     plain, expandable = answers
     assert expandable[0] < plain[0]
     assert expandable[1] != plain[1]
+
+
+def test_multiprocessors_that_are_assumed_are_said() -> None:
+    unknown = estimate_job(mlp_job(), device="24GB")
+    assert unknown.workspaces.source == "assumed"
+    assert "\nworkspaces: sized for 132 multiprocessors; how many 24GB has is not known\n" in str(unknown)
+    assert "multiprocessors" not in str(estimate_job(mlp_job(), device="A100-80GB"))
+
+
+class FromElsewhere(Forecaster):
+    """Brings traces of its own for the batches that it knows."""
+
+    known: dict[int, Trace]
+
+    def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
+        return [
+            self.known.get(sizes["batch_size"]) or super().make_traces(recipe, [sizes], quick=quick)[0]
+            for sizes in map(dict, all_sizes)
+        ]
+
+
+def test_traces_can_come_from_elsewhere() -> None:
+    forecaster = FromElsewhere(mlp_job())
+    forecaster.known = {7: traced(mlp_job(), batch_size=3)}
+    assert forecaster.estimate(Recipe(), sizes={"batch_size": 7}).sizes["batch_size"] == 3
+    assert forecaster.estimate(Recipe(), sizes={"batch_size": 5}).sizes["batch_size"] == 5
 
 
 def test_multiprocessors_are_those_of_the_datasheet() -> None:

@@ -13,11 +13,13 @@ Shapes: N texts, L wanted layers, D width.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +33,15 @@ from flatout.engines.steering.positions import Position, name_of, token_range
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Space, Store
 from flatout.engines.steering.texts import Encoded, encode
+from flatout.engines.steering.whole_files import remove_leftovers, write_whole
 from flatout.engines.steering.work import Work, forks_pay, planned, run_batches
-from flatout.errors import BadInput
+from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+FORMAT = "flatout-extraction"
+VERSION = "1"
 GPU_BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 1024
 SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file
@@ -66,6 +71,33 @@ class Activations:
             keys=self.keys[first:last],
             recipe=self.recipe,
         )
+
+    def save(self, path: Path | str) -> None:
+        """Write a safetensors file, whole or not at all."""
+        path = Path(path)
+        save: Any = import_extra("safetensors.torch", extra="steering").save
+        said = {"layers": list(self.layers), "keys": list(self.keys), "recipe": dict(self.recipe)}
+        metadata = {"format": FORMAT, "version": VERSION, "content": json.dumps(said)}
+        content = save({"values": self.values.cpu().contiguous()}, metadata=metadata)
+        remove_leftovers(path.parent, of=path.name)
+        write_whole(path, content)
+
+
+def load(path: Path | str) -> Activations:
+    """Activations that `save` wrote, memory-mapped: rows are read from the disk when they are used."""
+    safetensors: Any = import_extra("safetensors", extra="steering")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+                raise BadInput(f"{path} holds no activations of version {VERSION} of flatout's format")
+            values, said = file.get_tensor("values"), json.loads(metadata["content"])
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path} cannot be read: {reason}") from error
+    return Activations(
+        values=values, layers=tuple(said["layers"]), keys=tuple(said["keys"]), recipe=said["recipe"]
+    )
 
 
 def extract(

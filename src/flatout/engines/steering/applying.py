@@ -57,10 +57,12 @@ class Steering:
             raise BadInput(f"a direction of shape {tuple(self.direction.shape)}", hint="give one vector [D]")
         if self.layer < 0:
             raise BadInput(f"layer {self.layer}", hint="layers count from 0")
+        # What made the direction must not stay alive for as long as somebody steers.
+        object.__setattr__(self, "direction", self.direction.detach())
 
     def added(self) -> Tensor:
         """What `add` adds, [D] in float32."""
-        return self.direction.detach().float() * self.amount
+        return self.direction.float() * self.amount
 
 
 def changed(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mode: Mode) -> Tensor:
@@ -232,7 +234,7 @@ class _Group:
         self.amount = torch.zeros(num_rows, 1, 1)
         self.member = torch.zeros(num_rows, 1, dtype=torch.bool)
         for row, one in held:
-            direction = one.direction.detach().float().cpu()
+            direction = one.direction.float().cpu()
             self.unit[row, 0] = direction / direction.norm().clamp_min(torch.finfo(torch.float32).tiny)
             self.vector[row, 0] = one.added().cpu()
             self.amount[row], self.member[row] = one.amount, True

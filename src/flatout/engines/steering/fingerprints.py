@@ -61,6 +61,6 @@ def _tensor_digest(name: str, tensor: Tensor) -> bytes:
 def _adapter_states(model: nn.Module) -> Iterator[str]:
     """Which adapters of a PEFT model take part: their weights are there whether they do or not."""
     for name, module in model.named_modules():
-        if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters"):
-            scaling = getattr(module, "scaling", None)
-            yield f"{name} {module.active_adapters} {module.disable_adapters} {module.merged} {scaling}"
+        if hasattr(module, "merged_adapters"):
+            active, merged = module.active_adapters, module.merged_adapters
+            yield f"{name} {active} {merged} {module.disable_adapters} {getattr(module, 'scaling', None)}"

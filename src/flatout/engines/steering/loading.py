@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,13 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def open_model(folder: Path, *, device: str = "auto", dtype: DType = "auto", shards: int = 1) -> Opened:
+def open_model(
+    folder: Path, *, device: str = "auto", dtype: DType = "auto", gpus: Sequence[int] = ()
+) -> Opened:
     """The causal language model of a folder and its tokenizer.
 
-    With `shards`, the layers are laid over so many visible GPUs by accelerate, in order.
+    `gpus` are CUDA's numbers of those it may use, by default the first.  Over several, accelerate lays the
+    layers in order.
     """
     check_folder(folder)
     import torch
@@ -53,11 +56,11 @@ def open_model(folder: Path, *, device: str = "auto", dtype: DType = "auto", sha
         "dtype": getattr(torch, chosen_dtype(dtype, on_gpu=on_gpu)),
         "local_files_only": True,
     }
-    if shards > 1:
-        import_extra("accelerate", extra="steering")
+    if on_gpu and len(gpus) > 1:
+        import_extra("accelerate", extra="adapters")
         options["device_map"] = "auto"
         options["max_memory"] = {
-            index: int(torch.cuda.mem_get_info(index)[0] * (1 - ROOM_SHARE)) for index in range(shards)
+            index: int(torch.cuda.mem_get_info(index)[0] * (1 - ROOM_SHARE)) for index in gpus
         }
     try:
         with _quietly():
@@ -70,8 +73,8 @@ def open_model(folder: Path, *, device: str = "auto", dtype: DType = "auto", sha
         ) from error
     model.requires_grad_(False)
     model.eval()
-    if shards == 1:
-        model.to("cuda" if on_gpu else "cpu")
+    if "device_map" not in options:
+        model.to(f"cuda:{gpus[0] if gpus else 0}" if on_gpu else "cpu")
     return Opened(model=model, tokenizer=tokenizer)
 
 

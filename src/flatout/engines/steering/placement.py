@@ -36,6 +36,7 @@ class GpuRoom:
 
     name: str  # what CUDA_VISIBLE_DEVICES takes: a UUID or a number
     free_bytes: int
+    index: int | None = None  # CUDA's number for it in this process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +113,7 @@ def _sharded(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | N
 def gpus_of(snapshot: Snapshot) -> list[GpuRoom]:
     """The GPUs that this process may use and whose free memory is known."""
     return [
-        GpuRoom(name=gpu.uuid or str(gpu.cuda_index), free_bytes=gpu.memory_free_bytes)
+        GpuRoom(name=gpu.uuid or str(gpu.cuda_index), free_bytes=gpu.memory_free_bytes, index=gpu.cuda_index)
         for gpu in snapshot.computing
         if gpu.memory_free_bytes is not None and (gpu.uuid is not None or gpu.cuda_index is not None)
     ]

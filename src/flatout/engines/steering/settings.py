@@ -55,6 +55,7 @@ class SearchSettings:
     shares: tuple[float, ...] = (0.5, 0.25, 0.25)  # of the questions: to fit, to search, to test
     strength: tuple[float, ...] = (0.0, 0.5)  # lowest and highest, in mean residual norms of the layer
     where: tuple[str, ...] = ("last-and-generated",)
+    toward: Literal["positive", "negative"] = "positive"  # the answer that is to become likelier
     trials: int = 100
     rungs: int = 4  # of successive halving; 1 never prunes
     rows: int | None = None  # (trial, question) rows of a batch; None: what the device takes

@@ -1,0 +1,83 @@
+"""Which workers of a study are alive, told through the study itself.
+
+A worker counts up a number in the study every few seconds.  Whoever wants to take over what it left open
+watches that number: while it moves the worker lives, wherever it runs; one that stands still for several
+beats is dead.  Only the watcher's own clock is used, so the clocks of machines need not agree.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import optuna
+
+BEAT_S = 10.0
+SILENT_BEATS = 4
+ENDED = "ended"
+KEY = "beat:"
+
+
+class Beating:
+    """While the block lasts, this worker is alive."""
+
+    def __init__(self, study: optuna.Study, worker: str, *, beat_s: float = BEAT_S) -> None:
+        self._study, self._key, self._beat_s = study, KEY + worker, beat_s
+        held = study.user_attrs.get(self._key)
+        self._count = held if isinstance(held, int) else 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"beat of {worker}")
+
+    def __enter__(self) -> Beating:
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._study.set_user_attr(self._key, ENDED)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._beat_s):
+            self._beat()
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._study.set_user_attr(self._key, self._count)
+
+
+def wait_for_silence(
+    study: optuna.Study,
+    workers: Iterable[str],
+    *,
+    beat_s: float = BEAT_S,
+    say: Callable[[str], None] = lambda message: None,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """The first of `workers` that has ended or fallen silent; None where there are none."""
+    waiting = sorted(set(workers))
+    if not waiting:
+        return None
+    began = clock()
+    first = {worker: study.user_attrs.get(KEY + worker) for worker in waiting}
+    changed_s = dict.fromkeys(waiting, began)
+    told = False
+    while True:
+        beats = study.user_attrs
+        for worker in waiting:
+            beat = beats.get(KEY + worker)
+            if beat is None or beat == ENDED:
+                return worker
+            if beat != first[worker]:
+                first[worker], changed_s[worker] = beat, clock()
+            elif clock() - changed_s[worker] > SILENT_BEATS * beat_s:
+                return worker
+        if not told:
+            say(f"waiting for {', '.join(waiting)} to finish or fall silent")
+            told = True
+        pause(beat_s / 2)

@@ -1,0 +1,56 @@
+"""Texts as distinct token sequences, and what pairs have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.texts import common_tokens, encode
+from flatout.errors import BadInput
+from tests.steering_texts import word_tokenizer
+
+
+def test_equal_texts_are_one_sequence() -> None:
+    encoded = encode(["t03 t04", "t05", "t03 t04"], tokenizer=word_tokenizer())
+    assert encoded.sequences == ((3, 4), (5,))
+    assert encoded.row_of == (0, 1, 0)
+    assert encoded.pairs == ()
+    assert len(set(encoded.keys())) == 2
+    assert all(len(key) == 32 for key in encoded.keys())  # noqa: SIM118 - a method, not a dict
+
+
+def test_pairs_give_all_positive_texts_and_then_all_negative_ones() -> None:
+    pairs = [
+        Pair(prompt="t03 t04", positive=" t05", negative=" t06", key="a"),
+        Pair(prompt="t07", positive=" t08", negative=" t09", key="b"),
+    ]
+    encoded = encode(pairs, tokenizer=word_tokenizer())
+    assert [encoded.sequences[row] for row in encoded.row_of] == [(3, 4, 5), (7, 8), (3, 4, 6), (7, 9)]
+    assert encoded.pairs == ((0, 2), (1, 3))
+
+
+def test_a_text_that_begins_with_the_start_token_gets_no_second_one() -> None:
+    encoded = encode(["t01 t05", "t05"], tokenizer=word_tokenizer(start=True))
+    assert encoded.sequences == ((1, 5),)
+    assert encoded.row_of == (0, 0)
+
+
+def test_the_side_a_tokenizer_pads_on_does_not_matter() -> None:
+    texts = ["t03 t04 t05", "t06"]
+    assert encode(texts, tokenizer=word_tokenizer(side="left")) == encode(texts, tokenizer=word_tokenizer())
+
+
+def test_texts_that_cannot_be_read_are_refused() -> None:
+    pair = Pair(prompt="t03", positive=" t05", negative=" t06", key="a")
+    with pytest.raises(BadInput, match="no texts"):
+        encode([], tokenizer=word_tokenizer())
+    with pytest.raises(BadInput, match="text 1 has no tokens: ''"):
+        encode(["t03", ""], tokenizer=word_tokenizer())
+    with pytest.raises(BadInput, match="all strings or all pairs"):
+        encode(["t03", pair], tokenizer=word_tokenizer())  # type: ignore[list-item]
+
+
+def test_common_tokens_are_counted_from_the_start() -> None:
+    assert common_tokens((1, 2, 3), (1, 2, 4, 5)) == 2
+    assert common_tokens((1, 2), (1, 2, 3)) == 2
+    assert common_tokens((1,), (2,)) == 0
