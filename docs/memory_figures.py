@@ -153,8 +153,8 @@ def caps(folder: Path) -> str:
         lines.append(
             f"\nPredicted again with the present rules and held against the same {again['count']} searches,"
             f" with nothing tried anew: *safe* is at or below the largest batch that trained in"
-            f" {again['safe_trains']} and that near in {again['safe_near']}; *limit* in {again['limit_trains']}"
-            f" and {again['limit_near']}."
+            f" {again['safe_trains']} and that near in {again['safe_near']}; *limit* in"
+            f" {again['limit_trains']} and {again['limit_near']}."
         )
     return "\n".join(lines)
 

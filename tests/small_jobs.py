@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flatout.hardware.device import Device
 from flatout.memory import cuda_rules
 from flatout.memory.child import run_in_child
-from flatout.memory.forecast import trace_here
+from flatout.memory.forecast import import_before_forking, trace_here
 from flatout.memory.job import Job, Recipe
 from flatout.memory.log import Born
 from flatout.memory.trace import Storage, Trace
@@ -29,6 +29,7 @@ def _load_what_a_step_loads() -> None:
     torch.optim.AdamW([parameter]).step()
     with FakeTensorMode():
         nn.Linear(2, 2)(torch.ones(2, 2)).sum().backward()
+    import_before_forking()
 
 
 _load_what_a_step_loads()

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from benchmarks.memory.configuration import Configuration
+from flatout.memory.probe import step_past_overflow
 from flatout.memory.step import Parts, make_parts, run_step
 
 DEVICE = "cuda"
@@ -99,6 +100,7 @@ def _probe(configuration: Configuration, batch_size: int) -> dict[str, Any]:
     """The same job, built afresh, for two steps at a small batch."""
     forget()
     parts, batch = set_up(configuration, batch_size=batch_size)
+    step_past_overflow(parts, configuration.job, configuration.recipe, batch, device=DEVICE)
     step_s = steps(configuration, parts, batch, count=2)
     stats = torch.cuda.memory_stats()
     return {

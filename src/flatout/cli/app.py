@@ -82,6 +82,7 @@ def application() -> typer.Typer:
     from flatout.cli.plan import plan
     from flatout.cli.report import compare, report
     from flatout.cli.rules import rules
+    from flatout.cli.steer import steer
     from flatout.cli.watch import watch
 
     # Plain help: typer's rich help costs as much CPU time as everything else together.
@@ -102,6 +103,7 @@ def application() -> typer.Typer:
     app.command()(devices)
     app.add_typer(plan, name="plan")
     app.command()(evolve)
+    app.add_typer(steer, name="steer")
     app.command(
         options_metavar="[OPTIONS] [--run (SCRIPT | -m MODULE)]",
         context_settings={"allow_interspersed_args": False},
@@ -133,6 +135,7 @@ def top(
       flatout rules FO301                         what a finding means and how to fix it
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
       flatout evolve --model ./SmolLM2-135M --task arithmetic --out runs/sums
+      flatout steer search --model ./SmolLM2-135M --questions syc.jsonl --out runs/syc
       flatout watch --run train.py                the live line under any script, and a log of the run
       flatout report train --html run.html        the run afterwards, as one page
       flatout compare 4711 4802                   two runs: what differs, and what is noise

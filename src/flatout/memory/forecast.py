@@ -230,7 +230,7 @@ class Forecaster:
         batches = ", ".join(str(sizes[BATCH]) for sizes in chosen)
         self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")
 
-        _import_before_forking()
+        import_before_forking()
         last = quick and recipe.accumulation > 1 and recipe.mode == "train"
 
         def one(sizes: Sizes) -> Trace:
@@ -265,7 +265,7 @@ class Forecaster:
         return {**self.job.sizes, **(sizes or {})}
 
 
-def _import_before_forking() -> None:
+def import_before_forking() -> None:
     """What the first trace imports, once here instead of in every child."""
     importlib.import_module("torch._dynamo")
     importlib.import_module("torch._meta_registrations")

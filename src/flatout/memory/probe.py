@@ -219,7 +219,7 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
     _forget()
     torch.cuda.reset_peak_memory_stats()
     step_s = 0.0
-    skipped = _skip(parts, job, recipe, batch)
+    skipped = step_past_overflow(parts, job, recipe, batch)
     for _ in range(NUM_STEPS):
         torch.cuda.synchronize()
         start_s = time.perf_counter()
@@ -240,7 +240,7 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
     return measured, counts
 
 
-def _skip(parts: Parts, job: Job, recipe: Recipe, batch: Any, *, device: str = "cuda") -> int:
+def step_past_overflow(parts: Parts, job: Job, recipe: Recipe, batch: Any, *, device: str = "cuda") -> int:
     """Step until a gradient scaler has let the optimizer step, which only then has state; how often.
 
     A scaler begins at a scale at which gradients of half precision overflow, skips the step and halves it.

@@ -204,10 +204,10 @@ def correct(
 ) -> MemoryEstimate:
     """`estimate` with what estimates `at_probes`, made at the probes' own sizes, had missed.
 
-    At a probed batch the result is what was measured, and at a larger one never below it.  Allocated bytes that
-    the trace did not have are counted under "workspaces" and keep the sum of the components; where the trace
-    had too many, the components are left as traced.  Whether it fits is asked again: a correction knows no
-    capacity.
+    At a probed batch the result is what was measured, and at a larger one never below it.  Allocated bytes
+    that the trace did not have are counted under "workspaces" and keep the sum of the components; where the
+    trace had too many, the components are left as traced.  Whether it fits is asked again: a correction
+    knows no capacity.
     """
     _check_match(estimate, receipt, at_probes)
     batches = [probe.batch_size for probe in receipt.probes]

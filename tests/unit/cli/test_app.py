@@ -41,12 +41,14 @@ def ending_with(error: BaseException) -> Result:
 def test_help_lists_every_verb_with_an_example() -> None:
     answer = invoke("--help")
     assert answer.exit_code == 0
-    for verb in ("diagnose", "rules", "devices", "plan", "watch", "report", "compare"):
+    for verb in ("diagnose", "rules", "devices", "plan", "steer", "watch", "report", "compare"):
         assert f"\n  {verb} " in answer.stdout
         assert f"\n    flatout {verb}" in answer.stdout
 
 
-@pytest.mark.parametrize("verb", ["diagnose", "rules", "devices", "plan", "watch", "report", "compare"])
+@pytest.mark.parametrize(
+    "verb", ["diagnose", "rules", "devices", "plan", "steer", "watch", "report", "compare"]
+)
 def test_every_verb_has_help(verb: str) -> None:
     answer = invoke(verb, "--help")
     assert answer.exit_code == 0

@@ -192,9 +192,11 @@ def test_of_a_histogram_the_longest_decides() -> None:
         sizes={"batch_size": 8, "length": 16},
     )
     lengths = {16: 1000, 48: 3, 64: 0}
-    assert estimate_job(job, lengths=lengths).sizes == {"batch_size": 8, "length": 48}
-    batches = [largest_batch(job, cap_bytes=200 * MIB, lengths={16: 9, top: 1}).safe for top in (32, 64)]
-    assert batches[0] > batches[1]
+    forecaster = Forecaster(job)
+    assert forecaster.estimate(Recipe(), lengths=lengths).sizes == {"batch_size": 8, "length": 48}
+    decided = forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB, lengths=lengths)
+    assert decided == forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB, sizes={"length": 48})
+    assert decided.safe > 8
     with pytest.raises(BadInput, match="length is no size of"):
         estimate_job(mlp_job(), lengths=lengths)
 
@@ -227,10 +229,11 @@ class FromElsewhere(Forecaster):
     known: dict[int, Trace]
 
     def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
-        return [
-            self.known.get(sizes["batch_size"]) or super().make_traces(recipe, [sizes], quick=quick)[0]
-            for sizes in map(dict, all_sizes)
-        ]
+        found = []
+        for sizes in all_sizes:
+            made = self.known.get(sizes["batch_size"])
+            found.append(made or super().make_traces(recipe, [sizes], quick=quick)[0])
+        return found
 
 
 def test_traces_can_come_from_elsewhere() -> None:

@@ -11,7 +11,7 @@ from flatout.errors import BadInput, ChildDied
 from flatout.memory import probe as probe_module
 from flatout.memory.child import run_in_child
 from flatout.memory.job import Job, Recipe
-from flatout.memory.probe import choose_batches, in_fresh_process, probe
+from flatout.memory.probe import choose_batches, in_fresh_process, probe, step_past_overflow
 from flatout.memory.step import make_parts
 
 GIB = 2**30
@@ -98,10 +98,10 @@ class Scaler:
 @pytest.mark.parametrize(("fits_at", "num_steps"), [(65536.0, 1), (16384.0, 3)])
 def test_a_probe_waits_for_the_optimizers_first_step(fits_at: float, num_steps: int) -> None:
     parts = make_parts(job(), Recipe(), device="cpu")
-    assert probe_module._skip(parts, job(), Recipe(), torch.randn(2, 8), device="cpu") == 0
+    assert step_past_overflow(parts, job(), Recipe(), torch.randn(2, 8), device="cpu") == 0
     parts.scaler = Scaler(fits_at=fits_at)
     assert parts.optimizer is not None and not parts.optimizer.state
-    assert probe_module._skip(parts, job(), Recipe(), torch.randn(2, 8), device="cpu") == num_steps
+    assert step_past_overflow(parts, job(), Recipe(), torch.randn(2, 8), device="cpu") == num_steps
     assert parts.optimizer.state
 
 
@@ -109,7 +109,7 @@ def test_a_job_that_only_overflows_is_refused() -> None:
     parts = make_parts(job(), Recipe(), device="cpu")
     parts.scaler = Scaler(fits_at=0.0)
     with pytest.raises(BadInput, match="overflows in fp16"):
-        probe_module._skip(parts, job(), Recipe(), torch.randn(2, 8), device="cpu")
+        step_past_overflow(parts, job(), Recipe(), torch.randn(2, 8), device="cpu")
 
 
 # Which process

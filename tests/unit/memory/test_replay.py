@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from flatout.errors import BadInput, StructureChanges
+from flatout.hardware.simulated import simulated_device
+from flatout.memory.job import Recipe
 from flatout.memory.replay import FORMS, Replay, fit_replay, sized
 from flatout.memory.samples import sample_sizes
 from flatout.memory.trace import Trace
+from tests.small_jobs import job_of, traced
 from tests.traces import TraceBuilder, layered_step
 
 KNOBS = ("batch_size", "length", "negatives")
@@ -33,11 +38,11 @@ REPLAY = fitted()
 @given(st.integers(1, 3000), st.integers(1, 40), st.integers(0, 100))
 def test_it_is_what_a_trace_at_these_sizes_is(batch_size: int, blocks: int, negatives: int) -> None:
     sizes = {"batch_size": batch_size, "length": 128 * blocks, "negatives": max(1, negatives)}
-    replayed, traced = REPLAY.at(**sizes), layered_step(**sizes)
+    replayed, fresh = REPLAY.at(**sizes), layered_step(**sizes)
     assert replayed.sizes == sizes
-    assert replayed.num_bytes.tolist() == [storage.num_bytes for storage in traced.storages]
-    assert replayed.peak_allocated_bytes() == sized(traced).peak_allocated_bytes()
-    REPLAY.check(traced)
+    assert replayed.num_bytes.tolist() == [storage.num_bytes for storage in fresh.storages]
+    assert replayed.peak_allocated_bytes() == sized(fresh).peak_allocated_bytes()
+    REPLAY.check(fresh)
 
 
 def test_every_form_is_met() -> None:
@@ -160,37 +165,24 @@ def test_a_replayed_step_can_become_a_plain_trace() -> None:
     assert trace.sizes == fresh.sizes
 
 
-def test_a_traced_model_is_replayed_to_the_byte() -> None:
-    from flatout.memory.child import run_in_child
+def contrastive_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    rows = model(batch).mean(1)
+    return torch.nn.functional.cross_entropy(rows @ rows.T, torch.arange(len(rows), device=rows.device))
 
-    samples = sample_sizes({"batch_size": 50, "length": 512}, knobs=("batch_size", "length"))
-    *traces, fresh = run_in_child(_trace_all, [*samples, {"batch_size": 50, "length": 512}])
+
+def test_a_traced_model_is_replayed_to_the_byte() -> None:
+    job = job_of(
+        lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+        lambda batch_size, length: torch.zeros(batch_size, length, 32),
+        loss=contrastive_loss,
+    )
+    wanted = {"batch_size": 50, "length": 512}
+    samples = sample_sizes(wanted, knobs=("batch_size", "length"))
+    device = simulated_device("H200")
+    *traces, fresh = (
+        traced(job, Recipe(precision="bf16"), device=device, **sizes) for sizes in [*samples, wanted]
+    )
     replay = fit_replay(traces)
     replay.check(fresh)
-    assert replay.at(batch_size=50, length=512).peak_allocated_bytes() == sized(fresh).peak_allocated_bytes()
+    assert replay.at(**wanted).peak_allocated_bytes() == sized(fresh).peak_allocated_bytes()
     assert sized(fresh).peak_allocated_bytes() > 1.3 * sized(traces[0]).peak_allocated_bytes()
-
-
-def _trace_all(samples: list[dict[str, int]]) -> list[Trace]:
-    import torch
-    from torch import nn
-
-    from flatout.memory import cuda_rules
-    from flatout.memory.job import Job, Recipe
-    from flatout.memory.tracer import trace_job
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        rows = model(batch).mean(1)
-        return torch.nn.functional.cross_entropy(rows @ rows.T, torch.arange(len(rows), device=rows.device))
-
-    def make_batch(*, batch_size: int, length: int) -> torch.Tensor:
-        return torch.zeros(batch_size, length, 32)
-
-    cuda_rules.install(compute_capability=(9, 0))
-    job = Job(
-        name="contrastive",
-        make_model=lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
-        make_batch=make_batch,
-        loss=loss,
-    )
-    return [trace_job(job, Recipe(precision="bf16"), sizes=sizes) for sizes in samples]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.sources import load_job
+from flatout.planner import fingerprint
 from flatout.planner.documents import Value
 from flatout.planner.request import ForecastRequest, describe, load_forecast
 
@@ -38,6 +40,12 @@ numbers = itertools.count()
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    own = str(tmp_path)  # the tests' folders are no part of the job, and others may change them meanwhile
+    monkeypatch.setattr(
+        fingerprint,
+        "loaded_modules",
+        lambda: [each for each in sys.modules.values() if str(getattr(each, "__file__", "")).startswith(own)],
+    )
     path = tmp_path / f"build_{next(numbers)}.py"
     path.write_text(BUILD)
     return path

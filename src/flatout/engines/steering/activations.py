@@ -14,6 +14,7 @@ Shapes: N texts, L wanted layers, D width.
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Space, Store
 from flatout.engines.steering.texts import Encoded, encode
 from flatout.engines.steering.whole_files import remove_leftovers, write_whole
-from flatout.engines.steering.work import Work, forks_pay, planned, run_batches
+from flatout.engines.steering.work import forks_pay, planned, run_batches
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ FORMAT = "flatout-extraction"
 VERSION = "1"
 GPU_BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 1024
-SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file
+SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
+SHARD_S = 30.0  # or until a kill would cost this much work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +124,7 @@ def extract(
         )
     chosen = chosen_layers(layers, num_layers=len(blocks_of(model)))
     encoded = encode(texts, tokenizer=tokenizer)
+    keys = encoded.keys()
     budget = budget_of(batch_tokens, device=input_device(model))
     ranges = [
         token_range(position, num_tokens=len(tokens), text=text)
@@ -130,7 +133,7 @@ def extract(
     result = _Result(encoded, num_layers=len(chosen), width=width_of(model), on_progress=on_progress)
     keep = None
     if store is not None:
-        keep = _Keeping(store, _space(model, tokenizer, position), keys=encoded.keys(), layers=chosen)
+        keep = _Keeping(store, _space(model, tokenizer, position), keys=keys, layers=chosen)
         result.fill(*keep.found())
         result.keeping = keep
     reader = Reader(model, layers=chosen)
@@ -140,13 +143,16 @@ def extract(
     if not shared.value:
         work = planned(missing, sequences=encoded.sequences, ranges=ranges, pairs=())
     landing = Landing(result.fill)
-    _run(reader, work, batch_tokens=budget.value, landing=landing)
-    if keep is not None:
-        keep.flush()
+    try:
+        run_batches(reader, work, batch_tokens=budget.value, on_values=landing.take)
+        landing.finish()
+    finally:  # an interrupt or an error keeps what was computed before it
+        if keep is not None:
+            keep.flush()
     return Activations(
         values=result.values,
         layers=chosen,
-        keys=tuple(encoded.keys()[row].hex() for row in encoded.row_of),
+        keys=tuple(keys[row].hex() for row in encoded.row_of),
         recipe={
             "position": name_of(position),
             "dtype": _dtype_name(model),
@@ -168,11 +174,6 @@ def budget_of(batch_tokens: int | None, *, device: torch.device) -> Decision[int
         return Decision(value=CPU_BATCH_TOKENS, reason=reason, source="assumed")
     reason = "fills any GPU many times over; halved where memory is short"
     return Decision(value=GPU_BATCH_TOKENS, reason=reason, source="assumed")
-
-
-def _run(reader: Reader, work: Sequence[Work], *, batch_tokens: int, landing: Landing) -> None:
-    run_batches(reader, work, batch_tokens=batch_tokens, on_values=landing.take)
-    landing.finish()
 
 
 class _Result:
@@ -214,6 +215,7 @@ class _Keeping:
         self._store, self._space = store, space
         self._keys, self._layers = keys, layers
         self._waiting: list[tuple[Sequence[int], Tensor]] = []
+        self._flushed_at = time.monotonic()
         self._failed = False
 
     def found(self) -> tuple[Sequence[int], Tensor]:
@@ -223,12 +225,14 @@ class _Keeping:
 
     def add(self, sequences: Sequence[int], values: Tensor) -> None:
         self._waiting.append((sequences, values))
-        if sum(waiting.nbytes for _, waiting in self._waiting) >= SHARD_BYTES:
+        num_bytes = sum(waiting.nbytes for _, waiting in self._waiting)
+        if num_bytes >= SHARD_BYTES or time.monotonic() - self._flushed_at >= SHARD_S:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits; where there is no room the extraction goes on without the store."""
         waiting, self._waiting = self._waiting, []
+        self._flushed_at = time.monotonic()
         if not waiting or self._failed:
             return
         keys = [self._keys[sequence] for sequences, _ in waiting for sequence in sequences]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,12 +54,13 @@ def wait_for_silence(
     study: optuna.Study,
     workers: Iterable[str],
     *,
+    known_dead: Collection[str] = (),
     beat_s: float = BEAT_S,
     say: Callable[[str], None] = lambda message: None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """The first of `workers` that has ended or fallen silent; None where there are none."""
+    """The first of `workers` that is dead: known to be, ended, or silent; None where there are none."""
     waiting = sorted(set(workers))
     if not waiting:
         return None
@@ -71,7 +72,7 @@ def wait_for_silence(
         beats = study.user_attrs
         for worker in waiting:
             beat = beats.get(KEY + worker)
-            if beat is None or beat == ENDED:
+            if worker in known_dead or beat is None or beat == ENDED:
                 return worker
             if beat != first[worker]:
                 first[worker], changed_s[worker] = beat, clock()

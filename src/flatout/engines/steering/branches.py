@@ -22,7 +22,7 @@ import torch
 from flatout.engines.steering.applying import Steering
 from flatout.errors import BadInput
 from flatout.multiplex import forward
-from flatout.multiplex.cache import Cache, Prefixes
+from flatout.multiplex.cache import Cache, Prefixes, bucket_of
 from flatout.multiplex.rows import Rows
 
 if TYPE_CHECKING:
@@ -193,13 +193,14 @@ class _Layout:
     def __init__(self, branches: Sequence[Branch], batch: Sequence[_Row], *, device: torch.device) -> None:
         n, longest = len(batch), max(row.num_tokens for row in batch)
         self.num_trunk = max(len(row.trunk) for row in batch)
-        self.num_columns = self.num_trunk + longest
+        self.end = self.num_trunk + longest
+        self.num_columns = bucket_of(self.end)  # few shapes, and aligned ones: attention kernels ask for them
         tokens, positions = (
             torch.zeros(n, longest, dtype=torch.int64),
             torch.zeros(n, longest, dtype=torch.int64),
         )
         holders = torch.full((n, self.num_columns), VOID)
-        holders[:, self.num_trunk :] = PADDING
+        holders[:, self.num_trunk : self.end] = PADDING
         places = torch.zeros(n, self.num_columns, dtype=torch.int64)
         self.starts: dict[int, tuple[int, int]] = {}  # number of a branch -> (row, its first token there)
         for row, one in enumerate(batch):
@@ -214,13 +215,13 @@ class _Layout:
                 holders[row, self.num_trunk + first : self.num_trunk + first + len(own)] = number
                 self.starts[number] = (row, first)
                 first += len(own)
-        places[:, self.num_trunk :] = positions
+        places[:, self.num_trunk : self.end] = positions
         self.tokens, self.positions = tokens.to(device), positions.to(device)
         self._holders, self._places = holders.to(device), places.to(device)
 
     def places(self, decoder: Decoder) -> tuple[forward.Place, ...]:
         """Blocks of one kind share one `Place`."""
-        write = torch.arange(self.num_trunk, self.num_columns, device=self.tokens.device)
+        write = torch.arange(self.num_trunk, self.end, device=self.tokens.device)
         made: dict[tuple[object, ...], forward.Place] = {}
         places = []
         for block in decoder.blocks:
@@ -240,10 +241,10 @@ class _Layout:
 
         Padding sees padding: a softmax over nothing would be NaN, and 0 times NaN is NaN.
         """
-        own = self._holders[:, self.num_trunk :, None]
+        own = self._holders[:, self.num_trunk : self.end, None]
         held, places = self._holders[:, None], self._places[:, None]
         here = self.positions[:, :, None]
-        seen = ((held == own) | ((held == TRUNK) & (own != PADDING))) & (places <= here)
+        seen = ((held == own) | (held == TRUNK)) & (places <= here)
         return seen if attention.window is None else seen & (places > here - attention.window)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.engines.steering.blocks import blocks_of
 from flatout.engines.steering.engine import PackedTrials, TextRow
 from flatout.engines.steering.loading import Opened
 from flatout.engines.steering.neutral import read_neutral
@@ -54,7 +55,7 @@ def conclude(
     return StudyRecord(
         name=settings.study_name,
         model=Path(settings.model).name,
-        num_layers=len(engine.decoder.blocks),
+        num_layers=len(blocks_of(opened.model)),
         score_name=SCORE_NAMES[settings.toward],
         trials=trials,
         best=None if result.best is None else result.best.number,
@@ -73,11 +74,14 @@ def _with_side_effects(
     vectors: dict[str, SteeringVectors],
     neutral: Sequence[tuple[int, ...]],
 ) -> tuple[TrialRecord, ...]:
-    """The best trials with the harm they do; the rest as they are."""
+    """The best trials with the harm they do; the rest as they are.
+
+    Those that came furthest are the best: a pruned trial is known by few questions.
+    """
     texts = [text for text in neutral if len(text) > 1]
     ranked = sorted(
-        (trial for trial in trials if trial.state == "complete" and trial.score is not None),
-        key=lambda trial: (-(trial.score or 0.0), trial.number),
+        (trial for trial in trials if trial.score is not None),
+        key=lambda trial: (-(trial.num_questions or 0), -(trial.score or 0.0), trial.number),
     )
     chosen = {trial.number for trial in ranked[:MOST_CHECKED]} if texts else set()
     plain = engine.log_likelihoods(texts, None) if chosen else []

@@ -16,7 +16,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from flatout.engines.steering.beats import Beating, wait_for_silence
 from flatout.engines.steering.loading import Opened, check_folder, open_model
 from flatout.engines.steering.placement import Placement, gpus_of, place, weights_bytes
 from flatout.engines.steering.questions import Question, read_questions, split_questions
-from flatout.engines.steering.report_data import StudyRecord, save_record
+from flatout.engines.steering.report_data import StudyRecord, load_record, save_record
 from flatout.engines.steering.settings import SearchSettings, chosen_layers, save_settings
 from flatout.engines.steering.workers import Crew, end_with_starter, plan_workers
 from flatout.errors import BadInput, Interrupted, import_extra
@@ -84,14 +84,15 @@ def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> Stud
         study = opened_study(settings, worker=FIRST)
         opened = _opened(settings, where.value.replicas[0], indices)
         vectors = fitted(settings, split, opened, say=say)
+        earlier_s = _earlier_s(settings, study)
         began_s = time.monotonic()
         with Beating(study.study, FIRST), _crew(settings, where.value, path, say=say) as crew:
-            engine = engine_of(settings, split, opened)
+            engine = engine_of(settings, split, opened, say=say)
             work = prepared(settings, split, opened, vectors, engine=engine, study=study, on_event=on_event)
             try:
                 work.run(trials=settings.trials, batch_trials=_batch_trials(settings, where.value))
-                crew.wait()
-                for theirs in _left_open(settings, study, say=say):
+                dead = {one.name for one in crew.wait()}
+                for theirs in _left_open(settings, study, known_dead=dead, say=say):
                     prepared(
                         settings, split, opened, vectors, engine=engine, study=theirs, on_event=on_event
                     ).run(trials=settings.trials)
@@ -99,14 +100,27 @@ def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> Stud
                 raise Interrupted(
                     "interrupted", hint=f"every finished row is kept in {settings.out}; run it again to go on"
                 ) from None
+        search_s = time.monotonic() - began_s
         from flatout.engines.steering.concluding import conclude
 
         record = conclude(settings, split, opened, vectors, study=study, work=work, engine=engine, say=say)
         record = dataclasses.replace(
-            record, search_s=time.monotonic() - began_s, notes=(f"replicas: {where}", *record.notes)
+            record,
+            search_s=None if earlier_s is None else earlier_s + search_s,
+            notes=(f"replicas: {where}", *record.notes),
         )
         save_record(record, settings.folder / RECORD)
     return record
+
+
+def _earlier_s(settings: SearchSettings, study: SearchStudy) -> float | None:
+    """How long earlier calls searched; None where one was killed before it could say."""
+    asked = study.num_asked()
+    if not asked:
+        return 0.0
+    path = settings.folder / RECORD
+    earlier = load_record(path) if path.is_file() else None
+    return earlier.search_s if earlier is not None and len(earlier.trials) == asked else None
 
 
 def join_search(settings: SearchSettings, *, worker: str | None, say: Say, on_event: OnEvent) -> None:
@@ -120,7 +134,7 @@ def join_search(settings: SearchSettings, *, worker: str | None, say: Say, on_ev
     study = opened_study(settings, worker=name)
     opened = _opened(settings, where.value.replicas[0], indices)
     with Beating(study.study, name):
-        engine = engine_of(settings, split, opened)
+        engine = engine_of(settings, split, opened, say=say)
         work = prepared(settings, split, opened, vectors, engine=engine, study=study, on_event=on_event)
         say(f"{name} has joined the study {settings.study_name!r}")
         try:
@@ -212,21 +226,32 @@ def read_vectors(folder: Path, *, methods: Sequence[str]) -> dict[str, SteeringV
     return {name: load(path) for name, path in found.items()}
 
 
-def engine_of(settings: SearchSettings, split: Split, opened: Opened) -> PackedTrials:
+def engine_of(
+    settings: SearchSettings, split: Split, opened: Opened, *, say: Say = lambda message: None
+) -> PackedTrials:
     """What runs the rows of all trials, as many at a time as the device takes."""
     from flatout.engines.steering.engine import PackedTrials
+    from flatout.engines.steering.hooked import HookedTrials
     from flatout.engines.steering.scoring import prompts_of
     from flatout.engines.steering.search import TOKENS_PER_ROW
 
     on_gpu = next(opened.model.parameters()).device.type == "cuda"
     rows = settings.rows or (GPU_ROWS if on_gpu else CPU_ROWS)
     longest = max(map(len, prompts_of(split.fresh, opened.tokenizer)))
-    return PackedTrials(
-        opened.model,
-        slots=rows,
-        batch_tokens=rows * TOKENS_PER_ROW,
-        max_tokens=longest + settings.max_new_tokens,
-    )
+    devices = {parameter.device for parameter in opened.model.parameters()}
+    reason = f"it lies on {len(devices)} devices"
+    if len(devices) == 1:
+        try:
+            return PackedTrials(
+                opened.model,
+                slots=rows,
+                batch_tokens=rows * TOKENS_PER_ROW,
+                max_tokens=longest + settings.max_new_tokens,
+            )
+        except BadInput as error:  # a family that the packed engine does not read
+            reason = error.message
+    say(f"rows run through the model's own forward, and prompts are not shared: {reason}")
+    return HookedTrials(opened.model, slots=rows, batch_tokens=rows * TOKENS_PER_ROW)
 
 
 def prepared(
@@ -284,9 +309,14 @@ def _batch_trials(settings: SearchSettings, placement: Placement) -> int:
     return max(1, min(MOST_BATCH_TRIALS, share))
 
 
+def joining_command(settings: Path) -> list[str]:
+    """What adds a worker to a search, here or on another machine."""
+    return [sys.executable, "-m", "flatout", "steer", "search", str(settings), "--join"]
+
+
 def _crew(settings: SearchSettings, placement: Placement, path: Path, *, say: Say) -> Any:
     """The workers beside this one."""
-    command = [sys.executable, "-m", "flatout", "steer", "search", str(path), "--join"]
+    command = joining_command(path)
     if settings.ray is None:
         return Crew(command, plan_workers(placement, cores=os.cpu_count() or 1), say=say)
     from flatout.engines.steering.ray_launcher import RayCrew, RayPlan
@@ -295,11 +325,17 @@ def _crew(settings: SearchSettings, placement: Placement, path: Path, *, say: Sa
     return RayCrew(command, plan, say=say)
 
 
-def _left_open(settings: SearchSettings, study: SearchStudy, *, say: Say) -> Iterator[SearchStudy]:
+def _left_open(
+    settings: SearchSettings, study: SearchStudy, *, known_dead: Collection[str], say: Say
+) -> Iterator[SearchStudy]:
     """The study as each worker that has died saw it, so that its open trials end over its finished rows."""
     from flatout.engines.steering.study import WORKER
 
-    while (name := wait_for_silence(study.study, unfinished_workers(study), say=say)) is not None:
+    while True:
+        open_ones = unfinished_workers(study)
+        name = wait_for_silence(study.study, open_ones, known_dead=known_dead, say=say)
+        if name is None:
+            break
         say(f"taking over what {name} left open")
         yield opened_study(settings, worker=name)
     for one in study.study.get_trials(deepcopy=False):

@@ -1,4 +1,4 @@
-"""Results of batches on their way from the device to host memory, while the next batch runs.
+"""Batches on their way to the device and their results on the way back, while the device works.
 
 On a GPU each result is copied into page-locked memory on a stream of its own; the host waits for a copy only
 when two more batches have been handed to the GPU, by when it is long done.  Elsewhere a result is handed on
@@ -15,6 +15,13 @@ import torch
 from torch import Tensor
 
 PENDING = 2  # copies in flight: one would stall the host, more would only hold memory
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the host on a device, without waiting for what runs there."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 class Landing:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from flatout.data import Pad, PadCollate
 from flatout.engines.steering.blocks import blocks_of, hidden_of, input_device
+from flatout.engines.steering.landing import sent
 from flatout.engines.steering.positions import Columns
 from flatout.errors import import_extra
 
@@ -78,16 +79,14 @@ class Reader:
         ranges = [one for fork in forks for one in fork.ranges]
         columns = Columns.of(ranges, offsets=[-tokens for tokens in begun], device=self.device)
         position_BT = torch.tensor(begun)[:, None] + torch.arange(endings.ids.shape[1])
-        mask_BT = torch.cat(
-            [batch.mask.repeat_interleave(2, dim=0), torch.ones_like(endings.mask)], dim=1
-        )
+        mask_BT = torch.cat([batch.mask.repeat_interleave(2, dim=0), torch.ones_like(endings.mask)], dim=1)
         return self._run(
             columns,
             use_cache=True,
             input_ids=endings.ids,
             past_key_values=cache,
             attention_mask=mask_BT,
-            position_ids=_moved(position_BT, self.device),
+            position_ids=sent(position_BT, self.device),
         )
 
     def can_fork(self) -> bool:
@@ -143,8 +142,8 @@ class _Padded:
         width = batch.values.shape[1]
         offsets = tuple(width - len(tokens) if side == "left" else 0 for tokens in sequences)
         return cls(
-            ids=_moved(batch.values, device),
-            mask=_moved(batch.mask.long(), device),
+            ids=sent(batch.values, device),
+            mask=sent(batch.mask.long(), device),
             offsets=offsets,
             side=side,
         )
@@ -157,10 +156,3 @@ class _Padded:
             "attention_mask": self.mask,
             "position_ids": (self.mask.cumsum(1) - 1).clamp(min=0),
         }
-
-
-def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for what runs there."""
-    if device.type != "cuda":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)

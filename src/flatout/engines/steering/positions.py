@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flatout.engines.steering.landing import sent
 from flatout.errors import BadInput
 
 Position = Literal["last", "mean"] | int | tuple[int, int]
@@ -81,8 +82,8 @@ class Columns:
         firsts = [first + offset for (first, _), offset in zip(ranges, offsets, strict=True)]
         lasts = [last + offset for (_, last), offset in zip(ranges, offsets, strict=True)]
         return cls(
-            first=torch.tensor(firsts, device=device),
-            last=torch.tensor(lasts, device=device),
+            first=sent(torch.tensor(firsts), device),
+            last=sent(torch.tensor(lasts), device),
             single=all(last - first == 1 for first, last in ranges),
         )
 

@@ -79,7 +79,7 @@ class RayCrew:
                 code, tail, node = 1, [type(error).__name__], "a lost node"
             ended.append(Ended(name=self._waiting.pop(task), code=code))
             said = f": {' | '.join(tail)}" if code and tail else ""
-            self._say(f"{ended[-1].name} on {node} ended with {ended[-1].reason}{said}")
+            self._say(f"worker {ended[-1].name} on {node} ended with {ended[-1].reason}{said}")
         return ended
 
     def _connect(self) -> None:

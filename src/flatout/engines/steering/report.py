@@ -76,7 +76,7 @@ def headline(record: StudyRecord) -> str:
         )
     moved = "raises" if retest.difference.value > 0 else "lowers"
     return (
-        f"{where} {moved} {record.score_name} by {abs(retest.difference.value):.3g} on "
+        f"{where} {moved} the {record.score_name} by {abs(retest.difference.value):.3g} on "
         f"{retest.num_questions} fresh questions."
     )
 

@@ -76,7 +76,7 @@ def _cell(cell: Cell, drawn: Grid, *, width: float, baseline: float, winner: int
     strength = abs(distance) / drawn.reach if drawn.reach else 0.0
     x, y = LEFT_PCT + cell.column * width, HEAD_PX + (len(drawn.layers) - cell.row - 1) * ROW_PX
     spoken = f"{describe(cell.best)}: {show_score(score)}"
-    spoken += f", best of {cell.num_trials}" if cell.num_trials > 1 else ""
+    spoken += f", best of {len(cell.numbers)}" if len(cell.numbers) > 1 else ""
     box: dict[str, str | int] = {"x": f"{x:.3f}%", "y": y, "width": f"{width:.3f}%", "height": ROW_PX}
     parts = [
         tag(
@@ -89,7 +89,7 @@ def _cell(cell: Cell, drawn: Grid, *, width: float, baseline: float, winner: int
     ]
     if drawn.num_columns <= MOST_NUMBERED_COLUMNS:
         parts.append(tag("text", f"{score:.2f}", x=f"{x + width / 2:.3f}%", y=y + 14, class_="cell"))
-    if cell.best.number == winner:
+    if winner in cell.numbers:
         parts.append(tag("rect", **box, class_="winner"))
     return parts
 

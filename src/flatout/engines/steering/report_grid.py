@@ -1,8 +1,9 @@
 """Trials as a grid of layer by strength.
 
 A search draws strengths from a line, so no two trials share one: the line is cut into columns of equal width
-that keep zero on a border, and a cell is the best-scored trial in it.  The colour of a cell is its distance
-from the unsteered model, in both directions alike.
+that keep zero on a border, and the best trial of a cell stands for it: of those asked the most questions the
+one with the highest score, since a trial that was asked few may score high by luck.  The colour of a cell is
+its distance from the unsteered model, in both directions alike.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Cell:
     row: int
     column: int
     best: TrialRecord
-    num_trials: int
+    numbers: frozenset[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,12 @@ def grid(trials: Sequence[TrialRecord], *, baseline: float) -> Grid | None:
         place = (layers.index(trial.layer), _column(trial.strength, edges))
         found.setdefault(place, []).append(trial)
     cells = tuple(
-        Cell(row=row, column=column, best=max(several, key=_score), num_trials=len(several))
+        Cell(
+            row=row,
+            column=column,
+            best=max(several, key=_worth),
+            numbers=frozenset(trial.number for trial in several),
+        )
         for (row, column), several in sorted(found.items())
     )
     reach = max(abs(_score(cell.best) - baseline) for cell in cells)
@@ -62,6 +68,10 @@ def grid(trials: Sequence[TrialRecord], *, baseline: float) -> Grid | None:
 
 def _score(trial: TrialRecord) -> float:
     return -math.inf if trial.score is None else trial.score
+
+
+def _worth(trial: TrialRecord) -> tuple[int, float]:
+    return trial.num_questions or 0, _score(trial)
 
 
 def _edges(strengths: Sequence[float]) -> tuple[float, ...]:

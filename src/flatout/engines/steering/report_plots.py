@@ -72,7 +72,9 @@ def _draw_map(figure: Any, axes: Any, drawn: Grid | None, record: StudyRecord, *
     winner = record.winner
     if winner is not None and winner.layer in drawn.layers:
         height = drawn.layers.index(winner.layer) + 0.5
-        axes.plot([winner.strength], [height], marker="o", markersize=9, fillstyle="none", color=INK)
+        axes.plot(
+            [winner.strength], [height], marker="o", markersize=9, fillstyle="none", color=INK, clip_on=False
+        )
     bar = figure.colorbar(mesh, ax=axes, shrink=0.8)
     bar.ax.tick_params(labelsize=8, colors=SOFT)
     bar.outline.set_visible(False)

@@ -112,7 +112,7 @@ class Search:
             **self._scorer.recipe(),
         }
 
-    def run(self, *, trials: int, batch_trials: int = 32) -> None:
+    def run(self, *, trials: int, batch_trials: int = 16) -> None:
         """Finish what is open, then ask until the study has `trials` trials of all workers."""
         if trials < 1 or batch_trials < 1:
             raise BadInput(f"trials={trials}, batch_trials={batch_trials}", hint="take at least 1 of each")
@@ -285,15 +285,16 @@ def search(
     space: Space | None = None,
     scorer: Scorer | None = None,
     batch_rows: int = 256,
-    batch_trials: int = 32,
+    batch_trials: int = 16,
     max_tokens: int = 1024,
     halving: Halving | None = None,
     on_event: OnEvent | None = None,
 ) -> SearchResult:
     """Search `trials` configurations on `questions`; test the best on `fresh` ones and on `neutral` texts.
 
-    Brackets of `batch_trials` trials are halved together; `batch_rows` rows run at a time.  Scores are those
-    of `MultipleChoice` unless a `scorer` is given.
+    Brackets of `batch_trials` trials are halved together: more of them fill a larger GPU, fewer let the
+    sampler learn sooner.  `batch_rows` rows run at a time.  Scores are those of `MultipleChoice` unless a
+    `scorer` is given.
     """
     engine = PackedTrials(
         model, slots=batch_rows, batch_tokens=batch_rows * TOKENS_PER_ROW, max_tokens=max_tokens

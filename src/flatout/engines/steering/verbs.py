@@ -122,7 +122,7 @@ def search(
     say: Say,
     on_event: Callable[[Event], None],
 ) -> StudyRecord | None:
-    """Search, or join a search; None for a worker that only joined.  The report is written beside the study."""
+    """Search and write the report beside the study; None for a worker that only joined one."""
     settings = make_settings(given) if join else settled(given)
     check_methods(settings.methods)
     if join:
@@ -161,6 +161,7 @@ def apply(
     import torch
 
     from flatout.engines.steering.applying import Steering, steered_model
+    from flatout.engines.steering.blocks import width_of
     from flatout.engines.steering.questions import question_of
     from flatout.engines.steering.scoring import prompts_of
 
@@ -174,10 +175,9 @@ def apply(
         where=where or winner.get("where", "last-and-generated"),
     )
     opened = open_model(model, device=device, dtype=dtype)
-    if opened.model.config.hidden_size != len(steering.direction):
+    if (width := width_of(opened.model)) != len(steering.direction):
         raise BadInput(
-            f"the vectors are {len(steering.direction)} wide and the model is "
-            f"{opened.model.config.hidden_size}",
+            f"the vectors are {len(steering.direction)} wide and the model is {width}",
             hint="take vectors that were fitted on this model",
         )
     questions = [question_of(text, positive="a", negative="b") for text in prompts]
@@ -194,8 +194,9 @@ def apply(
 def _continued(opened: Opened, ids: Any, *, max_new_tokens: int) -> str:
     import torch
 
+    model: Any = opened.model
     with torch.no_grad():
-        out = opened.model.generate(
+        out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,

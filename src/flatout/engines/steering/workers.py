@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlan:
-    """One worker: what it is called, and what it is told beside the command that all share."""
+    """One worker: what it is called in the study, and what it is told beside the command that all share."""
 
     name: str
     environment: Mapping[str, str]
@@ -67,7 +67,7 @@ def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
             environment["OMP_NUM_THREADS"] = str(threads)
             arguments = ("--device", "cpu")
         arguments += ("--worker", str(number))
-        plans.append(WorkerPlan(name=f"worker {number}", environment=environment, arguments=arguments))
+        plans.append(WorkerPlan(name=str(number), environment=environment, arguments=arguments))
     return plans
 
 
@@ -98,7 +98,7 @@ class Crew:
             del self._running[0]
         for one in ended:
             if one.code:
-                self._say(f"{one.name} ended: {one.reason}; what it was running is taken over")
+                self._say(f"worker {one.name} ended: {one.reason}; what it was running is taken over")
         return ended
 
     def _stop(self) -> None:
@@ -129,12 +129,12 @@ class _Worker:
         assert self._process.stderr is not None
         self._reader = threading.Thread(target=self._relay, args=(self._process.stderr,), daemon=True)
         self._reader.start()
-        say(f"{plan.name} is process {self._process.pid}")
+        say(f"worker {plan.name} is process {self._process.pid}")
 
     def _relay(self, stream: IO[str]) -> None:
         for line in stream:
             if line.strip():
-                self._say(f"{self.plan.name}: {line.rstrip().removeprefix('flatout: ')}")
+                self._say(f"worker {self.plan.name}: {line.rstrip().removeprefix('flatout: ')}")
 
     def wait(self) -> Ended:
         code = self._process.wait()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.engines.steering import activations
 from flatout.engines.steering.activations import Activations, budget_of, extract, load
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Store
@@ -116,6 +117,39 @@ def test_a_store_answers_what_it_has_and_only_that(tmp_path: Path) -> None:
     torch.testing.assert_close(more.values, extract(model, tokenizer, TEXTS).values, **CLOSE)
 
 
+def test_an_interrupted_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model("llama"), word_tokenizer()
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, tokenizer, TEXTS, batch_tokens=14, store=Store(tmp_path), on_progress=interrupt)
+    rows: list[int] = []
+    model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(len(output)))
+    extract(model, tokenizer, TEXTS, store=Store(tmp_path))
+    assert sum(rows) == len(TEXTS) - 3
+
+
+def test_rows_reach_the_store_while_the_extraction_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a kill, which flushes nothing, costs the rows of one file at most."""
+    monkeypatch.setattr(activations, "SHARD_BYTES", 1)
+    shards: list[int] = []
+    extract(
+        shared_model("llama"),
+        word_tokenizer(),
+        TEXTS,
+        batch_tokens=14,
+        store=Store(tmp_path),
+        on_progress=lambda done, total: shards.append(len(list(tmp_path.iterdir()))),
+    )
+    assert shards == list(range(1, len(shards) + 1))
+    assert len(shards) > 3
+
+
 def test_changed_weights_positions_and_types_are_never_answered_from_the_store(tmp_path: Path) -> None:
     model, tokenizer, store = tiny_model("llama"), word_tokenizer(), Store(tmp_path)
     before = extract(model, tokenizer, TEXTS, store=store)
@@ -146,7 +180,10 @@ def test_activations_come_back_from_a_file(tmp_path: Path) -> None:
     again = load(tmp_path / "a.safetensors")
     assert torch.equal(again.values, found.values)
     assert (again.layers, again.keys, again.recipe) == (found.layers, found.keys, found.recipe)
-    for name, content in (("cut", (tmp_path / "a.safetensors").read_bytes()[:-9]), ("text", b"no tensors here")):
+    for name, content in (
+        ("cut", (tmp_path / "a.safetensors").read_bytes()[:-9]),
+        ("text", b"no tensors here"),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BadInput, match="cannot be read"):
             load(tmp_path / name)
@@ -169,4 +206,6 @@ def test_what_cannot_be_extracted_is_refused() -> None:
 
 def test_the_budget_says_why() -> None:
     assert budget_of(77, device=torch.device("cpu")).value == 77
-    assert budget_of(None, device=torch.device("cpu")).value < budget_of(None, device=torch.device("cuda")).value
+    assert (
+        budget_of(None, device=torch.device("cpu")).value < budget_of(None, device=torch.device("cuda")).value
+    )

@@ -23,7 +23,12 @@ def direction(seed: int = 0) -> Tensor:
 
 
 def steering(
-    layer: int = 0, amount: float = 3.0, *, mode: Mode = "add", where: Where = "last-and-generated", seed: int = 0
+    layer: int = 0,
+    amount: float = 3.0,
+    *,
+    mode: Mode = "add",
+    where: Where = "last-and-generated",
+    seed: int = 0,
 ) -> Steering:
     return Steering(layer=layer, direction=direction(seed), amount=amount, mode=mode, where=where)
 
@@ -133,7 +138,11 @@ def test_the_right_tokens_are_steered(where: Where, side: str) -> None:
         told = (hidden_after(model, 0, inputs) != plain).any(-1)
     number = real.cumsum(1)
     first = torch.tensor([[2], [3]])
-    expected = {"all": real, "generated": real & (number > first), "last-and-generated": real & (number >= first)}
+    expected = {
+        "all": real,
+        "generated": real & (number > first),
+        "last-and-generated": real & (number >= first),
+    }
     assert torch.equal(told, expected[where])
 
 
@@ -199,7 +208,10 @@ def test_no_gradient_reaches_a_direction() -> None:
 
 def test_what_cannot_be_steered_is_named() -> None:
     model, inputs = shared_model(), batch(prompts_of([5, 5]))
-    with pytest.raises(BadInput, match=r"steering at layer 2 .*layers 0 to 1"), steered_model(model, steering(2)):
+    with (
+        pytest.raises(BadInput, match=r"steering at layer 2 .*layers 0 to 1"),
+        steered_model(model, steering(2)),
+    ):
         pass
     with pytest.raises(BadInput, match=r"2 rows under 3 steerings"), steered_model(model, [steering()] * 3):
         model(**inputs)

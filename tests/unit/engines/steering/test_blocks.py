@@ -37,7 +37,7 @@ def test_models_without_blocks_or_order_are_refused() -> None:
 def test_layers_are_sorted_and_counted_from_either_end() -> None:
     assert chosen_layers("all", num_layers=3) == (0, 1, 2)
     assert chosen_layers([-1, 0, 0], num_layers=3) == (0, 2)
-    with pytest.raises(BadInput, match="layer 3 was asked for .*0 to 2"):
+    with pytest.raises(BadInput, match=r"layer 3 was asked for .*0 to 2"):
         chosen_layers([0, 3], num_layers=3)
     with pytest.raises(BadInput, match="no layer"):
         chosen_layers([], num_layers=3)

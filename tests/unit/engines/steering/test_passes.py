@@ -18,7 +18,7 @@ SIDES: tuple[Literal["right", "left"], ...] = ("right", "left")
 
 @torch.no_grad()
 def hidden_states(model: Any, tokens: Sequence[int]) -> Tensor:
-    """[layers, tokens, width] of one unpadded text.  The last one is taken from a hook: Hugging Face norms it."""
+    """[layers, tokens, width] of one unpadded text, from hooks: the last one in the output is normed."""
     found: list[Tensor] = []
     stack = model.transformer.h if hasattr(model, "transformer") else model.base_model.layers
     hooks = [
@@ -76,7 +76,8 @@ def test_a_pass_stops_after_the_last_wanted_block_and_leaves_no_hook() -> None:
     ran: list[str] = []
     watched = {"block 1": model.model.layers[1], "block 2": model.model.layers[2], "head": model.lm_head}
     hooks = [
-        module.register_forward_hook(lambda *_, name=name: ran.append(name)) for name, module in watched.items()
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        for name, module in watched.items()
     ]
     values = Reader(model, layers=(0, 1)).read([(5, 6)], ranges=[(1, 2)])
     assert values.shape == (1, 2, 48)

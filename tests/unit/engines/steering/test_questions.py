@@ -19,7 +19,11 @@ from flatout.engines.steering.questions import (
 )
 from flatout.errors import BadInput
 
-AB = {"question": "Tea?\n (A) Yes\n (B) No", "answer_matching_behavior": "(A)", "answer_not_matching_behavior": "(B)"}
+AB = {
+    "question": "Tea?\n (A) Yes\n (B) No",
+    "answer_matching_behavior": "(A)",
+    "answer_not_matching_behavior": "(B)",
+}
 PAIR = {"prompt": "Tea?", "positive": "Yes", "negative": "No"}
 
 

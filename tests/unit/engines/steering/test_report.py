@@ -44,7 +44,7 @@ def test_the_page_shows_all_of_a_study() -> None:
 
 
 def test_the_headline_says_what_is_known() -> None:
-    assert "raises answer preference by 0.93 on 50 fresh questions" in headline(study())
+    assert "raises the answer preference by 0.93 on 50 fresh questions" in headline(study())
     assert "not been tested on fresh questions" in headline(study(retest=None))
     assert headline(study(best=None)) == "No trial has been scored yet."
     around = Interval(value=0.02, low=-0.1, high=0.14)
@@ -52,7 +52,7 @@ def test_the_headline_says_what_is_known() -> None:
     assert "within the noise" in headline(study(retest=retest))
     below = Interval(value=-0.4, low=-0.5, high=-0.3)
     retest = Retest(num_questions=50, baseline=around, steered=around, difference=below)
-    assert "lowers answer preference by 0.4" in headline(study(retest=retest))
+    assert "lowers the answer preference by 0.4" in headline(study(retest=retest))
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_every_trial_lies_in_its_cell(drawn: list[tuple[int, float, float]]) -> 
     trials = [trial(i, layer=a, strength=b, score=c) for i, (a, b, c) in enumerate(drawn)]
     found = grid(trials, baseline=0.0)
     assert found is not None
-    assert sum(cell.num_trials for cell in found.cells) == len(trials)
+    assert sorted(number for cell in found.cells for number in cell.numbers) == list(range(len(trials)))
     assert 1 <= found.num_columns <= MOST_COLUMNS
     assert list(found.edges) == sorted(set(found.edges))
     for cell in found.cells:
@@ -37,6 +39,13 @@ def test_every_trial_lies_in_its_cell(drawn: list[tuple[int, float, float]]) -> 
     assert max(cell.best.score or -9 for cell in found.cells) == pytest.approx(best) or best == 0
     if found.edges[0] < 0 < found.edges[-1]:
         assert 0 in found.edges
+
+
+def test_few_questions_do_not_beat_many() -> None:
+    lucky = dataclasses.replace(trial(0, layer=1, strength=1.0, score=0.9), num_questions=2)
+    known = dataclasses.replace(trial(1, layer=1, strength=1.0, score=0.5), num_questions=20)
+    found = grid([lucky, known], baseline=0.1)
+    assert found is not None and found.cells[0].best == known
 
 
 def test_trials_without_a_score_are_no_cell() -> None:
@@ -49,7 +58,7 @@ def test_the_best_of_a_cell_stands_for_it() -> None:
     found = grid(trials, baseline=0.1)
     assert found is not None
     (cell,) = found.cells
-    assert (cell.best.number, cell.num_trials) == (1, 2)
+    assert (cell.best.number, cell.numbers) == (1, {0, 1})
     assert found.reach == pytest.approx(0.4)
 
 

@@ -12,9 +12,7 @@ from flatout.errors import BadInput
 
 def vectors(method: str, layers: tuple[int, ...] = (0, 1, 2)) -> SteeringVectors:
     values = torch.eye(4)[: len(layers)]
-    return SteeringVectors(
-        values=values, norms=torch.arange(len(layers)) + 2.0, layers=layers, method=method
-    )
+    return SteeringVectors(values=values, norms=torch.arange(len(layers)) + 2.0, layers=layers, method=method)
 
 
 class Recorded:
@@ -58,7 +56,9 @@ def test_evenly_spaced_layers_are_a_number() -> None:
         assert made == Trial(
             number=3, layer=layers[-1], method="lda", strength=1.0, where="last-and-generated"
         )
-        assert trial_of(3, {"layer": made.layer, "method": "lda", "strength": 1.0, "where": made.where}) == made
+        assert (
+            trial_of(3, {"layer": made.layer, "method": "lda", "strength": 1.0, "where": made.where}) == made
+        )
 
 
 def test_a_trial_that_was_never_chosen_is_none() -> None:

@@ -49,7 +49,7 @@ def test_a_pair_of_which_one_is_known_or_taken_is_no_fork() -> None:
 
 def test_sharing_pays_where_it_saves_more_than_a_short_pass_costs() -> None:
     def pairs(prompt: int) -> list[Work]:
-        tokens = (tuple(range(prompt)) + (1,), tuple(range(prompt)) + (2,))
+        tokens = ((*range(prompt), 1), (*range(prompt), 2))
         return planned([0, 1], sequences=tokens, ranges=[(prompt, prompt + 1)] * 2, pairs=[(0, 1)])
 
     few, many = pairs(READING_TOKENS), pairs(READING_TOKENS + 1)
@@ -120,4 +120,4 @@ def test_one_text_that_does_not_fit_is_an_error_that_says_so() -> None:
 def test_batches_stay_within_the_budget_and_begin_with_the_longest() -> None:
     reader = Short(columns=10**6)
     run(reader, plan(pairs=[]), batch_tokens=8)
-    assert reader.batches == [5, 8, 1]  # the two that differ by a token share a batch
+    assert reader.batches == [5, 8, 1]  # columns of each batch, its padding included

@@ -20,7 +20,7 @@ def python(code: str) -> list[str]:
 
 def plans(*arguments: str) -> list[WorkerPlan]:
     return [
-        WorkerPlan(name=f"worker {number}", environment={"NUMBER": str(number)}, arguments=(argument,))
+        WorkerPlan(name=str(number), environment={"NUMBER": str(number)}, arguments=(argument,))
         for number, argument in enumerate(arguments)
     ]
 
@@ -47,7 +47,7 @@ def test_each_sees_its_own_gpus_and_cores() -> None:
 def test_what_workers_say_is_relayed_with_their_names() -> None:
     code = "import os, sys; print(f'flatout: {os.environ[\"NUMBER\"]} {sys.argv[1]}', file=sys.stderr)"
     ended, said = run(code, plans("a", "b"))
-    assert ended == [Ended(name="worker 0", code=0), Ended(name="worker 1", code=0)]
+    assert ended == [Ended(name="0", code=0), Ended(name="1", code=0)]
     assert {"worker 0: 0 a", "worker 1: 1 b"} <= set(said)
 
 
@@ -81,7 +81,7 @@ def lines_until(process: subprocess.Popen[str], text: str) -> list[str]:
 
 def test_an_interrupt_reaches_the_workers_and_ends_them() -> None:
     process = subprocess.Popen(python(STARTER), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said = lines_until(process, "w: waiting")
+    said = lines_until(process, "worker w: waiting")
     pid = int(said[0].rpartition(" ")[2])
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate()

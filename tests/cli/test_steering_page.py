@@ -1,0 +1,55 @@
+"""The page on steering is executed, and names only what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flatout.cli.app import application
+from flatout.engines.steering.applying import WHERE
+from flatout.engines.steering.fitting import known_methods
+from flatout.engines.steering.settings import NAMES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"
+BLOCK = re.compile(r"^(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(reason not to run it, text) of each block."""
+    return [(reason, text) for reason, name, text in BLOCK.findall(PAGE.read_text()) if name == language]
+
+
+def test_the_snippets_run(tmp_path: Path) -> None:
+    found = blocks("python")
+    assert [bool(reason) for reason, _ in found] == [False, True]
+    script = tmp_path / "page.py"
+    script.write_text(found[0][1], encoding="utf-8")
+    command = [sys.executable, "-W", "error", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_flags_of_the_commands_exist() -> None:
+    commands = [
+        line
+        for _, text in blocks("bash")
+        for line in text.replace("\\\n", " ").splitlines()
+        if line.startswith("flatout steer")
+    ]
+    assert len(commands) == 6
+    for command in commands:
+        verb = command.split()[2]
+        helped = CliRunner().invoke(application(), ["steer", verb, "--help"]).stdout
+        for flag in re.findall(r"--[a-z-]+", command):
+            assert f"{flag} " in helped, command
+
+
+@pytest.mark.parametrize("name", [*known_methods(), *WHERE, "rungs", "shares"])
+def test_methods_places_and_settings_are_named(name: str) -> None:
+    assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
+    assert name in (*known_methods(), *WHERE, *NAMES)

@@ -1,0 +1,68 @@
+"""The report of a study in a real browser: silent, self-contained, and deaf to what it quotes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.engines.steering.report import page
+from tests.studies import hostile_study, study
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+]
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PATH: the page is not opened here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("record", [study(), hostile_study()], ids=["full", "hostile"])
+def test_the_page_is_silent_and_fits(
+    record: Any, scheme: str, width: int, browser: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page(record), encoding="utf-8")
+    complaints: list[str] = []
+    requests: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    try:
+        opened = context.new_page()
+        opened.on("console", lambda message: complaints.append(message.text))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        opened.on("request", lambda request: requests.append(request.url))
+        opened.goto(path.as_uri())
+        assert complaints == []
+        assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+        assert opened.evaluate(OVERFLOW) == 0
+        assert opened.evaluate("document.querySelectorAll('script, img').length") == 0
+        assert record.name[:20] in opened.inner_text("h1")
+        cells = opened.evaluate(
+            "[...document.querySelectorAll('rect.up, rect.down, rect.winner')]"
+            ".map(r => r.getBoundingClientRect()).map(b => b.width * b.height)"
+        )
+        assert cells and min(cells) > 0
+        assert opened.locator("rect.winner").count() == 1
+    finally:
+        context.close()

@@ -1,0 +1,50 @@
+"""Extraction on a GPU: copies on a side stream, prompts shared through the cache, tiers of the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.engines.steering.activations import extract
+from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.store import Store
+from flatout.engines.steering.tiers import Tier
+from tests.steering_texts import text_of, word_tokenizer
+from tests.tiny_models import prompts_of, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+TEXTS = [text_of(tokens) for tokens in prompts_of([3 + number % 60 for number in range(200)])]
+
+
+@pytest.mark.parametrize("position", ["last", "mean"])
+def test_a_gpu_extracts_what_a_cpu_does(position: str) -> None:
+    model, tokenizer = tiny_model("llama"), word_tokenizer()
+    expected = extract(model, tokenizer, TEXTS, position=position)  # type: ignore[arg-type]
+    found = extract(model.cuda(), tokenizer, TEXTS, position=position, batch_tokens=300)  # type: ignore[arg-type]
+    assert found.values.device.type == "cpu"
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-3, atol=1e-3)
+
+
+def test_shared_prompts_on_a_gpu() -> None:
+    pairs = [
+        Pair(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key="")
+        for tokens in prompts_of(range(60, 90))
+    ]
+    model, tokenizer = tiny_model("qwen2").cuda(), word_tokenizer()
+    shared = extract(model, tokenizer, pairs)
+    assert shared.recipe["shared_prompts"].startswith("True")
+    texts = [one.prompt + one.positive for one in pairs] + [one.prompt + one.negative for one in pairs]
+    torch.testing.assert_close(shared.values, extract(model, tokenizer, texts).values, rtol=1e-3, atol=1e-3)
+
+
+def test_a_store_with_a_tier_on_the_gpu_gives_the_same(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model("llama").cuda(), word_tokenizer()
+    tiers = [Tier(device="cuda", budget_bytes=50_000), Tier(device="cpu", budget_bytes=1 << 20)]
+    store = Store(tmp_path, tiers=tiers)
+    first = extract(model, tokenizer, TEXTS, store=store)
+    for _ in range(2):
+        assert torch.equal(extract(model, tokenizer, TEXTS, store=store).values, first.values)
+    assert store.tiers.held_bytes()[0] > 0

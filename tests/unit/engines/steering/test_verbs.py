@@ -1,0 +1,124 @@
+"""The verbs by themselves: extract, fit, search, apply and report as a script would call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatout.engines.steering import verbs
+from flatout.engines.steering.report_data import StudyRecord
+from flatout.engines.steering.search import Event
+from flatout.engines.steering.settings import make_settings
+from flatout.errors import BadInput
+from tests.steering_runs import tiny_search, write_tiny
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("steering"))
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path) -> tuple[Path, StudyRecord]:
+    out = tiny / "run"
+    record = verbs.search(tiny_search(tiny, out), say=lambda message: None, on_event=lambda event: None)
+    assert record is not None
+    return out, record
+
+
+def test_extraction_tells_what_it_gave(tiny: Path, tmp_path: Path) -> None:
+    counts: list[tuple[int, int]] = []
+    settings = make_settings(tiny_search(tiny, tmp_path, layers="1-2", store=str(tmp_path / "store")))
+    done = verbs.extract(settings, on_progress=lambda *count: counts.append(count))
+    assert (done.num_texts, done.layers, done.width) == (160, (1, 2), 32)
+    assert counts[-1] == (160, 160)
+    assert list((tmp_path / "store").glob("*.safetensors"))
+
+
+def test_fit_leaves_the_questions_of_the_test_alone_unless_told(tiny: Path, tmp_path: Path) -> None:
+    settings = make_settings(
+        tiny_search(tiny, tmp_path, vectors=str(tmp_path / "v"), store=str(tmp_path / "store"))
+    )
+    seen: list[int] = []
+    (half,) = verbs.fit(settings, whole=False, on_progress=lambda done, total: seen.append(total))
+    verbs.fit(settings, whole=True, on_progress=lambda done, total: seen.append(total))
+    assert (min(seen), max(seen)) == (80, 160)
+    assert Path(half.path).is_file() and half.layers == (0, 1, 2, 3) and min(half.norms) > 0
+
+
+def test_a_search_writes_its_report(run: tuple[Path, StudyRecord]) -> None:
+    out, record = run
+    assert "<h2>On fresh questions</h2>" in (out / "report.html").read_text()
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert verbs.report(out) == record == verbs.report(out / "result.json")
+
+
+def test_a_search_that_has_not_ended_is_reported_as_far_as_it_is(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    seen = 0
+
+    def interrupting(event: Event) -> None:
+        nonlocal seen
+        seen += event.kind == "complete"
+        if seen:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        verbs.search(tiny_search(tiny, out, rungs=1), say=lambda message: None, on_event=interrupting)
+    record = verbs.report(out, html=tmp_path / "half.html", png=tmp_path / "half.png")
+    assert record.count("complete") == 1 and record.count("running") == 5
+    assert record.retest is None
+    assert "not been tested on fresh questions" in (tmp_path / "half.html").read_text()
+
+
+def test_the_winner_of_a_run_and_a_named_vector_are_the_same(
+    tiny: Path, run: tuple[Path, StudyRecord]
+) -> None:
+    out, record = run
+    winner = record.winner
+    assert winner is not None
+    prompts = [example.prompt for example in record.examples]
+    by_run = verbs.apply(prompts, model=tiny / "model", run=out, max_new_tokens=4, device="cpu")
+    named = verbs.apply(
+        prompts,
+        model=tiny / "model",
+        vectors=out / "vectors" / f"{winner.method}.safetensors",
+        layer=winner.layer,
+        strength=winner.strength,
+        max_new_tokens=4,
+        device="cpu",
+    )
+    assert by_run == named == list(record.examples)
+    (zero,) = verbs.apply(
+        prompts[:1], model=tiny / "model", run=out, strength=0.0, max_new_tokens=4, device="cpu"
+    )
+    assert zero.steered == zero.unsteered
+
+
+def test_what_apply_cannot_do_is_named(tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path) -> None:
+    vectors = run[0] / "vectors" / "mean-difference.safetensors"
+    for changes, words in (
+        ({}, "either --run or --vectors"),
+        ({"vectors": vectors}, "no layer or no strength"),
+        ({"vectors": vectors, "layer": 9, "strength": 1.0}, "no vector for layer 9"),
+        ({"vectors": vectors, "layer": 1, "strength": 1.0, "mode": "twist"}, "mode 'twist'"),
+        ({"run": tmp_path}, "no study at"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            verbs.apply(["is"], model=tiny / "model", device="cpu", **changes)  # type: ignore[arg-type]
+
+
+def test_a_run_without_a_winner_cannot_be_applied(
+    tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path
+) -> None:
+    document = json.loads((run[0] / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**document, "best": None}))
+    with pytest.raises(BadInput, match="has no winner"):
+        verbs.apply(["is"], model=tiny / "model", run=tmp_path, device="cpu")
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no study at"):
+        verbs.report(tmp_path)

@@ -1,0 +1,111 @@
+"""Whole or not at all: by killing real writers, filling real disks, and leaving locks behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.engines.steering.whole_files import PARTIAL, remove_leftovers, write_whole
+from flatout.errors import BadInput
+
+# A writer that is killed with half of its bytes on the disk.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from flatout.engines.steering import whole_files
+written = os.write
+def half(handle, content):
+    written(handle, content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write = half
+whole_files.write_whole(Path(sys.argv[1]), b"x" * 1000)
+"""
+
+# A disk of its own, of one MiB, in a name space of its own.
+SMALL_DISK = """
+import sys
+from pathlib import Path
+from flatout.engines.steering.whole_files import write_whole
+from flatout.errors import BadInput
+folder = Path(sys.argv[1])
+write_whole(folder / "first", b"a" * 400_000)
+try:
+    write_whole(folder / "second", b"b" * 900_000)
+except BadInput as error:
+    print(error)
+print(sorted(path.name for path in folder.iterdir()), (folder / "first").read_bytes() == b"a" * 400_000)
+"""
+
+
+def python(code: str, *arguments: Path | str) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def test_a_file_is_written_and_replaced_whole(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", b"one")
+    write_whole(tmp_path / "file", b"two")
+    assert (tmp_path / "file").read_bytes() == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_writer_killed_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", b"finished")
+    done = subprocess.run(python(KILLED, tmp_path / "file"), check=False)
+    assert done.returncode == -signal.SIGKILL
+    (leftover,) = tmp_path.glob(f".*{PARTIAL}")
+    assert leftover.stat().st_size == 500
+    assert (tmp_path / "file").read_bytes() == b"finished"
+    assert remove_leftovers(tmp_path) == [leftover.name]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+    mounted = f"mount -t tmpfs -o size=1m none {tmp_path} && exec " + '"$@"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted, "sh"]
+    probe = subprocess.run([*command, "true"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("no disk of its own can be mounted here")
+    done = subprocess.run(
+        [*command, *python(SMALL_DISK, tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said, left = done.stdout.splitlines()
+    assert "No space left on device" in said
+    assert "free some space" in said
+    assert left == "['first'] True"
+
+
+def test_a_limit_on_file_sizes_leaves_nothing(tmp_path: Path) -> None:
+    """The system's own refusal, here and without a disk to fill."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(BadInput, match="cannot be written"):
+            write_whole(tmp_path / "file", b"x" * 4000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_leftover_is_removed_only_when_its_writer_is_gone(tmp_path: Path) -> None:
+    leftover = tmp_path / f".file-1{PARTIAL}"
+    handle = os.open(leftover, os.O_CREAT | os.O_WRONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert remove_leftovers(tmp_path) == []
+    os.close(handle)
+    assert remove_leftovers(tmp_path, of="other") == []
+    assert remove_leftovers(tmp_path, of="file") == [leftover.name]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="absent: No such file"):
+        write_whole(tmp_path / "absent" / "file", b"")
