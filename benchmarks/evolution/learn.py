@@ -3,8 +3,9 @@
     python benchmarks/evolution/learn.py --model SmolLM2-135M-Instruct --seconds 60 --random --save DIR
 
 Both searches draw the same number of populations from the same noise and score them on the same training
-prompts.  Evolution moves the weights after each; random search keeps the best members it has seen, scores them again on
-fresh training prompts and answers with the best of those.  Both are judged on held-out prompts alone.
+prompts.  Evolution moves the weights after each; random search keeps the best members it has seen, scores
+them again on fresh training prompts and answers with the best of those.  Both are judged on held-out prompts
+alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The curves of `learn.py` as one picture.
 
-python benchmarks/evolution/learn_plot.py benchmarks/evolution/results/learn-*.json docs/images/evolution_learns.png
+cd benchmarks/evolution
+python learn_plot.py results/learn-*.json ../../docs/images/evolution_learns.png
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/evolution/run.py            # a GPU: published shapes; without one a small model
     python benchmarks/evolution/run.py --models qwen3-4b --rows 1024 --ranks 1 4 --save DIR
 
-One *epoch* of an arm is `rows` texts of `--new` tokens after a prompt; ours draws its noise before and updates
-the weights after.  Arms of one model alternate in one process, and ratios are taken round by round.
+One *epoch* of an arm is `rows` texts of `--new` tokens after a prompt; ours draws its noise before and
+updates the weights after.  Arms of one model alternate in one process, and ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ def show(load: Load, row: dict[str, Any]) -> None:
     peak = "" if row["peak_bytes"] is None else f", peak {row['peak_bytes'] / 2**30:.1f} GiB"
     print(
         f"    rows {load.rows}, rank {row['rank']}, {row['prompts_per_member']} prompts per member: "
-        f"{row['tokens_per_s']:,.0f} tokens/s, {share['ratio']:.3f} of plain [{share['low']:.3f}, {share['high']:.3f}]"
-        f" (noise {1e3 * row['noise_s']:.0f} ms, update {1e3 * row['update_s']:.0f} ms{limit}{peak})",
+        f"{row['tokens_per_s']:,.0f} tokens/s, {share['ratio']:.3f} of plain "
+        f"[{share['low']:.3f}, {share['high']:.3f}] (noise {1e3 * row['noise_s']:.0f} ms, "
+        f"update {1e3 * row['update_s']:.0f} ms{limit}{peak})",
         flush=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ def _with_side_effects(
         if trial.number in chosen:
             steering = steering_of(_trial(trial), vectors)
             ratio = side_effects(engine.log_likelihoods(texts, steering), plain).ratio.value
-            trial = dataclasses.replace(trial, perplexity_ratio=ratio)
+            trial = dataclasses.replace(trial, perplexity_ratio=ratio if math.isfinite(ratio) else None)
         checked.append(trial)
     return tuple(checked)
 

@@ -58,7 +58,8 @@ class RayCrew:
         device = "cuda" if plan.gpus_each else "cpu"
         for number in range(plan.workers):
             name = f"ray-{number}"
-            task = start.remote([*self._command, "--device", device, "--worker", name])
+            command = [*self._command, "--device", device, "--worker", name]
+            task = start.remote(command, os.getcwd())
             self._waiting[task] = name
         return self
 
@@ -107,12 +108,13 @@ class RayCrew:
         )
 
 
-def run_command(command: Sequence[str]) -> tuple[int, list[str], str]:
-    """On a node: run a worker as a child; its exit code, its last lines, and the node's name."""
+def run_command(command: Sequence[str], folder: str) -> tuple[int, list[str], str]:
+    """On a node: run a worker as a child in a folder; its exit code, its last lines, and the node's name."""
     import socket
 
     with subprocess.Popen(
         list(command),
+        cwd=folder,
         env={**os.environ, SUPERVISED: "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -96,7 +96,10 @@ def test_gpus_are_named_as_cuda_is_told_of_them() -> None:
             GpuSnapshot(index=2, name="C", uuid="GPU-c", memory_free_bytes=None),
         ),
     )
-    assert gpus_of(snapshot) == [GpuRoom(name="GPU-a", free_bytes=5), GpuRoom(name="1", free_bytes=6)]
+    assert gpus_of(snapshot) == [
+        GpuRoom(name="GPU-a", free_bytes=5),
+        GpuRoom(name="1", free_bytes=6, index=1),
+    ]
 
 
 def test_bytes_are_those_of_the_type_the_model_is_loaded_in(tmp_path: Path) -> None:

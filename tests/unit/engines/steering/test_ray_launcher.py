@@ -82,8 +82,8 @@ def test_without_ray_the_extra_is_named() -> None:
         RayCrew(["true"], RayPlan(workers=1, gpus_each=0), say=print)
 
 
-def test_a_worker_of_a_node_answers_with_its_code_and_last_lines() -> None:
+def test_a_worker_of_a_node_answers_with_its_code_and_last_lines(tmp_path: Path) -> None:
     code = "import sys; [print(i, file=sys.stderr) for i in range(9)]; sys.exit(4)"
-    returned, tail, node = run_command([sys.executable, "-c", code])
+    returned, tail, node = run_command([sys.executable, "-c", code], str(tmp_path))
     assert (returned, tail) == (4, ["4", "5", "6", "7", "8"])
     assert node
