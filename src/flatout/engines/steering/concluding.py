@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flatout.engines.steering.study import SearchStudy
     from flatout.engines.steering.vectors import SteeringVectors
 
-MOST_CHECKED = 24  # trials whose side effects are measured, the best first
+MOST_CHECKED = 12  # trials whose side effects are measured, the best first
 
 Say = Callable[[str], None]
 
@@ -49,7 +49,11 @@ def conclude(
     examples: tuple[Example, ...] = ()
     if result.best is not None and settings.examples:
         say("continuing a few prompts with and without the winner")
-        examples = continued(settings, split, opened, vectors, engine=engine, best=result.best)
+        from flatout.engines.steering.driving import engine_of
+
+        # Slots that stay empty cost as much as full ones: as many as there are texts.
+        few = engine_of(dataclasses.replace(settings, rows=2 * settings.examples), split, opened)
+        examples = continued(settings, split, opened, vectors, engine=few, best=result.best)
     notes = [] if result.cost_share is None else [f"rows run: {result.cost_share:.0%} of asking all"]
     if failed := result.counts.get("failed"):
         notes.append(f"{failed} trials failed")
