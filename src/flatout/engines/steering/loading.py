@@ -57,7 +57,7 @@ def open_model(
         "local_files_only": True,
     }
     if on_gpu and len(gpus) > 1:
-        import_extra("accelerate", extra="adapters")
+        import_extra("accelerate", extra="steering")
         options["device_map"] = "auto"
         options["max_memory"] = {
             index: int(torch.cuda.mem_get_info(index)[0] * (1 - ROOM_SHARE)) for index in gpus
