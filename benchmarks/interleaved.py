@@ -75,7 +75,7 @@ def report(subject: str, rows: Mapping[str, Any], *, folder: Path, save: bool) -
     """The JSON line, and the result file if it is to be kept."""
     result = {
         "benchmark": subject,
-        "hardware": f"{torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu()}",
+        "hardware": f"{torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()}",
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -91,7 +91,7 @@ def report(subject: str, rows: Mapping[str, Any], *, folder: Path, save: bool) -
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     from flatout.hardware import read_host
 
     host = read_host()

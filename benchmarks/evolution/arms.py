@@ -65,11 +65,9 @@ class Population:
         self.members = load.rows // per_member
         self.engine = Eggroll(decoder, population=self.members, rank=rank, sigma=1e-3, lr=1e-3, **options)  # type: ignore[arg-type]
         self.prompts = load.prompts(per_member, decoder.vocabulary)
-        self.seconds: dict[str, list[float]] = {"noise": [], "update": []}
+        self.update_s: list[float] = []
 
     def epoch(self) -> int:
-        if self.decoder.device.type == "cuda":
-            torch.cuda.synchronize()
         done = self.engine.generate(
             self.prompts, max_new_tokens=self.load.new, slots=self.load.rows,
             max_tokens=self.load.prompt + self.load.new,
@@ -79,7 +77,7 @@ class Population:
         rewards = torch.tensor([[float(one.tokens[-1] % 7) for one in row] for row in done])
         self.engine.tell(rewards, cosine=False)
         wait(self.decoder)
-        self.seconds["update"].append(time.perf_counter() - start)
+        self.update_s.append(time.perf_counter() - start)
         return sum(len(one.tokens) for row in done for one in row)
 
     def noise_s(self) -> float:

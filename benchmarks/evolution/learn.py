@@ -14,19 +14,22 @@ import argparse
 import datetime
 import heapq
 import json
-import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import flatout
-from flatout.engines.evolution import evaluate, fitness, loading
-from flatout.engines.evolution.eggroll import Eggroll
-from flatout.engines.evolution.reward_pool import RewardPool
-from flatout.engines.evolution.tasks import task_named
-from flatout.engines.evolution.texts import Texts, open_tokenizer
+sys.path[:0] = [str(Path(__file__).parents[1])]
+from interleaved import cpu_name  # noqa: E402
+
+import flatout  # noqa: E402
+from flatout.engines.evolution import evaluate, fitness, loading  # noqa: E402
+from flatout.engines.evolution.eggroll import Eggroll  # noqa: E402
+from flatout.engines.evolution.reward_pool import RewardPool  # noqa: E402
+from flatout.engines.evolution.tasks import task_named  # noqa: E402
+from flatout.engines.evolution.texts import Texts, open_tokenizer  # noqa: E402
 
 FINALISTS = 8
 
@@ -146,7 +149,7 @@ def main() -> None:
     epochs = evolve(search, seconds=options.seconds, every=options.every)
     result: dict[str, Any] = {
         "benchmark": "evolution-learns",
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
         "torch": str(torch.__version__),
         "flatout": flatout.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

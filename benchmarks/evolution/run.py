@@ -13,7 +13,6 @@ import argparse
 import datetime
 import gc
 import json
-import platform
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from arms import Load, Plain, Population, Swap, wait  # noqa: E402
-from interleaved import ratio  # noqa: E402
+from interleaved import cpu_name, ratio  # noqa: E402
 from shapes import SHAPES, build  # noqa: E402
 
 import flatout  # noqa: E402
@@ -92,7 +91,7 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
         }
         found = race(decoder, {"plain": plain, **ours}, rounds=options.rounds)
         for (rank, per_member), arm in ours.items():
-            updates = sorted(arm.seconds["update"])
+            updates = sorted(arm.update_s)
             row = {
                 "rank": rank,
                 "prompts_per_member": per_member,
@@ -203,7 +202,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     result: dict[str, Any] = {
         "benchmark": "evolution",
-        "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "hardware": torch.cuda.get_device_name() if cuda else cpu_name(),
         "torch": str(torch.__version__),
         "flatout": flatout.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
