@@ -40,21 +40,29 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CONTEXT_LINES = 4  # of source above and below a guilty line
 
 
-def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
-    """The whole document."""
-    title = f"flatout: {' '.join(evidence.job.command)}"
-    style = resources.files("flatout.doctor").joinpath("page.css").read_text(encoding="utf-8")
-    head = tag(
+def head(title: str, *, version: str, styles: Sequence[tuple[str, str]] = ()) -> Html:
+    """What every page of Flatout begins with: nothing is loaded, nothing runs; `styles` are (room, file)."""
+    sheets = (("flatout.doctor", "page.css"), *styles)
+    style = "\n".join(
+        resources.files(room).joinpath(name).read_text(encoding="utf-8") for room, name in sheets
+    )
+    return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content=f"flatout {evidence.job.flatout}"),
+        tag("meta", name="generator", content=f"flatout {version}"),
         tag("link", rel="icon", href="data:,"),
         tag("title", title),
         tag("style", Html(style)),
     )
+
+
+def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """The whole document."""
+    title = f"flatout: {' '.join(evidence.job.command)}"
+    top = head(title, version=evidence.job.flatout)
     parts = (
         _masthead(evidence, findings),
         _summary(evidence, findings),
@@ -69,7 +77,7 @@ def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
         missing_section(evidence),
     )
     body = tag("body", tag("main", *(part for part in parts if part is not None)), footer(evidence))
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
 
 
 def _masthead(evidence: Evidence, findings: Sequence[Finding]) -> Html:

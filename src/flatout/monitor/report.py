@@ -10,13 +10,12 @@ import datetime
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 
 from flatout import __version__
 from flatout.doctor.charts import phase_bar
 from flatout.doctor.markup import Html, code, facts, join, section, table, tag
-from flatout.doctor.page import POLICY
+from flatout.doctor.page import head
 from flatout.errors import BadInput
 from flatout.monitor.curves import Series, chart, show_time, stacked_phases, strip
 from flatout.monitor.merging import merge
@@ -35,21 +34,7 @@ Value = Callable[[Sample], float | None]
 def page(recorded: Recorded) -> str:
     """The whole document."""
     summary = summarise(recorded)
-    style = "\n".join(
-        resources.files(room).joinpath(name).read_text(encoding="utf-8")
-        for room, name in (("flatout.doctor", "page.css"), ("flatout.monitor", "report.css"))
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content=f"flatout {__version__}"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"flatout: {summary.name}"),
-        tag("style", Html(style)),
-    )
+    top = head(f"flatout: {summary.name}", version=__version__, styles=[("flatout.monitor", "report.css")])
     parts = (
         _masthead(summary),
         _bounds(recorded, summary),
@@ -58,7 +43,7 @@ def page(recorded: Recorded) -> str:
         _notes(recorded),
     )
     body = tag("body", tag("main", *(part for part in parts if part is not None)), _footer(recorded))
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
 
 
 def write_page(recorded: Recorded, path: Path) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 from flatout import __version__
 from flatout.doctor.markup import Html, facts, section, table, tag
-from flatout.doctor.page import POLICY
+from flatout.doctor.page import head
 from flatout.engines.steering.report_data import StudyRecord, TrialRecord, write_text
 from flatout.engines.steering.report_drawings import (
     describe,
@@ -33,26 +32,14 @@ LONGEST_TEXT = 1200
 
 def page(record: StudyRecord) -> str:
     """The whole document."""
-    style = "\n".join(
-        resources.files(room).joinpath(name).read_text(encoding="utf-8")
-        for room, name in (("flatout.doctor", "page.css"), ("flatout.engines.steering", "report.css"))
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content=f"flatout {__version__}"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"flatout: {record.name}"),
-        tag("style", Html(style)),
+    top = head(
+        f"flatout: {record.name}", version=__version__, styles=[("flatout.engines.steering", "report.css")]
     )
     parts = (_masthead(record), _retest(record), _map(record), _cost(record), _examples(record))
     tables = (_trials(record), _notes(record))
     shown = [part for part in (*parts, *tables) if part is not None]
     body = tag("body", tag("main", *shown), _footer(record))
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
 
 
 def write_page(record: StudyRecord, path: Path) -> None:
