@@ -7,7 +7,6 @@ nothing of what is learned may be given again.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from flatout.codec import WrongShape, decode
 from flatout.errors import BadInput
+from flatout.settings_file import check_keys, read_settings
 
 # They say where a run happens, how long it lasts and what it tells: the same weights come out at any epoch.
 FREE_TO_CHANGE = {
@@ -114,37 +114,12 @@ NAMES = tuple(each.name for each in fields(EvolveConfig))
 
 def read_file(path: Path) -> dict[str, Any]:
     """The keys of a YAML file."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        found = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"no config at {path}", hint="check the path") from None
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise BadInput(
-            f"{path} holds a {type(found).__name__}", hint="a config is a table of keys and values"
-        )
-    check_keys(found, source=str(path))
-    return found
-
-
-def check_keys(given: Mapping[str, Any], *, source: str) -> None:
-    """BadInput for the first key that is no setting."""
-    for key in given:
-        if key not in NAMES:
-            near = difflib.get_close_matches(str(key), NAMES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
-            raise BadInput(f"{source} sets {key!r}, which is no setting of evolve", hint=hint)
+    return read_settings(path, names=NAMES, verb="evolve")
 
 
 def make_config(given: Mapping[str, Any]) -> EvolveConfig:
     """A config from the keys that were given; what is missing has its default."""
-    check_keys(given, source="the config")
+    check_keys(given, names=NAMES, verb="evolve", source="the config")
     for needed in ("model", "task"):
         if given.get(needed) is None:
             raise BadInput(f"no {needed} is given", hint=f"name it with --{needed}, or in the config file")
@@ -157,7 +132,7 @@ def make_config(given: Mapping[str, Any]) -> EvolveConfig:
 
 def resumed(saved: Mapping[str, Any], given: Mapping[str, Any]) -> EvolveConfig:
     """The config of a run that goes on: the saved one, with what may change taken from `given`."""
-    check_keys(given, source="the config")
+    check_keys(given, names=NAMES, verb="evolve", source="the config")
     kept = make_config(saved)
     merged = make_config({**saved, **given})
     for key in given:

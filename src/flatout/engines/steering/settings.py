@@ -7,7 +7,6 @@ only says where and how long may.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from flatout.codec import WrongShape, decode, encode
 from flatout.engines.steering.report_data import write_text
 from flatout.errors import BadInput
+from flatout.settings_file import check_keys, read_settings
 
 FILE = "settings.json"
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.
@@ -143,38 +143,12 @@ def number_range(text: str) -> list[float]:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The keys of a YAML file, or of a run's own settings."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    path = path / FILE if path.is_dir() else path
-    try:
-        found = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"no config at {path}", hint="check the path") from None
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise BadInput(
-            f"{path} holds a {type(found).__name__}", hint="a config is a table of keys and values"
-        )
-    check_keys(found, source=str(path))
-    return found
-
-
-def check_keys(given: Mapping[str, Any], *, source: str) -> None:
-    """BadInput for the first key that is no setting."""
-    for key in given:
-        if key not in NAMES:
-            near = difflib.get_close_matches(str(key), NAMES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
-            raise BadInput(f"{source} sets {key!r}, which is no setting of steer search", hint=hint)
+    return read_settings(path / FILE if path.is_dir() else path, names=NAMES, verb="steer search")
 
 
 def make_settings(given: Mapping[str, Any]) -> SearchSettings:
     """Settings from the keys that were given; what is missing has its default."""
-    check_keys(given, source="the config")
+    check_keys(given, names=NAMES, verb="steer search", source="the config")
     for needed in NEEDED:
         if given.get(needed) is None:
             raise BadInput(f"no {needed} is given", hint=f"name it with --{needed}, or in the config file")
