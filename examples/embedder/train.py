@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from embedder import Embedder, make_optimizer, step_loss
 from industries import Texts, Tokens, batches, generated_industries, load_industries, tokenize
-from packages import NotFetched
 from settings import precision_of, read_settings
 from torch import nn
 from weights import load_weights, tokenizer_path
+
+from flatout.errors import NotFetched
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

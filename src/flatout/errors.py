@@ -3,7 +3,8 @@
     FlatoutError                 exit code 2: the tool could not do its work
     ├── BadInput                 a path, flag or value the user gave cannot be used
     │   ├── EvidenceUnreadable   an Evidence file that is cut, foreign or of a newer version
-    │   └── UnknownDevice        a device name that no datasheet knows
+    │   ├── UnknownDevice        a device name that no datasheet knows
+    │   └── NotFetched           a package that is not in the cache and could not be fetched
     ├── BatchDoesNotFit          not even the smallest batch fits the memory that is free
     ├── MissingExtra             an optional package is not installed
     ├── Interrupted              the user ended the work; what was known is kept
@@ -45,6 +46,10 @@ class EvidenceUnreadable(BadInput):
 
 class UnknownDevice(BadInput):
     """A device name that no datasheet knows."""
+
+
+class NotFetched(BadInput):
+    """A package that is not in the cache and could not be fetched."""
 
 
 class BatchDoesNotFit(FlatoutError):

