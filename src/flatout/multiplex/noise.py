@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import NormalDist
@@ -91,8 +92,7 @@ def normals(
 
     Int8 numbers have the standard deviation 1 / `UNIT`; the other types have 1.
     """
-    if not 0 <= epoch <= WORD:
-        raise BadInput(f"epoch {epoch} is no 32-bit number", hint="take 0 to 2**32 - 1")
+    _check_epoch(epoch)
     if first < 0 or count < 0 or first + count > PER_COUNTER << 32:
         raise BadInput(f"elements {first} to {first + count} of {parameter} cannot be counted in 35 bits")
     device = torch.device(device)
@@ -142,12 +142,10 @@ def draw_factors(
     sigma: float,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.int8,
-    into: Factors | None = None,
 ) -> Factors:
     """Low-rank noise of one weight [out_width, in_width]: variant i is the noise of pairs[i].
 
-    Its product has the variance sigma**2 in every entry, whatever the rank.  `into` is overwritten instead of
-    memory being taken.
+    Its product has the variance sigma**2 in every entry, whatever the rank.
     """
     if rank < 1:
         raise BadInput(f"rank {rank} of {parameter}", hint="the smallest rank is 1")
@@ -162,12 +160,55 @@ def draw_factors(
             count=rank * width,
             device=device,
             dtype=dtype,
-            out=None if into is None else (into.shrink if side == "shrink" else into.expand).flatten(1),
         ).view(-1, rank, width)
         for side, width in sides.items()
     }
     scale = sigma / math.sqrt(rank) * unit(dtype) ** 2
     return Factors(drawn["shrink"], drawn["expand"], scale)
+
+
+class Refill:
+    """Draws into the same factors again and again: of whichever pairs, at whichever epoch.
+
+    On a GPU the factors of a whole model are drawn in one launch.  `factors` are by parameter, contiguous.
+    """
+
+    def __init__(self, factors: Mapping[str, Factors], *, seed: int) -> None:
+        self._factors, self._seed = factors, seed
+        sides = [side.flatten(1) for each in factors.values() for side in (each.shrink, each.expand)]
+        self._parts: Tensor | None = None
+        self._largest = max((side.shape[1] for side in sides), default=0)
+        if HAS_TRITON and sides and sides[0].device.type == "cuda":
+            from flatout.multiplex.kernels.noise import part_table
+
+            names: tuple[Side, Side] = ("shrink", "expand")
+            keys = [stream_key(seed, parameter, side) for parameter in factors for side in names]
+            self._parts = part_table(sides, keys)
+
+    def __call__(self, *, epoch: int, pairs: range) -> None:
+        """Variant i of every factor becomes the noise of pairs[i]; further variants stay as they are."""
+        _check_epoch(epoch)
+        if self._parts is not None:
+            from flatout.multiplex.kernels.noise import fill_all
+
+            values = table(next(iter(self._factors.values())).shrink.dtype, self._parts.device)
+            fill_all(self._parts, values=values, epoch=epoch, pairs=pairs, largest=self._largest)
+            return
+        for parameter, whole in self._factors.items():
+            sides: dict[Side, Tensor] = {"shrink": whole.shrink, "expand": whole.expand}
+            for side, drawn in sides.items():
+                out = drawn[: len(pairs)].flatten(1)
+                normals(
+                    seed=self._seed,
+                    epoch=epoch,
+                    parameter=parameter,
+                    side=side,
+                    pairs=pairs,
+                    count=out.shape[1],
+                    device=out.device,
+                    dtype=out.dtype,
+                    out=out,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +242,11 @@ def draw_full(
         dtype=dtype,
     )
     return FullNoise(values, sigma * unit(dtype))
+
+
+def _check_epoch(epoch: int) -> None:
+    if not 0 <= epoch <= WORD:
+        raise BadInput(f"epoch {epoch} is no 32-bit number", hint="take 0 to 2**32 - 1")
 
 
 def unit(dtype: torch.dtype) -> float:

@@ -263,3 +263,21 @@ def test_full_noise_of_a_vector() -> None:
 
 def draw_full_floats() -> Tensor:
     return draw_full("norm.weight", width=4096, seed=3, epoch=1, pairs=range(8), sigma=0.5).values
+
+
+def test_factors_are_refilled_as_they_are_drawn() -> None:
+    shapes = {"a": (6, 4), "b": (3, 9)}
+
+    def drawn(epoch: int, pairs: range) -> dict[str, noise.Factors]:
+        return {
+            name: noise.draw_factors(
+                name, out_width=out, in_width=into, seed=5, epoch=epoch, pairs=pairs, rank=2, sigma=0.1
+            )
+            for name, (out, into) in shapes.items()
+        }
+
+    kept, last = drawn(0, range(4)), drawn(0, range(4))
+    noise.Refill(kept, seed=5)(epoch=7, pairs=range(10, 13))
+    for name, fresh in drawn(7, range(10, 13)).items():
+        assert kept[name].shrink[:3].equal(fresh.shrink) and kept[name].expand[:3].equal(fresh.expand)
+        assert kept[name].shrink[3:].equal(last[name].shrink[3:])

@@ -232,7 +232,11 @@ class Eggroll:
         kept, device = coefficients, next(iter(self._targets.values())).device
         coefficients = coefficients.to(device, torch.float32)  # once: each copy would wait for the device
         tally = update.Tally()
+        compared = cosine and self._previous is not None
+        at_once = None if compared else update.AtOnce.of(coefficients, divisor=self._divisor)
         for name in (*self._targets, *self._others):
+            if at_once is not None and self._moved_at_once(name, at_once, tally):
+                continue
             ascent = self._direction(name, coefficients, epoch=self.noise_epoch)
             before = None
             if cosine and self._previous is not None:
@@ -291,20 +295,36 @@ class Eggroll:
         table = integer.NoiseTable.drawn(recipe.seed, device=device)
         return masters, Perturbations(recipe, targets=self._targets, others={}, table=table, scales=scales)
 
+    @property
+    def _divisor(self) -> float:
+        """Factors carry sigma, which the estimate does not: it is part of the learning rate."""
+        return self._noise.recipe.sigma * self.population
+
+    def _moved_at_once(self, name: str, at_once: update.AtOnce, tally: update.Tally) -> bool:
+        """Whether the matrix was moved by the kernel that needs no direction."""
+        if self._integer is not None or name in self._others:
+            return False
+        factors = self._noise.in_memory(name, variants=range(self.num_variants), epoch=self.noise_epoch)
+        if factors is None or not self._floats.moves_at_once(name, factors):
+            return False
+        square, change = self._floats.step_at_once(name, factors, gains=at_once.gains, unit=at_once.unit)
+        tally.add_square(square)
+        tally.add_change(change)
+        return True
+
     def _direction(self, name: str, coefficients: Tensor, *, epoch: int) -> Tensor:
         if name in self._others:
             full = update.full_direction(
                 lambda variants: self._noise.full(name, variants=variants, epoch=epoch), coefficients
             )
-            return full.div_(self._noise.recipe.sigma * self.population)
+            return full.div_(self._divisor)
 
         def draw(variants: range) -> Factors:
             return self._noise.factors(name, variants=variants, epoch=epoch)
 
         if self._integer is not None:
             return integer.vote(draw, coefficients.sign())
-        # Factors carry sigma, which the estimate does not: it is part of the learning rate.
-        return update.direction(draw, coefficients / (self._noise.recipe.sigma * self.population))
+        return update.direction(draw, coefficients / self._divisor)
 
     def _generating(self, wanted: _Wanted, variants: range) -> Generator:
         if self.decoder is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -24,6 +25,9 @@ from flatout.units import show_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flatout.multiplex.factors import Factors
+
+HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 OptimizerName = Literal["sgd", "adamw"]
 Place = Literal["auto", "device", "cpu"]
 # Of the device memory that is free: the cache and the factors of a population need the rest.
@@ -86,6 +90,31 @@ class Masters:
         if weight.data_ptr() != master.data_ptr():
             weight.copy_(master)
         return Change(moved=moved, weights=_squares(master.detach()))
+
+    def moves_at_once(self, name: str, factors: Factors) -> bool:
+        """Whether `step_at_once` can take the place of a direction and a `step`."""
+        master, weight = self._masters[name], self._weights[name]
+        on_device = HAS_TRITON and master.device.type == "cuda" and weight.is_contiguous()
+        return on_device and self._only_added is not None and factors.shrink.dtype == torch.int8
+
+    @torch.no_grad()
+    def step_at_once(
+        self, name: str, factors: Factors, *, gains: Tensor, unit: Tensor
+    ) -> tuple[Tensor, Change]:
+        """Move `name` along sum_v unit gains[v] scale E_v, which is never formed; its norm's square first."""
+        from flatout.engines.evolution.kernels.ascend import ascend
+
+        assert self._only_added is not None
+        squares = ascend(
+            self._masters[name].detach(),
+            self._weights[name],
+            expand=factors.expand,
+            shrink=factors.shrink,
+            gains=gains,
+            unit=unit * factors.scale,
+            lr=self._only_added,
+        )
+        return squares[0], Change(moved=squares[0] * self._only_added**2, weights=squares[1])
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat names."""

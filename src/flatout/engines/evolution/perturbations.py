@@ -42,6 +42,7 @@ class Resident:
 
     factors: dict[str, Factors]
     capacity: int
+    refill: noise.Refill
     variants: range = range(0)
     epoch: int | None = None
 
@@ -67,12 +68,17 @@ class Perturbations:
 
     def factors(self, name: str, *, variants: range, epoch: int) -> Factors:
         """The factors of one target, from memory if they are there."""
+        kept = self.in_memory(name, variants=variants, epoch=epoch)
+        return kept or self._drawn(name, variants=variants, epoch=epoch)
+
+    def in_memory(self, name: str, *, variants: range, epoch: int) -> Factors | None:
+        """The factors of one target, if those of all `variants` are resident."""
         kept = self._resident
-        if kept is not None and kept.epoch == epoch and _inside(variants, kept.variants):
-            first, last = variants.start - kept.variants.start, variants.stop - kept.variants.start
-            whole = kept.factors[name]
-            return Factors(whole.shrink[first:last], whole.expand[first:last], whole.scale)
-        return self._drawn(name, variants=variants, epoch=epoch)
+        if kept is None or kept.epoch != epoch or not _inside(variants, kept.variants):
+            return None
+        first, last = variants.start - kept.variants.start, variants.stop - kept.variants.start
+        whole = kept.factors[name]
+        return Factors(whole.shrink[first:last], whole.expand[first:last], whole.scale)
 
     def full(self, name: str, *, variants: range, epoch: int) -> FullNoise:
         """The noise of one of the others."""
@@ -91,11 +97,15 @@ class Perturbations:
         """The factors of all targets in buffers of `capacity` variants, those of `variants` first."""
         kept = self._resident
         if kept is None or kept.capacity != capacity:
-            self._resident = kept = Resident(factors=self._buffers(capacity), capacity=capacity)
+            made = self._buffers(capacity)
+            refill = noise.Refill(made, seed=self.recipe.seed)
+            self._resident = kept = Resident(factors=made, capacity=capacity, refill=refill)
         if (kept.variants, kept.epoch) != (variants, epoch):
             kept.epoch = None  # an interrupt below leaves them torn
-            for name, whole in kept.factors.items():
-                self._fill(name, whole, variants=variants, epoch=epoch)
+            if self._table is None:
+                kept.refill(epoch=epoch, pairs=variants)
+            else:
+                self._copy_from_table(kept.factors, variants=variants, epoch=epoch)
             kept.variants, kept.epoch = variants, epoch
         return kept.factors
 
@@ -114,14 +124,13 @@ class Perturbations:
             found[name] = Factors(shrink, expand, one.scale)
         return found
 
-    def _fill(self, name: str, whole: Factors, *, variants: range, epoch: int) -> None:
-        first = Factors(whole.shrink[: len(variants)], whole.expand[: len(variants)], whole.scale)
-        drawn = self._drawn(name, variants=variants, epoch=epoch, into=first)
-        if drawn.shrink.data_ptr() != first.shrink.data_ptr():
-            first.shrink.copy_(drawn.shrink)
-            first.expand.copy_(drawn.expand)
+    def _copy_from_table(self, factors: Mapping[str, Factors], *, variants: range, epoch: int) -> None:
+        for name, whole in factors.items():
+            drawn = self._drawn(name, variants=variants, epoch=epoch)
+            whole.shrink[: len(variants)].copy_(drawn.shrink)
+            whole.expand[: len(variants)].copy_(drawn.expand)
 
-    def _drawn(self, name: str, *, variants: range, epoch: int, into: Factors | None = None) -> Factors:
+    def _drawn(self, name: str, *, variants: range, epoch: int) -> Factors:
         weight, recipe = self._targets[name], self.recipe
         if self._table is not None:
             return self._table.factors(
@@ -143,7 +152,6 @@ class Perturbations:
             sigma=recipe.sigma,
             device=weight.device,
             dtype=self._dtype(weight),
-            into=into,
         )
 
     def _dtype(self, weight: Tensor) -> torch.dtype:

@@ -106,6 +106,19 @@ def blocks(num_variants: int) -> Iterator[range]:
         yield range(start, min(start + BLOCK, num_variants))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtOnce:
+    """Coefficients as the kernel that moves a matrix takes them: `gains` at most 1, times `unit`."""
+
+    gains: Tensor
+    unit: Tensor
+
+    @classmethod
+    def of(cls, coefficients: Tensor, *, divisor: float) -> AtOnce:
+        largest = coefficients.abs().max().clamp(min=torch.finfo(torch.float32).tiny).reshape(1)
+        return cls(gains=coefficients / largest, unit=largest / divisor)
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums over the matrices of one update, from which its statistics follow."""
@@ -121,6 +134,10 @@ class Tally:
         if previous is not None:
             self.previous = self.previous + torch.linalg.vector_norm(previous).square()
             self.overlap = self.overlap + torch.dot(ascent.flatten(), previous.flatten())
+
+    def add_square(self, square: Tensor) -> None:
+        """Of a direction that was never formed."""
+        self.direction = self.direction + square
 
     def add_change(self, change: Change) -> None:
         self.moved = self.moved + change.moved

@@ -76,3 +76,11 @@ def test_what_is_not_known_is_none() -> None:
     found = update.Tally().statistics(torch.full((2, 2), torch.nan))
     assert (found.cosine, found.update_share, found.reward_mean, found.reward_std) == (None,) * 4
     assert found.reward_failures == 4
+
+
+def test_gains_and_unit_are_the_coefficients() -> None:
+    coefficients = torch.tensor([0.5, -4.0, 0.0])
+    at_once = update.AtOnce.of(coefficients, divisor=2.0)
+    assert at_once.gains.abs().max() == 1
+    assert (at_once.gains * at_once.unit).equal(coefficients / 2)
+    assert not update.AtOnce.of(torch.zeros(3), divisor=2.0).gains.any()

@@ -34,6 +34,25 @@ def test_the_kernel_draws_the_numbers_of_the_cpu(dtype: torch.dtype, first: int,
     assert whole[:, count:].eq(77).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+def test_one_launch_draws_many_tensors(dtype: torch.dtype) -> None:
+    from flatout.multiplex.kernels.noise import fill_all, part_table
+
+    widths = {"a": 8, "b": 2500, "c": 4097}
+    outs = [torch.full((5, width), 77, dtype=dtype, device=DEVICE) for width in widths.values()]
+    keys = [stream_key(SEED, name, "shrink") for name in widths]
+    pairs = range(2**31 - 1, 2**31 + 2)
+    fill_all(
+        part_table(outs, keys), values=noise.table(dtype, DEVICE), epoch=EPOCH, pairs=pairs, largest=4097
+    )
+    for (name, width), out in zip(widths.items(), outs, strict=True):
+        drawn = noise.normals(
+            seed=SEED, epoch=EPOCH, parameter=name, side="shrink", pairs=pairs, count=width, dtype=dtype
+        )
+        assert torch.equal(out[:3].cpu(), drawn)
+        assert out[3:].eq(77).all()
+
+
 def test_a_word_keeps_its_bits_as_a_signed_number() -> None:
     from flatout.multiplex.kernels.noise import as_signed
 
