@@ -7,6 +7,7 @@ the batches they used and the losses they got, so that the fast ones can be put 
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from flatout.data import RaggedArrays
 
 LEARNING_RATE = 1e-3
 MOST_KEPT = 400  # batches for the loss curves
+CACHED = 16  # batches that a cached step goes round
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,7 +52,7 @@ class Job:
 
 @dataclass(kw_only=True, slots=True)
 class Arm:
-    """`step` makes one step; `cached_step` the same on one batch that lies on the device."""
+    """`step` makes one step; `cached_step` the same on batches that lie on the device."""
 
     name: str
     step: Callable[[], None]
@@ -222,13 +224,14 @@ def ours(job: Job, *, name: str) -> Arm:
         )
     )
     step_on = _fast_step(job, levers)
-    cached = next(batches)
+    # Several, because lengths differ from batch to batch and one could be a short one.
+    cached = itertools.cycle([next(batches) for _ in range(CACHED)])
 
     def step() -> None:
         step_on(next(batches))
 
     def cached_step() -> None:
-        step_on(cached)
+        step_on(next(cached))
 
     return Arm(name=name, step=step, cached_step=cached_step)
 
