@@ -22,15 +22,26 @@ def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
 
 
 @triton.jit
-def factor(pointer, start, columns, inside):
-    """Float32 values of a factor's `columns` past element `start`.
+def stored(pointer, start, columns, inside):
+    """A factor's `columns` past element `start`, as they lie in memory: four int8 to a register."""
+    return tl.load(pointer + start + columns, mask=inside, other=0)
+
+
+@triton.jit
+def opened(value):
+    """Float32 values of what `stored` loaded.
 
     int8 is not converted: the integer is added into the mantissa of a constant, at a quarter of the cost.
     """
-    value = tl.load(pointer + start + columns, mask=inside, other=0)
-    if pointer.dtype.element_ty == tl.int8:
+    if value.dtype == tl.int8:
         return (value.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
     return value.to(tl.float32)
+
+
+@triton.jit
+def factor(pointer, start, columns, inside):
+    """Float32 values of a factor's `columns` past element `start`."""
+    return opened(stored(pointer, start, columns, inside))
 
 
 @triton.jit
@@ -69,11 +80,17 @@ def add_norm(
     own = first // num_tokens
     which = tl.load(variant + own)
     w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    # Factors first: they wait for nothing, and no load passes a reduction.
+    # Factors first: they wait for nothing, and no load passes a reduction.  (With one row a program the
+    # compiler spills four of them: 20 times slower.)
     if RANK_OUT == 1:
         b0 = factor(shrink, which * WIDTH, columns, inside)
     if RANK_IN == 1:
         a0 = factor(expand, which * WIDTH, columns, inside)
+    if RANK_OUT == 4 and ROWS == 2:
+        s0 = stored(shrink, which * 4 * WIDTH, columns, inside)
+        s1 = stored(shrink, which * 4 * WIDTH + WIDTH, columns, inside)
+        s2 = stored(shrink, which * 4 * WIDTH + 2 * WIDTH, columns, inside)
+        s3 = stored(shrink, which * 4 * WIDTH + 3 * WIDTH, columns, inside)
     if FROM_BRANCH:
         x = tl.load(residual + at, mask=inside[None, :], other=0.0).to(tl.float32)
         x += tl.load(branch + at, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
@@ -93,8 +110,12 @@ def add_norm(
                 c1 = tl.load(c_at + (j + 1) * PARTS, mask=some, other=0.0)
                 c2 = tl.load(c_at + (j + 2) * PARTS, mask=some, other=0.0)
                 c3 = tl.load(c_at + (j + 3) * PARTS, mask=some, other=0.0)
-                x += tl.sum(c0, 1)[:, None] * a0[None, :] + tl.sum(c1, 1)[:, None] * a1[None, :]
-                x += tl.sum(c2, 1)[:, None] * a2[None, :] + tl.sum(c3, 1)[:, None] * a3[None, :]
+                if ROWS == 1:
+                    c0, c1, c2, c3 = tl.sum(c0, 1), tl.sum(c1, 1), tl.sum(c2, 1), tl.sum(c3, 1)
+                else:
+                    c0, c1, c2, c3 = tl.reduce((c0, c1, c2, c3), 1, add_four)
+                x += c0[:, None] * a0[None, :] + c1[:, None] * a1[None, :]
+                x += c2[:, None] * a2[None, :] + c3[:, None] * a3[None, :]
         else:
             for j in tl.static_range(RANK_IN):
                 a = factor(expand, (which * RANK_IN + j) * WIDTH, columns, inside)
@@ -118,6 +139,14 @@ def add_norm(
         to = shrunk + rows * RANK_OUT
         if RANK_OUT == 1:
             tl.store(to, tl.sum(xw * b0[None, :], 1) * gain)
+        elif RANK_OUT == 4 and ROWS == 2:
+            p0, p1 = xw * opened(s0)[None, :], xw * opened(s1)[None, :]
+            p2, p3 = xw * opened(s2)[None, :], xw * opened(s3)[None, :]
+            p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
+            tl.store(to, p0 * gain)
+            tl.store(to + 1, p1 * gain)
+            tl.store(to + 2, p2 * gain)
+            tl.store(to + 3, p3 * gain)
         elif RANK_OUT % 4 == 0:
             for j in tl.static_range(0, RANK_OUT, 4):
                 start = (which * RANK_OUT + j) * WIDTH

@@ -50,12 +50,15 @@ class Tiles:
     gate_warps: int = 1
 
 
-def tiles_for(rank: int, shared: int) -> Tiles:
-    """The sizes that were fastest on an H200, by rank; `shared` neighbouring rows run one variant."""
+def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
+    """The sizes that were fastest on an H200, by rank; `shared` neighbouring rows run one variant.
+
+    At rank 4 a wide row of factors needs twice the threads to stay in registers.
+    """
     pair = 2 if shared % 2 == 0 else 1
     if rank == 0:
         return Tiles(norm_warps=4, gate_block=512, gate_warps=2)
-    return Tiles(norm_rows=pair, norm_warps=8, gate_rows=pair)
+    return Tiles(norm_rows=pair, norm_warps=16 if rank >= 4 and width > 2048 else 8, gate_rows=pair)
 
 
 def why_not(decoder: Decoder, factors: Mapping[str, Factors]) -> str | None:
@@ -137,7 +140,7 @@ class FusedStep:
         self.tables = tables
         self.factors = dict(factors or {})
         self.rank = next((f.rank for f in self.factors.values()), 0)
-        self.tiles = tiles or tiles_for(self.rank, tile)
+        self.tiles = tiles or tiles_for(self.rank, tile, width=decoder.width)
         self.num_rows = keys[0].shape[0]
         self.length = keys[0].shape[2]
         self.buffers = self._buffers(self.num_rows)
