@@ -24,9 +24,10 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def write_whole(final: Path, content: bytes) -> None:
-    """Write a file; on return it survives a loss of power, on an error nothing is left of it."""
+    """Write a file, and its folder; it survives a loss of power, and on an error nothing is left of it."""
     partial = final.with_name(f".{final.name}-{uuid.uuid4().hex}{PARTIAL}")
     try:
+        final.parent.mkdir(parents=True, exist_ok=True)
         handle = _locked(partial)
         try:
             rest = memoryview(content)
@@ -43,7 +44,7 @@ def write_whole(final: Path, content: bytes) -> None:
     except OSError as error:
         full = error.errno in FULL
         raise BadInput(
-            f"{show_bytes(len(content))} cannot be written to {final.parent}: {error.strerror}",
+            f"{final} cannot be written ({show_bytes(len(content))}): {error.strerror}",
             hint="free some space or take another folder" if full else "take another folder",
         ) from error
 

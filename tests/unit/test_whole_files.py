@@ -106,6 +106,8 @@ def test_a_leftover_is_removed_only_when_its_writer_is_gone(tmp_path: Path) -> N
     assert remove_leftovers(tmp_path, of="file") == [leftover.name]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="absent: No such file"):
-        write_whole(tmp_path / "absent" / "file", b"")
+def test_a_folder_is_made_and_one_that_cannot_be_is_named(tmp_path: Path) -> None:
+    write_whole(tmp_path / "absent" / "file", b"x")
+    assert (tmp_path / "absent" / "file").read_bytes() == b"x"
+    with pytest.raises(BadInput, match="Not a directory"):
+        write_whole(tmp_path / "absent" / "file" / "deeper" / "file", b"")

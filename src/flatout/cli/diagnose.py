@@ -11,7 +11,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,7 @@ import typer
 
 from flatout.errors import BadInput
 from flatout.measure.ranks import rank, world_size
+from flatout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from flatout.api import Diagnosis
@@ -170,7 +170,7 @@ def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: 
     if html is not None:
         from flatout.doctor.page import page
 
-        _write(html, page(diagnosis.evidence, diagnosis.findings))
+        write_whole(html, page(diagnosis.evidence, diagnosis.findings).encode())
         _say(f"the report is in {html}")
     if json_output:
         sys.stdout.write(json.dumps(diagnosis.to_json(), indent=2, allow_nan=False) + "\n")
@@ -180,20 +180,6 @@ def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: 
         from flatout.cli.render import render
 
         sys.stdout.write(render(diagnosis))
-
-
-def _write(path: Path, text: str) -> None:
-    """Under a temporary name, then renamed: a browser never opens half a page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _say(message: str) -> None:

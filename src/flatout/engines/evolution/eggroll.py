@@ -233,7 +233,7 @@ class Eggroll:
         coefficients = coefficients.to(device, torch.float32)  # once: each copy would wait for the device
         tally = update.Tally()
         compared = cosine and self._previous is not None
-        at_once = None if compared else update.AtOnce.of(coefficients, divisor=self._divisor)
+        at_once = None if compared else update.AtOnce.of(kept, divisor=self._divisor, device=device)
         for name in (*self._targets, *self._others):
             if at_once is not None and self._moved_at_once(name, at_once, tally):
                 continue

@@ -99,7 +99,7 @@ class Masters:
 
     @torch.no_grad()
     def step_at_once(
-        self, name: str, factors: Factors, *, gains: Tensor, unit: Tensor
+        self, name: str, factors: Factors, *, gains: Tensor, unit: float
     ) -> tuple[Tensor, Change]:
         """Move `name` along sum_v unit gains[v] scale E_v, which is never formed; its norm's square first."""
         from flatout.engines.evolution.kernels.ascend import ascend

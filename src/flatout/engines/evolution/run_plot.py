@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from flatout.engines.evolution.run_log import EpochRecord
 from flatout.errors import BadInput, import_extra
 from flatout.units import UNKNOWN
+from flatout.whole_files import write_whole
 
 INK, UNTRAINED = "#222222", "#7a9a4a"
 # Per panel: what its axis says, and the curves in it by name, colour and value.
@@ -81,9 +82,6 @@ def _draw_curve(
 
 
 def _save(figure: Any, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(temporary, dpi=120, format="png")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    write_whole(path, drawn.getvalue())

@@ -111,12 +111,13 @@ class AtOnce:
     """Coefficients as the kernel that moves a matrix takes them: `gains` at most 1, times `unit`."""
 
     gains: Tensor
-    unit: Tensor
+    unit: float
 
     @classmethod
-    def of(cls, coefficients: Tensor, *, divisor: float) -> AtOnce:
-        largest = coefficients.abs().max().clamp(min=torch.finfo(torch.float32).tiny).reshape(1)
-        return cls(gains=coefficients / largest, unit=largest / divisor)
+    def of(cls, coefficients: Tensor, *, divisor: float, device: torch.device) -> AtOnce:
+        """Rewards come from the host: their largest is known there, and nothing waits for the device."""
+        largest = float(coefficients.abs().max()) or 1.0
+        return cls(gains=(coefficients / largest).to(device, torch.float32), unit=largest / divisor)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,7 @@ read from one forward over the answers' tokens (`choices`).  Everything else is 
 text (`texts`): slots that run different trials, refilled from a queue, over prompts computed once.
 
 In a generation the tables of vectors have one entry for each slot: so many rows run at a time, hence at most
-so many trials.  An entry belongs to a trial while any of its rows runs and is written in place for the next,
-so captured steps stay valid.
+so many trials.  Entries are written in place, so captured steps stay valid.
 """
 
 from __future__ import annotations
@@ -240,16 +239,33 @@ class _Begun:
 
 
 class _Seating:
-    """Which entry of the tables each running trial owns."""
+    """Which entry of the tables each trial owns.
+
+    All entries are written at once before the first row runs.  Where there are more trials than entries, one
+    that has no running row gives its entry up, and only the layers that change are written.
+    """
 
     def __init__(self, queue: Sequence[_Begun], tables: dict[int, Tensor], num_entries: int) -> None:
         # Rows of one prompt run together: its keys and values are found while they are held.
         self._queue = sorted(queue, key=lambda one: one.row.prompt)
         self._tables = tables
-        self._free = list(range(num_entries))
-        self._entry: dict[int, int] = {}  # id of a steering -> its entry
-        self._num_running: dict[int, int] = {}
+        trials = {id(one.row.steering): one.row.steering for one in self._queue}
+        seated = [one for one in trials.values() if one is not None][:num_entries]
+        self._held: list[Steering] = seated  # by entry
+        self._entry = {id(steering): entry for entry, steering in enumerate(seated)}
+        self._idle = dict.fromkeys(
+            self._entry
+        )  # ids of trials with an entry and no running row, oldest first
+        self._num_running: dict[int, int] = defaultdict(int)
         self._running: dict[int, _Begun] = {}  # id of a request -> its row
+        by_layer: dict[int, list[int]] = defaultdict(list)
+        for entry, steering in enumerate(seated):
+            by_layer[steering.layer].append(entry)
+        for layer, table in tables.items():
+            table.zero_()
+            if layer in by_layer:
+                added = torch.stack([seated[entry].added().cpu() for entry in by_layer[layer]])
+                table[by_layer[layer]] = added.to(table)
 
     def requests(self, max_new_tokens: int) -> Iterator[Request]:
         """Drawn from as slots become free."""
@@ -263,20 +279,25 @@ class _Seating:
             return None
         name = id(steering)
         if name not in self._entry:
-            entry = self._entry[name] = self._free.pop()
-            for layer, table in self._tables.items():
-                table[entry] = steering.added().to(table) if layer == steering.layer else 0
-        self._num_running[name] = self._num_running.get(name, 0) + 1
+            left = next(iter(self._idle))  # fewer trials run than there are slots, and so entries
+            entry = self._entry[name] = self._entry.pop(left)
+            del self._idle[left]
+            self._tables[self._held[entry].layer][entry] = 0
+            table = self._tables[steering.layer]
+            table[entry] = steering.added().to(table)
+            self._held[entry] = steering
+        self._idle.pop(name, None)
+        self._num_running[name] += 1
         return self._entry[name]
 
     def leave(self, completion: Completion) -> _Begun:
-        """The row that has ended; its entry is free once no row of its trial runs."""
+        """The row that has ended; once no row of its trial runs, another may take its entry."""
         one = self._running.pop(id(completion.request))
         name = id(one.row.steering)
         if one.row.steering is not None:
             self._num_running[name] -= 1
             if not self._num_running[name]:
-                self._free.append(self._entry.pop(name))
+                self._idle[name] = None
         return one
 
 

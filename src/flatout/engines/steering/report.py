@@ -14,7 +14,7 @@ from pathlib import Path
 from flatout import __version__
 from flatout.doctor.markup import Html, facts, section, table, tag
 from flatout.doctor.page import head
-from flatout.engines.steering.report_data import StudyRecord, TrialRecord, write_text
+from flatout.engines.steering.report_data import StudyRecord, TrialRecord
 from flatout.engines.steering.report_drawings import (
     describe,
     heat_map,
@@ -25,6 +25,7 @@ from flatout.engines.steering.report_drawings import (
 )
 from flatout.engines.steering.report_grid import grid
 from flatout.units import UNKNOWN, show_ratio, show_seconds
+from flatout.whole_files import write_whole
 
 MOST_TRIALS = 15
 LONGEST_TEXT = 1200
@@ -44,7 +45,7 @@ def page(record: StudyRecord) -> str:
 
 def write_page(record: StudyRecord, path: Path) -> None:
     """Under a temporary name, then renamed: a browser never opens half a page."""
-    write_text(page(record), path)
+    write_whole(path, page(record).encode())
 
 
 def headline(record: StudyRecord) -> str:

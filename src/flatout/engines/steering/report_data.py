@@ -7,13 +7,13 @@ without Optuna and on another machine.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput
+from flatout.whole_files import write_whole
 
 FORMAT, VERSION = "flatout-steering", 1
 
@@ -94,20 +94,9 @@ class StudyRecord:
 
 
 def save_record(record: StudyRecord, path: Path) -> None:
-    """Write the record under a temporary name, then rename it."""
+    """Write the record, whole or not at all."""
     document = {"format": FORMAT, "version": VERSION, **encode(record)}
-    write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", path)
-
-
-def write_text(text: str, path: Path) -> None:
-    """A whole file or none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def load_record(path: Path) -> StudyRecord:

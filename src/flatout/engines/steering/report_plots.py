@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from flatout.engines.steering.report_data import StudyRecord
 from flatout.engines.steering.report_grid import Grid, grid
 from flatout.errors import BadInput, import_extra
 from flatout.units import UNKNOWN
+from flatout.whole_files import write_whole
 
 SUFFIXES = (".png", ".svg")
 INK, SOFT, UP, DOWN = "#1d1d1b", "#66645e", "#a33a1e", "#3c69ab"
@@ -36,15 +37,9 @@ def plot_study(record: StudyRecord, path: Path) -> Path:
     _draw_map(figure, map_axes, drawn, record, baseline=baseline)
     _draw_cost(cost_axes, record)
     _draw_retest(retest_axes, record)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, dpi=130, format=path.suffix.lower()[1:])
-        temporary.replace(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    drawn_bytes = io.BytesIO()
+    figure.savefig(drawn_bytes, dpi=130, format=path.suffix.lower()[1:])
+    write_whole(path, drawn_bytes.getvalue())
     return path
 
 

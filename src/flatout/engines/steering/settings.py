@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.codec import WrongShape, decode, encode
-from flatout.engines.steering.report_data import write_text
 from flatout.errors import BadInput
 from flatout.settings_file import check_keys, read_settings
+from flatout.whole_files import write_whole
 
 FILE = "settings.json"
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.
@@ -183,5 +183,5 @@ def settled(given: Mapping[str, Any]) -> SearchSettings:
 def save_settings(settings: SearchSettings) -> Path:
     """Write the settings into the run's folder; workers read them there."""
     path = settings.folder / FILE
-    write_text(json.dumps(encode(settings), indent=2) + "\n", path)
+    write_whole(path, (json.dumps(encode(settings), indent=2) + "\n").encode())
     return path

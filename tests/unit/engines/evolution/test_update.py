@@ -80,7 +80,7 @@ def test_what_is_not_known_is_none() -> None:
 
 def test_gains_and_unit_are_the_coefficients() -> None:
     coefficients = torch.tensor([0.5, -4.0, 0.0])
-    at_once = update.AtOnce.of(coefficients, divisor=2.0)
+    at_once = update.AtOnce.of(coefficients, divisor=2.0, device=coefficients.device)
     assert at_once.gains.abs().max() == 1
     assert (at_once.gains * at_once.unit).equal(coefficients / 2)
-    assert not update.AtOnce.of(torch.zeros(3), divisor=2.0).gains.any()
+    assert not update.AtOnce.of(torch.zeros(3), divisor=2.0, device=coefficients.device).gains.any()

@@ -169,6 +169,7 @@ def test_an_extraction_outlives_a_store_that_cannot_be_written(tmp_path: Path) -
     model, tokenizer = shared_model("llama"), word_tokenizer()
     store = Store(tmp_path / "store")
     (tmp_path / "store").rmdir()
+    (tmp_path / "store").write_text("in the way")
     with pytest.warns(RuntimeWarning, match="activations are not stored: .*cannot be written"):
         found = extract(model, tokenizer, TEXTS, store=store)
     assert torch.equal(found.values, extract(model, tokenizer, TEXTS).values)

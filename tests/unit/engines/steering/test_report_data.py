@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.steering.report_data import load_record, save_record, write_text
+from flatout.engines.steering.report_data import load_record, save_record
 from flatout.errors import BadInput
 from tests.studies import hostile_study, study
 
@@ -51,4 +51,4 @@ def test_no_number_of_the_file_is_without_a_value(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
-        write_text("x", tmp_path / "file" / "page.html")
+        save_record(study(), tmp_path / "file" / "result.json")

@@ -31,14 +31,14 @@ def test_a_step_is_the_sum_of_its_members(
 
     wanted = direction(drawn, coefficients)
     before = master.clone()
-    largest = coefficients.abs().max()
+    largest = coefficients.abs().max().item()
     squares = ascend(
         master,
         weight,
         expand=expand,
         shrink=shrink,
         gains=coefficients / largest,
-        unit=(largest * 0.01).reshape(1),
+        unit=largest * 0.01,
         lr=0.5,
     )
     scale = wanted.abs().max()
