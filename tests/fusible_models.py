@@ -49,7 +49,8 @@ def largest_error(
 ) -> float:
     """Prefill prompts of different lengths, decode greedily, and compare every row's logits with those of its
     materialised weights: the largest relative error of a row."""
-    from flatout.multiplex.kernels.step import FusedStep, why_not
+    from flatout.multiplex.kernels.obstacles import why_not
+    from flatout.multiplex.kernels.step import FusedStep
 
     assert why_not(decoder, factors) is None
     state = State.empty(decoder, slots=len(rows), max_tokens=20, eos=())

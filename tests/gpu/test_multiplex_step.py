@@ -107,9 +107,33 @@ def test_the_choice_falls_on_the_hand_written_step_where_it_runs() -> None:
     assert chosen.value == "graph" and "heads of width 12" in chosen.reason
     with pytest.raises(BadInput, match="'fused' cannot run this model: heads of width 12"):
         Generator(refused, slots=1, max_tokens=20, mode="fused")
-    vectors = {0: torch.zeros(1, 64, device="cuda")}
+    vectors = {0: torch.zeros(64, 1, device="cuda").T}
     chosen = Generator(fusible_model().cuda(), slots=1, max_tokens=20, vectors=vectors).decision
-    assert chosen.value == "graph" and "vectors" in chosen.reason
+    assert chosen.value == "fused"
+
+
+def test_vectors_at_layers_give_the_tokens_of_the_portable_step() -> None:
+    """Rows of several vectors, of both signs and of none, with and without low-rank factors beside them."""
+    decoder = read_decoder(fusible_model().cuda())
+    drawn = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(2)).cuda()
+    vectors = {layer: drawn[place] for place, layer in enumerate((0, len(decoder.blocks) - 1))}
+    requests = [
+        Request(prompt=prompt, variant=None if row % 4 == 3 else row % 4, sign=1 - row % 2 * 2, key=row)
+        for row, prompt in enumerate(prompts_of(LENGTHS))
+    ]
+    found = [
+        [
+            one.tokens
+            for one in Generator(
+                decoder, slots=4, max_tokens=120, vectors=given, factors=factors, mode=mode
+            ).generate(requests, max_new_tokens=30)
+        ]
+        for factors in (None, integer_factors(decoder, num_variants=3, rank=1))
+        for given in (vectors, None)
+        for mode in ("fused", "eager")
+    ]
+    assert found[0] == found[1] and found[2] == found[3] and found[4] == found[5]
+    assert found[0] != found[2] != found[4]
 
 
 def test_redrawn_factors_reach_a_captured_step() -> None:

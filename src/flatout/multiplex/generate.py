@@ -107,6 +107,7 @@ class Generator:
                 self.decoder,
                 self.state,
                 factors=factors,
+                vectors=vectors,
                 sampling=sampling,
                 tile=self.tile,
                 portable=portable,
@@ -190,11 +191,9 @@ def _obstacle(decoder: Decoder, factors: Mapping[str, Factors], vectors: Mapping
         return "it is written for NVIDIA GPUs from Ampere on"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if vectors:
-        return "vectors at a layer"
-    from flatout.multiplex.kernels.step import why_not
+    from flatout.multiplex.kernels.obstacles import why_not
 
-    return why_not(decoder, factors)
+    return why_not(decoder, factors, vectors)
 
 
 def _check_factors(decoder: Decoder, factors: Mapping[str, Factors]) -> None:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 FORMAT = "flatout-extraction"
 VERSION = "1"
-GPU_BATCH_TOKENS = 16384
+GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 16384, 65536
+GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
 CPU_BATCH_TOKENS = 1024
 SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
 SHARD_S = 30.0  # or until a kill would cost this much work
@@ -125,7 +126,7 @@ def extract(
     chosen = chosen_layers(layers, num_layers=len(blocks_of(model)))
     encoded = encode(texts, tokenizer=tokenizer)
     keys = encoded.keys()
-    budget = budget_of(batch_tokens, device=input_device(model))
+    budget = budget_of(batch_tokens, model)
     ranges = [
         token_range(position, num_tokens=len(tokens), text=text)
         for tokens, text in zip(encoded.sequences, encoded.texts, strict=True)
@@ -142,10 +143,9 @@ def extract(
     shared = forks_pay(work, batch_tokens=budget.value, able=reader.can_fork)
     if not shared.value:
         work = planned(missing, sequences=encoded.sequences, ranges=ranges, pairs=())
-    landing = Landing(result.fill)
     try:
-        run_batches(reader, work, batch_tokens=budget.value, on_values=landing.take)
-        landing.finish()
+        with Landing(result.fill) as landing:
+            run_batches(reader, work, batch_tokens=budget.value, on_values=landing.take)
     finally:  # an interrupt or an error keeps what was computed before it
         if keep is not None:
             keep.flush()
@@ -163,17 +163,22 @@ def extract(
     )
 
 
-def budget_of(batch_tokens: int | None, *, device: torch.device) -> Decision[int]:
-    """Tokens of a batch: what was asked for, or enough to fill the device."""
+def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
+    """Tokens of a batch: what was asked for, or enough to keep the device busy while the host prepares."""
     if batch_tokens is not None:
         if batch_tokens < 1:
             raise BadInput(f"batch_tokens={batch_tokens} is below 1")
         return Decision(value=batch_tokens, reason="asked for", source="assumed")
-    if device.type == "cpu":
+    if input_device(model).type == "cpu":
         reason = "more tokens only leave the caches of a CPU"
         return Decision(value=CPU_BATCH_TOKENS, reason=reason, source="assumed")
-    reason = "fills any GPU many times over; halved where memory is short"
-    return Decision(value=GPU_BATCH_TOKENS, reason=reason, source="assumed")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    wanted = GPU_BATCH_WORK // max(parameters, 1)
+    return Decision(
+        value=min(max(wanted, GPU_BATCH_TOKENS), MOST_GPU_BATCH_TOKENS),
+        reason="a batch takes a GPU longer than the host takes to launch it; halved where memory is short",
+        source="assumed",
+    )
 
 
 class _Result:

@@ -1,15 +1,17 @@
 """Batches on their way to the device and their results on the way back, while the device works.
 
-On a GPU each result is copied into page-locked memory on a stream of its own; the host waits for a copy only
-when two more batches have been handed to the GPU, by when it is long done.  Elsewhere a result is handed on
-at once.
+On a GPU each result is copied into page-locked memory on a stream of its own, and a thread of its own waits
+for it and hands it on: the host can hardly launch the kernels of a small model fast enough, and has no time
+to sort results.  It waits only when two more batches have been handed to the GPU.  Elsewhere a result is
+handed on at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,13 +29,25 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
 class Landing:
     """Hands results on in the order they were taken, once they lie in host memory.
 
-    `on_landed(rows, values)` gets what `take` got; the values are its own to keep.
+    `on_landed(rows, values)` gets what `take` got, one call at a time; the values are its own to keep.  What
+    it raises is raised by a later `take`, or at the end of the block.
     """
 
     def __init__(self, on_landed: Callable[[Sequence[int], Tensor], None]) -> None:
         self._on_landed = on_landed
-        self._pending: deque[tuple[Any, Sequence[int], Tensor]] = deque()
+        self._pending: deque[Future[None]] = deque()
         self._streams: dict[torch.device, Any] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flatout-landing")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Everything that was taken is handed on, also where the block was left by an error."""
+        self._thread.shutdown(wait=True)
+        if kind is None:
+            while self._pending:
+                self._pending.popleft().result()
 
     def take(self, rows: Sequence[int], values: Tensor) -> None:
         """Begin to bring `values` [rows, ...] home."""
@@ -49,16 +63,10 @@ class Landing:
             host.copy_(values, non_blocking=True)
             landed = stream.record_event()
         values.record_stream(stream)  # its memory is not given to the next batch before the copy is done
-        self._pending.append((landed, rows, host))
+        self._pending.append(self._thread.submit(self._land, landed, rows, host))
         while len(self._pending) > PENDING:
-            self._land()
+            self._pending.popleft().result()
 
-    def finish(self) -> None:
-        """Wait for all copies."""
-        while self._pending:
-            self._land()
-
-    def _land(self) -> None:
-        landed, rows, host = self._pending.popleft()
+    def _land(self, landed: Any, rows: Sequence[int], host: Tensor) -> None:
         landed.synchronize()
         self._on_landed(rows, host)

@@ -5,6 +5,8 @@ coefficients in `coefficients`, as partial sums; their expansion is added togeth
 product after will need x . shrink; the row is in registers here, and normalising is linear in x, so one more
 reduction beside the norm's own gives it.  Factors are loaded before the first reduction: loads do not pass
 one.
+
+A vector that a variant adds after a layer (steering) is added here too, at the norm that reads the layer.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ def add_norm(
     expand,  # [variants, RANK_IN, WIDTH] of the last product
     shrink,  # [variants, RANK_OUT, WIDTH] of the next one
     shrunk,  # [rows, RANK_OUT], written
+    vectors,  # [variants, WIDTH]: what each variant adds to the residual stream; read if STEERED
     variant,  # [rows / TOKENS]
     sign,
     scale,  # of the next product
@@ -70,6 +73,7 @@ def add_norm(
     BLOCK_PARTS: tl.constexpr,
     FROM_BRANCH: tl.constexpr,
     SCALED: tl.constexpr,
+    STEERED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -126,6 +130,12 @@ def add_norm(
         x = x.to(tl.float32)
         if SCALED:
             x = x * embedding_scale
+    if STEERED:
+        gain = tl.load(sign + rows // num_tokens)[:, None]
+        vector = tl.load(vectors + which * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+        # Rounded where a layer ends; chosen, not multiplied by 0: a plain row keeps its bits.
+        steered = x.to(residual.dtype.element_ty).to(tl.float32) + gain * vector[None, :]
+        x = tl.where(gain != 0, steered, x)
     rounded = x.to(residual.dtype.element_ty)
     tl.store(residual + at, rounded, mask=inside[None, :])
     x = rounded.to(tl.float32)

@@ -61,51 +61,6 @@ def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
     return Tiles(norm_rows=pair, norm_warps=16 if rank >= 4 and width > 2048 else 8, gate_rows=pair)
 
 
-def why_not(decoder: Decoder, factors: Mapping[str, Factors]) -> str | None:
-    """Why the hand-written step cannot run this model; None if it can."""
-    if len({one.rank for one in factors.values()}) > 1:
-        return "factors of different ranks"
-    if factors and factors.keys() != decoder.projections().keys():
-        return "factors for a part of the products"
-    if not all(one.shrink.is_contiguous() and one.expand.is_contiguous() for one in factors.values()):
-        return "factors with gaps between their numbers"
-    if decoder.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"weights of type {decoder.dtype}"
-    if decoder.head.bias is not None or decoder.softcap is not None:
-        return "a head with a bias or capped logits"
-    width = decoder.blocks[0].attention.head_width
-    if width & (width - 1) or width < 32:
-        return f"heads of width {width}: a power of two from 32 is needed"
-    for block in decoder.blocks:
-        reason = _block_obstacle(block)
-        if reason is not None:
-            return reason
-    if decoder.positions is not None or decoder.norm.centred or decoder.norm.offset:
-        return "learned positions, or a last norm that is no plain RMS norm"
-    return None
-
-
-def _block_obstacle(block: Block) -> str | None:
-    attention, mlp = block.attention, block.mlp
-    norms = (block.attention_norm, block.mlp_norm)
-    every_norm = [norm for norm in (*norms, attention.q_norm, attention.k_norm) if norm is not None]
-    checks = {
-        "parallel residual branches": block.parallel,
-        "queries, keys and values interleaved by head": attention.interleaved,
-        "norms whose weights are stored with an offset": any(norm.offset for norm in every_norm),
-        "layer norms": any(norm.centred or norm.bias is not None for norm in norms),
-        "norms after a branch": block.attention_out_norm is not None or block.mlp_out_norm is not None,
-        "capped scores": attention.softcap is not None,
-        "rotation of a part of each head": attention.rotary_width != attention.head_width,
-        "an MLP without a gate": not mlp.gated,
-        f"activation {mlp.activation}": mlp.activation not in ("silu", "gelu_tanh"),
-        "biases outside of query, key and value": any(
-            product.bias is not None for product in (attention.out, mlp.up, mlp.down)
-        ),
-    }
-    return next((name for name, found in checks.items() if found), None)
-
-
 @dataclass(slots=True)
 class Buffers:
     """What lies between the products of one call of `rows` rows."""
@@ -132,6 +87,7 @@ class FusedStep:
         values: list[Tensor],
         tables: RowTables,
         factors: Mapping[str, Factors] | None,
+        vectors: Mapping[int, Tensor] | None = None,
         tiles: Tiles | None = None,
         tile: int = 1,
     ) -> None:
@@ -139,6 +95,7 @@ class FusedStep:
         self.keys, self.values = keys, values
         self.tables = tables
         self.factors = dict(factors or {})
+        self.vectors = dict(vectors or {})  # by the layer after which they are added
         self.rank = next((f.rank for f in self.factors.values()), 0)
         self.tiles = tiles or tiles_for(self.rank, tile, width=decoder.width)
         self.num_rows = keys[0].shape[0]
@@ -241,7 +198,7 @@ class FusedStep:
     def _add_norm(
         self, buffers: Buffers, norm: Norm, tables: RowTables, num_tokens: int, *,
         before: Projection | None, after: Projection | None,
-        coefficients: Tensor, parts: int, token: Tensor | None = None,
+        coefficients: Tensor, parts: int, token: Tensor | None = None, vectors: Tensor | None = None,
     ) -> None:  # fmt: skip
         rows = buffers.residual.shape[0]
         tile = self._shared_rows(self.tiles.norm_rows, tables, num_tokens)
@@ -251,11 +208,12 @@ class FusedStep:
             buffers.residual, buffers.branch, buffers.branch if token is None else token,
             self.decoder.embedding, 1.0 if scale is None else scale, norm.weight, buffers.normed,
             coefficients, self._side(before, "expand", norm.weight), self._side(after, "shrink", norm.weight),
-            buffers.shrunk, tables.index, tables.sign, self._scale(after), norm.eps, num_tokens,
+            buffers.shrunk, norm.weight if vectors is None else vectors,
+            tables.index, tables.sign, self._scale(after), norm.eps, num_tokens,
             WIDTH=width, BLOCK=triton.next_power_of_2(width),
             RANK_IN=self._rank(before), RANK_OUT=self._rank(after),
             PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts),
-            FROM_BRANCH=token is None, SCALED=scale is not None, ROWS=tile,
+            FROM_BRANCH=token is None, SCALED=scale is not None, STEERED=vectors is not None, ROWS=tile,
             num_warps=self.tiles.norm_warps,
         )  # fmt: skip
 
@@ -277,7 +235,7 @@ class FusedStep:
             buffers, block.attention_norm, tables, num_tokens,
             before=before, after=block.attention.qkv,
             coefficients=buffers.shrunk_parts, parts=self._gate_parts(block.mlp),
-            token=token if first else None,
+            token=token if first else None, vectors=self.vectors.get(number - 1),
         )  # fmt: skip
 
     def _last_norm(self, buffers: Buffers, tables: RowTables, num_tokens: int) -> None:
@@ -285,6 +243,7 @@ class FusedStep:
         self._add_norm(
             buffers, self.decoder.norm, tables, num_tokens,
             before=last.down, after=None, coefficients=buffers.shrunk_parts, parts=self._gate_parts(last),
+            vectors=self.vectors.get(len(self.decoder.blocks) - 1),
         )  # fmt: skip
 
     def _finish_block(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from flatout.multiplex.decoder import Decoder
 from flatout.multiplex.factors import Factors
@@ -26,6 +27,7 @@ class Fused:
         state: State,
         *,
         factors: Mapping[str, Factors],
+        vectors: Mapping[int, Tensor],
         sampling: Sampling,
         tile: int,
         portable: Portable,
@@ -37,6 +39,7 @@ class Fused:
             values=[state.cache.values(layer) for layer in layers],
             tables=state.tables,
             factors=factors,
+            vectors=vectors,
             tile=tile,
         )
         self._sampling = sampling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,8 @@ def test_what_cannot_be_extracted_is_refused() -> None:
 
 
 def test_the_budget_says_why() -> None:
-    assert budget_of(77, device=torch.device("cpu")).value == 77
-    assert (
-        budget_of(None, device=torch.device("cpu")).value < budget_of(None, device=torch.device("cuda")).value
-    )
+    model = shared_model("llama")
+    assert budget_of(77, model).value == 77
+    elsewhere = copy.deepcopy(model).to("meta")  # a device that is no CPU
+    assert budget_of(None, model).value < budget_of(None, elsewhere).value == 65536
+    assert "halved where memory is short" in budget_of(None, elsewhere).reason

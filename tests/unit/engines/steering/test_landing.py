@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.landing import PENDING, Landing
+from flatout.engines.steering.landing import Landing
 
 
-def landed_from(device: str, *, batches: int = 8) -> tuple[list[int], list[Tensor], Landing]:
+def landed_from(device: str, *, batches: int = 8) -> tuple[list[int], list[Tensor]]:
     rows: list[int] = []
     values: list[Tensor] = []
 
@@ -19,24 +19,30 @@ def landed_from(device: str, *, batches: int = 8) -> tuple[list[int], list[Tenso
         rows.extend(some)
         values.append(landed)
 
-    landing = Landing(keep)
-    for number in range(batches):
-        landing.take([number], torch.full((1, 4), float(number), device=device))
-    return rows, values, landing
+    with Landing(keep) as landing:
+        for number in range(batches):
+            landing.take([number], torch.full((1, 4), float(number), device=device))
+    return rows, values
 
 
 def test_results_on_the_host_arrive_at_once() -> None:
-    rows, values, landing = landed_from("cpu")
+    rows, values = landed_from("cpu")
     assert rows == list(range(8))
-    landing.finish()
     assert torch.cat(values)[:, 0].tolist() == list(range(8))
 
 
 @pytest.mark.gpu
 def test_results_of_a_gpu_arrive_in_order_in_memory_of_their_own() -> None:
-    rows, values, landing = landed_from("cuda")
-    assert len(rows) == 8 - PENDING
-    landing.finish()
+    rows, values = landed_from("cuda")
     assert rows == list(range(8))
     assert all(one.is_pinned() for one in values)
     assert torch.cat(values)[:, 0].tolist() == list(range(8))
+
+
+@pytest.mark.gpu
+def test_an_error_of_the_receiver_is_not_lost() -> None:
+    def refuse(some: Sequence[int], landed: Tensor) -> None:
+        raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"), Landing(refuse) as landing:
+        landing.take([0], torch.zeros(1, 4, device="cuda"))

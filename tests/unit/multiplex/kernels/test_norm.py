@@ -25,12 +25,14 @@ def normalised(x: Tensor, weight: Tensor) -> Tensor:
         (1, 2, torch.int8),
         (3, 2, torch.int8),
         (4, 1, torch.float32),
+        (4, 2, torch.int8),
         (8, 2, torch.int8),
     ],
 )
 @pytest.mark.parametrize("num_tokens", [1, 2])
+@pytest.mark.parametrize("steered", [False, True])
 def test_a_branch_is_added_with_its_correction_and_normalised(
-    rank: int, shared: int, dtype: torch.dtype, num_tokens: int
+    rank: int, shared: int, dtype: torch.dtype, num_tokens: int, steered: bool
 ) -> None:
     """`shared` rows of a program run one variant, each with its own sign."""
     from flatout.multiplex.kernels.norm import add_norm
@@ -46,14 +48,17 @@ def test_a_branch_is_added_with_its_correction_and_normalised(
     wanted = residual + branch
     if rank:
         wanted = wanted + torch.einsum("nr,nrw->nw", coefficients.sum(-1), expand[index].float())
+    vectors = numbers.normal(2, WIDTH)
+    if steered:
+        wanted = wanted + vectors[index] * sign[:, None]
     wanted_normed = normalised(wanted, weight)
     wanted_shrunk = torch.einsum("nw,nrw->nr", wanted_normed, shrink[index].float()) * sign[:, None] * scale
     normed, shrunk = torch.empty_like(residual), torch.zeros(rows, ranks, device=DEVICE)
     add_norm[(rows // shared,)](
         residual, branch, branch, branch, 1.0, weight, normed, coefficients, expand, shrink, shrunk,
-        tables.index, tables.sign, scale, EPS, num_tokens,
+        vectors, tables.index, tables.sign, scale, EPS, num_tokens,
         WIDTH=WIDTH, BLOCK=128, RANK_IN=rank, RANK_OUT=rank, PARTS=parts, BLOCK_PARTS=4,
-        FROM_BRANCH=True, SCALED=False, ROWS=shared, num_warps=4,
+        FROM_BRANCH=True, SCALED=False, STEERED=steered, ROWS=shared, num_warps=4,
     )  # fmt: skip
     torch.testing.assert_close(residual, wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(normed, wanted_normed, rtol=1e-4, atol=1e-4)
@@ -72,9 +77,9 @@ def test_the_first_norm_reads_the_embedding(scale: float | None) -> None:
     unread = torch.empty(1, device=DEVICE)
     add_norm[(4,)](
         residual, unread, tokens, embedding, 1.0 if scale is None else scale, weight, normed, unread, unread,
-        unread, unread, tables.index, tables.sign, 0.0, EPS, 1,
+        unread, unread, unread, tables.index, tables.sign, 0.0, EPS, 1,
         WIDTH=WIDTH, BLOCK=128, RANK_IN=0, RANK_OUT=0, PARTS=1, BLOCK_PARTS=1,
-        FROM_BRANCH=False, SCALED=scale is not None, ROWS=1, num_warps=4,
+        FROM_BRANCH=False, SCALED=scale is not None, STEERED=False, ROWS=1, num_warps=4,
     )  # fmt: skip
     wanted = embedding[tokens] * (1.0 if scale is None else scale)
     torch.testing.assert_close(residual, wanted)

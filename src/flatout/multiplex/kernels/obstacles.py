@@ -1,0 +1,60 @@
+"""Which models the hand-written step can run, and what stands in the way of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flatout.multiplex.decoder import Block, Decoder
+from flatout.multiplex.factors import Factors
+
+
+def why_not(
+    decoder: Decoder, factors: Mapping[str, Factors], vectors: Mapping[int, Tensor] | None = None
+) -> str | None:
+    """Why the hand-written step cannot run this model; None if it can."""
+    if len({one.rank for one in factors.values()}) > 1:
+        return "factors of different ranks"
+    if factors and factors.keys() != decoder.projections().keys():
+        return "factors for a part of the products"
+    if not all(one.shrink.is_contiguous() and one.expand.is_contiguous() for one in factors.values()):
+        return "factors with gaps between their numbers"
+    if not all(one.is_contiguous() for one in (vectors or {}).values()):
+        return "vectors with gaps between their numbers"
+    if decoder.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"weights of type {decoder.dtype}"
+    if decoder.head.bias is not None or decoder.softcap is not None:
+        return "a head with a bias or capped logits"
+    width = decoder.blocks[0].attention.head_width
+    if width & (width - 1) or width < 32:
+        return f"heads of width {width}: a power of two from 32 is needed"
+    for block in decoder.blocks:
+        reason = _block_obstacle(block)
+        if reason is not None:
+            return reason
+    if decoder.positions is not None or decoder.norm.centred or decoder.norm.offset:
+        return "learned positions, or a last norm that is no plain RMS norm"
+    return None
+
+
+def _block_obstacle(block: Block) -> str | None:
+    attention, mlp = block.attention, block.mlp
+    norms = (block.attention_norm, block.mlp_norm)
+    every_norm = [norm for norm in (*norms, attention.q_norm, attention.k_norm) if norm is not None]
+    checks = {
+        "parallel residual branches": block.parallel,
+        "queries, keys and values interleaved by head": attention.interleaved,
+        "norms whose weights are stored with an offset": any(norm.offset for norm in every_norm),
+        "layer norms": any(norm.centred or norm.bias is not None for norm in norms),
+        "norms after a branch": block.attention_out_norm is not None or block.mlp_out_norm is not None,
+        "capped scores": attention.softcap is not None,
+        "rotation of a part of each head": attention.rotary_width != attention.head_width,
+        "an MLP without a gate": not mlp.gated,
+        f"activation {mlp.activation}": mlp.activation not in ("silu", "gelu_tanh"),
+        "biases outside of query, key and value": any(
+            product.bias is not None for product in (attention.out, mlp.up, mlp.down)
+        ),
+    }
+    return next((name for name, found in checks.items() if found), None)
