@@ -1,0 +1,129 @@
+"""What the router sees of a text: the mean of its states under the frozen encoder, computed once and kept.
+
+No adapter touches these states, so they are the same in every epoch: training the router for E epochs on kept
+features costs one pass of the encoder instead of E.  A file is named by what it was computed from, the
+encoder's weights and every token, so that a changed model or a changed row can never meet an old feature.
+
+    N rows   H width of the encoder
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.data import TokenBudgetBatches
+from flatout.engines.adapters.blocks import block_of
+from flatout.engines.adapters.encoder import PackedEncoder, pooled
+from flatout.errors import BadInput, import_extra
+from flatout.whole_files import remove_leftovers, write_whole
+
+if TYPE_CHECKING:
+    from flatout.engines.adapters.tasks.task import Example
+
+OnRows = Callable[[int, int], None]  # rows that are done, rows in all
+NAME = "features"
+LENGTH_MULTIPLE = 8
+
+
+def features_of(
+    encoder: PackedEncoder,
+    examples: Sequence[Example],
+    *,
+    pad_id: int,
+    fingerprint: str,
+    folder: Path | None = None,
+    tokens: int = 8192,
+    on_rows: OnRows = lambda done, total: None,
+) -> Tensor:
+    """[N, H] in float32 on the host, row i of example i; read from `folder` where it is kept there.
+
+    `fingerprint` names the encoder's weights.  Only one batch's states are held at a time.
+    """
+    if not examples:
+        return torch.zeros(0, encoder.width)
+    path = None if folder is None else folder / f"{NAME}-{key_of(examples, fingerprint)}.safetensors"
+    if path is not None and (kept := _read(path, len(examples))) is not None:
+        on_rows(len(examples), len(examples))
+        return kept
+    rows_NH = _computed(encoder, examples, pad_id=pad_id, tokens=tokens, on_rows=on_rows)
+    if path is not None:
+        safetensors = import_extra("safetensors.torch", extra="adapters")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent, of=NAME)
+        write_whole(path, safetensors.save({NAME: rows_NH}))
+    return rows_NH
+
+
+def key_of(examples: Sequence[Example], fingerprint: str) -> str:
+    """A name for features: of the encoder's weights and of every token, in their order."""
+    digest = hashlib.blake2b(fingerprint.encode(), digest_size=12)
+    for example in examples:
+        digest.update(f"|{len(example.ids)}:".encode())
+        digest.update(np.ascontiguousarray(example.ids, dtype=np.int32).tobytes())
+        if example.types is not None:
+            digest.update(b"types")
+            digest.update(np.ascontiguousarray(example.types, dtype=np.int32).tobytes())
+    return digest.hexdigest()
+
+
+def by_length(examples: Sequence[Example], *, tokens: int) -> Iterator[list[int]]:
+    """Numbers of examples in batches of similar length and at most `tokens` padded tokens, longest first.
+
+    The first batch is the largest: if it fits into memory, all do.
+    """
+    if not examples:
+        return
+    lengths = [_padded(len(example.ids)) for example in examples]
+    batches = TokenBudgetBatches(lengths, tokens=tokens, too_long="alone", shuffle=False, rank=0, num_ranks=1)
+    yield from batches
+
+
+def _computed(
+    encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int, tokens: int, on_rows: OnRows
+) -> Tensor:
+    rows_NH = torch.empty(len(examples), encoder.width)
+    done = 0
+    for numbers in by_length(examples, tokens=tokens):
+        chosen = [examples[number] for number in numbers]
+        block = block_of(
+            [example.ids for example in chosen],
+            types=[example.types for example in chosen],
+            adapter=0,
+            pad_id=pad_id,
+            length_multiple=LENGTH_MULTIPLE,
+            device=encoder.device,
+        )
+        with torch.no_grad():
+            (states_BLH,) = encoder((block,), adapters=False)
+            rows_NH[numbers] = pooled(states_BLH.float(), block.lengths).cpu()
+        done += len(numbers)
+        on_rows(done, len(examples))
+    return rows_NH
+
+
+def _read(path: Path, num_rows: int) -> Tensor | None:
+    """What is kept; None where nothing is."""
+    if not path.exists():
+        return None
+    safetensors = import_extra("safetensors", extra="adapters")
+    torch_files = import_extra("safetensors.torch", extra="adapters")
+    try:
+        kept: Tensor = torch_files.load_file(path)[NAME]
+    except (OSError, KeyError, safetensors.SafetensorError) as error:
+        raise BadInput(f"{path} cannot be read: {error}", hint="remove it; it is computed again") from error
+    if len(kept) != num_rows:
+        raise BadInput(
+            f"{path} holds {len(kept)} rows, {num_rows} are expected", hint="remove it; it is computed again"
+        )
+    return kept
+
+
+def _padded(length: int) -> int:
+    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

@@ -1,0 +1,189 @@
+"""What an evaluation found, apart from how it was measured and how it is drawn.
+
+One JSON file in the run's folder, so that a report can be made again without the model, without torch and on
+another machine.
+
+    oracle       every row under its own task's adapter: what a perfect router would reach
+    routed       under the adapters that the router chose
+    end-to-end   the same, and a row that was taken for another task's counts as not answered
+    single       all rows under one adapter, the one named; there is one such entry per adapter
+    uniform      all adapters at once, with equal weights
+    random       an adapter drawn for each row
+
+But for end-to-end, a row's answer comes from its own task's head; only the adapter beneath it changes.
+End-to-end is what someone gets who hands over a text and does not say what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import BadInput
+from flatout.whole_files import write_whole
+
+FORMAT, VERSION = "flatout-adapters-evaluation", 1
+FILE = "evaluation.json"
+
+RoutingName = Literal["oracle", "routed", "end-to-end", "single", "uniform", "random"]
+ROUTINGS: tuple[RoutingName, ...] = ("oracle", "routed", "end-to-end", "single", "uniform", "random")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """The scores of every task under one routing, in points from 0 to 100."""
+
+    routing: RoutingName
+    by_task: dict[str, dict[str, float]]
+    adapter: str | None = None  # the one that all rows ran under
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfidenceBin:
+    """Rows whose confidence lies between two borders, and how many of them were routed rightly."""
+
+    low: float
+    high: float
+    num_rows: int
+    num_right: int
+    mean_confidence: float | None = None  # None without rows
+
+    @property
+    def right_share(self) -> float | None:
+        return self.num_right / self.num_rows if self.num_rows else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingQuality:
+    """How well the router tells tasks apart, on rows it has not seen."""
+
+    accuracy_share: float
+    accuracy_by_task: dict[str, float | None]  # None without rows
+    confusion: tuple[tuple[int, ...], ...]  # rows of task i for which adapter j was chosen first
+    entropy_nats: float  # of a row's probabilities, on average
+    needed_share: dict[str, float]  # of the rows, by the task they belong to
+    used_share: dict[str, float]  # of the weights, by the adapter that got them
+    balance: float | None  # entropy of use over its largest value: 1 is even, 0 one adapter only
+    calibration_error: float  # mean distance of confidence from the share that is right
+    bins: tuple[ConfidenceBin, ...]
+    threshold: float
+    top_k: int
+    fallback: str
+    sure_share: float  # rows whose confidence reaches the threshold
+    sure_accuracy_share: float | None  # of those
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownRow:
+    """One record and what the model said to it."""
+
+    task: str
+    fields: dict[str, str]
+    answers: dict[str, str]  # by routing
+    adapter: str | None = None  # that the router chose
+    confidence: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Every score of a run, and what its router does."""
+
+    tasks: tuple[str, ...]
+    metrics: dict[str, str]  # by task: the score that stands for all
+    num_rows: dict[str, int]
+    scores: tuple[Scores, ...]
+    routing: RoutingQuality | None = None  # None before the router is trained
+    heads_only: dict[str, dict[str, float]] | None = None  # of a run without adapters, by task
+    shown: tuple[ShownRow, ...] = ()
+    split: str = "test"
+    elapsed_s: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def score(self, task: str, routing: RoutingName, *, adapter: str | None = None) -> float | None:
+        """A task's metric; of "single" without an adapter, under the one that does best on average."""
+        if routing == "single" and adapter is None:
+            adapter = self.best_single
+        for each in self.scores:
+            if each.routing == routing and (routing != "single" or each.adapter == adapter):
+                return each.by_task.get(task, {}).get(self.metrics[task])
+        return None
+
+    def heads_only_score(self, task: str) -> float | None:
+        return (self.heads_only or {}).get(task, {}).get(self.metrics[task])
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Those that all rows ran under."""
+        return tuple(each.adapter for each in self.scores if each.adapter is not None)
+
+    @property
+    def best_single(self) -> str | None:
+        """The adapter that does best on average over the tasks."""
+        means = {
+            adapter: mean
+            for adapter in self.adapters
+            if (mean := self._mean([self.score(task, "single", adapter=adapter) for task in self.tasks]))
+            is not None
+        }
+        return max(means, key=lambda adapter: means[adapter]) if means else None
+
+    def mean(self, routing: RoutingName) -> float | None:
+        """The metrics of all tasks on average."""
+        return self._mean([self.score(task, routing) for task in self.tasks])
+
+    @staticmethod
+    def _mean(values: Sequence[float | None]) -> float | None:
+        """None where one is not known: a mean over other tasks could not be compared."""
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def with_heads_only(evaluation: Evaluation, other: Evaluation) -> Evaluation:
+    """The evaluation beside that of a run without adapters, task by task."""
+    oracle = next((each for each in other.scores if each.routing == "oracle"), None)
+    if oracle is None or not set(oracle.by_task) & set(evaluation.tasks):
+        raise BadInput(
+            f"the run without adapters scored {', '.join(other.tasks) or 'nothing'},"
+            f" this one {', '.join(evaluation.tasks)}",
+            hint="train it on the same config with --heads-only",
+        )
+    differ = [
+        f"{task} ({other.num_rows[task]} rows, not {evaluation.num_rows[task]})"
+        for task in evaluation.tasks
+        if task in other.num_rows and other.num_rows[task] != evaluation.num_rows[task]
+    ]
+    notes = (f"The run without adapters was scored on other rows: {'; '.join(differ)}.",) if differ else ()
+    return replace(evaluation, heads_only=oracle.by_task, notes=evaluation.notes + notes)
+
+
+def save_evaluation(evaluation: Evaluation, path: Path) -> None:
+    """Write it whole or not at all."""
+    document = {"format": FORMAT, "version": VERSION, **encode(evaluation)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """Read what `save_evaluation` wrote."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"no evaluation at {path}", hint="run flatout adapt evaluate first") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}", hint="run flatout adapt evaluate again") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadInput(f"{path} is no evaluation of flatout adapt", hint=f"give a run's {FILE}")
+    if document.get("version") != VERSION:
+        raise BadInput(
+            f"{path} has version {document.get('version')!r}; this release reads {VERSION}",
+            hint="install the release that wrote it",
+        )
+    try:
+        return decode(Evaluation, document)
+    except WrongShape as error:
+        raise BadInput(f"{path} is damaged: {error}", hint="run flatout adapt evaluate again") from None

@@ -1,0 +1,95 @@
+"""Code generation: what a function is to do in, its Python out.
+
+A line is {"docstring": "...", "code": "..."}; lines with "text" in place of "docstring" are read, too.
+Without a file the rows are functions of Python's standard library.  The layout of Python is its meaning, and
+vocabularies for prose drop line ends and indents; so a line end is written as one sign and each level of
+indent as another, which such vocabularies know.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flatout.engines.adapters.metrics import bleu
+from flatout.engines.adapters.sources.standard_library import functions
+from flatout.engines.adapters.tasks.generation import GenerationTask
+from flatout.engines.adapters.tasks.task import Record
+
+LINE, INDENT = "¶", "»"
+SPACES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeGeneration(GenerationTask):
+    """A function for its description, scored by BLEU of its words and signs."""
+
+    max_target_length: int = 96
+
+    name: ClassVar[str] = "code"
+    inputs: ClassVar[tuple[str, ...]] = ("docstring",)
+    answers: ClassVar[tuple[str, ...]] = ("code",)
+    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {"docstring": ("text",)}
+
+    def shown(self, text: str) -> str:
+        return with_layout_signs(text)
+
+    def read_back(self, text: str) -> str:
+        return without_layout_signs(text)
+
+    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
+        return {"bleu": bleu(said, [record["code"] for record in records])}
+
+    def real(self) -> tuple[list[Record], str]:
+        records = [{"docstring": docstring, "code": code} for docstring, code in functions()]
+        return records, "functions of Python's standard library"
+
+    def generated(self, count: int, *, seed: int) -> list[Record]:
+        draw = random.Random(f"code {seed}")
+        return [_function(draw) for _ in range(count)]
+
+
+def with_layout_signs(code: str) -> str:
+    """Code on one line: a sign for each line end, and one for each level of the indent after it."""
+    lines, margins = [], [0]
+    for line in code.expandtabs(SPACES).splitlines():
+        if not line.strip():
+            continue
+        margin = len(line) - len(line.lstrip())
+        while margin < margins[-1]:
+            margins.pop()
+        if margin > margins[-1]:
+            margins.append(margin)
+        lines.append(INDENT * (len(margins) - 1) + line.strip())
+    return LINE.join(lines)
+
+
+def without_layout_signs(text: str) -> str:
+    """The lines and indents behind the signs."""
+    lines = []
+    for line in text.split(LINE):
+        signs = re.match(rf"[\s{INDENT}]*", line)
+        depth = signs.group().count(INDENT) if signs else 0
+        lines.append(" " * (SPACES * depth) + line.strip(f" {INDENT}"))
+    return "\n".join(lines)
+
+
+# A generated world: functions of one line.
+_NAMES = ("size", "width", "count", "price", "speed", "weight", "level", "depth", "total", "age")
+_ACTS = {"sum": "+", "product": "*", "difference": "-", "ratio": "/"}
+
+
+def _function(draw: random.Random) -> Record:
+    act, sign = draw.choice(list(_ACTS.items()))
+    one, two = draw.sample(_NAMES, 2)
+    limit = draw.randrange(2, 10)
+    if draw.random() < 0.5:
+        docstring = f"Return the {act} of {one} and {two}, times {limit}."
+        code = f"def {act}({one}, {two}):\n    return ({one} {sign} {two}) * {limit}"
+    else:
+        docstring = f"Return the {act} of {one} and {two} if {one} is over {limit}."
+        code = f"def {act}({one}, {two}):\n    if {one} > {limit}:\n        return {one} {sign} {two}"
+    return {"docstring": docstring, "code": code}

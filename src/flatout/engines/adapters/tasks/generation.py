@@ -1,0 +1,221 @@
+"""What tasks that write a text have in common: the shared decoder on the encoder's states.
+
+A target is written in the encoder's own vocabulary and closed by its end token; one that is longer than
+`max_target_length` is cut and not closed, so that nobody learns to stop in the middle.  Logits cost more than
+all the rest and are computed where a token is to be named and nowhere else: a batch lists those places, and
+the list is rounded up so that few shapes occur.
+
+The metric is token accuracy: the share of target tokens that are named rightly when the ones before them are
+given.  Small decoders trained on a few thousand rows write texts whose BLEU or ROUGE is near the floor and
+hangs on their first wrong word; token accuracy counts every one of thousands of decisions, so it tells two
+models apart long before the texts do, and it takes one pass.  The scores of the texts stand beside it.
+
+Legend: B rows, L input tokens, T target tokens, M places with a target, H width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatout.engines.adapters.chunked_loss import chunked_argmax, chunked_cross_entropy
+from flatout.engines.adapters.decoder import Decoder
+from flatout.engines.adapters.sources.rows import text_field
+from flatout.engines.adapters.tasks.task import (
+    IGNORED,
+    Example,
+    Prediction,
+    Record,
+    Task,
+    TaskBatch,
+    at_rest,
+    block_and_count,
+    tensor_on,
+)
+from flatout.errors import BadInput
+
+
+class GenerationHead(nn.Module):
+    """What a task adds to the shared decoder: its first vector, and how likely each word is in it."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(decoder.width) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(len(decoder.embedding)))
+        self._shared = (decoder,)  # in a tuple, so that its parameters are not counted as this head's
+
+    @property
+    def decoder(self) -> Decoder:
+        return self._shared[0]
+
+    def said(self, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
+        """[M, H]: what names the token at each place with a target."""
+        said_BTH: Tensor = self.decoder(self.start, batch.targets["ids"], states_BLH, batch.block.lengths)
+        return said_BTH.flatten(0, 1).index_select(0, batch.targets["places"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationTask(Task):
+    """A text for a text."""
+
+    max_target_length: int = 64
+
+    metric: ClassVar[str] = "token_accuracy"
+    needs_decoder: ClassVar[bool] = True
+    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other names that files use for a field
+
+    @abstractmethod
+    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
+        """Scores of whole texts."""
+
+    def shown(self, text: str) -> str:
+        """A text as the vocabulary can write it."""
+        return text
+
+    def read_back(self, text: str) -> str:
+        """The reverse of `shown`."""
+        return text
+
+    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
+        names = (*self.inputs, *self.answers) if answered else self.inputs
+        return {name: text_field(row, name, *self.also_named.get(name, ())) for name in names}
+
+    def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
+        source, target = record[self.inputs[0]], record.get(self.answers[0])
+        ids = tokenizer(source, truncation=True, max_length=max_length)["input_ids"]
+        targets = {}
+        if target is not None:
+            words = tokenizer(self.shown(target), add_special_tokens=False, verbose=False)["input_ids"]
+            closed = [*words, end_id_of(tokenizer)][: self.max_target_length]
+            targets["ids"] = np.array(closed, dtype=np.int32)
+        return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
+
+    def collate(
+        self,
+        examples: Sequence[Example],
+        *,
+        adapter: int,
+        pad_id: int,
+        row_multiple: int = 1,
+        length_multiple: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> TaskBatch:
+        lengths = [example.num_targets for example in examples]
+        block, count = block_and_count(
+            examples,
+            num_targets=sum(lengths),
+            adapter=adapter,
+            pad_id=pad_id,
+            row_multiple=row_multiple,
+            length_multiple=length_multiple,
+            device=device,
+        )
+        longest = min(_up(max(*lengths, 1), length_multiple), self.max_target_length)
+        ids = np.full((block.num_rows, longest), pad_id, dtype=np.int64)
+        num_places = max(_up(sum(lengths), row_multiple * length_multiple), 1)
+        places = np.zeros(num_places, dtype=np.int64)
+        labels = np.full(num_places, IGNORED, dtype=np.int64)
+        at = 0
+        for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
+            if length:
+                ids[row, :length] = labels[at : at + length] = example.targets["ids"]
+                places[at : at + length] = row * longest + np.arange(length)
+                at += length
+        targets = {"ids": ids, "places": places, "labels": labels}
+        return TaskBatch(
+            block=block,
+            targets={name: tensor_on(values, device) for name, values in targets.items()},
+            count=count,
+            examples=tuple(examples),
+        )
+
+    def head(self, width: int, *, decoder: Decoder | None = None) -> nn.Module:
+        if decoder is None or decoder.width != width or decoder.max_length < self.max_target_length:
+            has = (
+                "none" if decoder is None else f"one of width {decoder.width} and {decoder.max_length} tokens"
+            )
+            wanted = f"of width {width} and {self.max_target_length} tokens"
+            raise BadInput(f"{self.name} needs a decoder {wanted} and has {has}")
+        return GenerationHead(decoder)
+
+    def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
+        assert isinstance(head, GenerationHead)
+        return chunked_cross_entropy(
+            head.said(states_BLH, batch),
+            head.decoder.embedding,
+            batch.targets["labels"],
+            bias_V=head.bias,
+        )
+
+    def predict(
+        self,
+        head: nn.Module,
+        states_BLH: Tensor,
+        batch: TaskBatch,
+        *,
+        tokenizer: Any,
+        records: Sequence[Record],
+        write: bool = True,
+    ) -> list[Prediction]:
+        assert isinstance(head, GenerationHead)
+        num_rows = len(batch.examples)
+        with at_rest(head, head.decoder):
+            right = _right_per_row(head, states_BLH, batch)
+            texts: list[str | None] = [None] * num_rows
+            if write:
+                texts[:] = self._written(head, states_BLH[:num_rows], batch, tokenizer)
+        return [
+            Prediction(text=text, num_correct=num_correct, num_targets=example.num_targets)
+            for text, num_correct, example in zip(texts, right, batch.examples, strict=True)
+        ]
+
+    def _written(
+        self, head: GenerationHead, states_BLH: Tensor, batch: TaskBatch, tokenizer: Any
+    ) -> list[str]:
+        ids_BT = head.decoder.generate(
+            head.start,
+            states_BLH,
+            batch.block.lengths[: len(states_BLH)],
+            max_new_tokens=self.max_target_length,
+            bias_V=head.bias,
+        )
+        texts = tokenizer.batch_decode(ids_BT.tolist(), skip_special_tokens=True)
+        return [self.read_back(text.strip()) for text in texts]
+
+    def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
+        right = sum(prediction.num_correct for prediction in predictions)
+        total = sum(prediction.num_targets for prediction in predictions)
+        scores = {"token_accuracy": 100 * right / max(total, 1)}
+        said = [prediction.text for prediction in predictions if prediction.text is not None]
+        if len(said) == len(predictions):
+            scores |= self.text_scores(said, records)
+        return scores
+
+
+def end_id_of(tokenizer: Any) -> int:
+    """The token that ends a text: the tokenizer's end of text, else what it separates texts by."""
+    for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token is not None:
+            return int(token)
+    raise BadInput("the tokenizer has no token that ends a text", hint="give it an eos_token or a sep_token")
+
+
+def _right_per_row(head: GenerationHead, states_BLH: Tensor, batch: TaskBatch) -> list[int]:
+    """How many target tokens of each example are named rightly, the ones before them given."""
+    said_MH = head.said(states_BLH, batch)
+    named_M = chunked_argmax(said_MH, head.decoder.embedding, bias_V=head.bias)
+    rows_M = batch.targets["places"] // batch.targets["ids"].shape[1]
+    hits_B = torch.zeros(batch.block.num_rows, dtype=torch.int64, device=named_M.device)
+    hits_B.index_add_(0, rows_M, (named_M == batch.targets["labels"]).to(torch.int64))
+    found: list[int] = hits_B[: len(batch.examples)].tolist()
+    return found
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,188 @@
+"""Sentiment: is a sentence for or against?  A small network on the mean of the encoder's states.
+
+A line is {"text": "...", "label": "positive"}; 0 and 1, "neg" and "pos" are understood.  A ZIP with one
+member ending in .neg and one in .pos, a sentence per line, is read as it is.
+"""
+
+from __future__ import annotations
+
+import random
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatout.engines.adapters.decoder import Decoder
+from flatout.engines.adapters.encoder import pooled
+from flatout.engines.adapters.metrics import accuracy, macro_f1
+from flatout.engines.adapters.sources.rows import text_field
+from flatout.engines.adapters.tasks.task import (
+    IGNORED,
+    Example,
+    Prediction,
+    Record,
+    Task,
+    TaskBatch,
+    at_rest,
+    block_and_count,
+    tensor_on,
+)
+from flatout.errors import BadInput
+
+LABELS = ("negative", "positive")
+WRITTEN = {"0": 0, "1": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}
+
+
+class SentimentHead(nn.Module):
+    """Mean of a row's real tokens -> half the width -> labels."""
+
+    def __init__(self, width: int, *, num_labels: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(width, width // 2), nn.GELU(), nn.Dropout(dropout), nn.Linear(width // 2, num_labels)
+        )
+
+    def forward(self, states_BLH: Tensor, lengths_B: Tensor) -> Tensor:
+        dtype = next(self.parameters()).dtype
+        logits: Tensor = self.layers(pooled(states_BLH.to(dtype), lengths_B))
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentiment(Task):
+    """Two labels for a text."""
+
+    name: ClassVar[str] = "sentiment"
+    metric: ClassVar[str] = "accuracy"
+    inputs: ClassVar[tuple[str, ...]] = ("text",)
+    answers: ClassVar[tuple[str, ...]] = ("label",)
+
+    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
+        record = {"text": text_field(row, "text", "sentence")}
+        if not answered:
+            return record
+        given = str(row.get("label")).lower()
+        if given not in WRITTEN:
+            raise BadInput(f"'label' is {row.get('label')!r}", hint=f"known: {', '.join(WRITTEN)}")
+        return {**record, "label": LABELS[WRITTEN[given]]}
+
+    def read(self, path: Path) -> list[Record]:
+        return _zipped(path) if path.suffix == ".zip" else super().read(path)
+
+    def generated(self, count: int, *, seed: int) -> list[Record]:
+        draw = random.Random(f"sentiment {seed}")
+        return [_review(draw) for _ in range(count)]
+
+    def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
+        ids = tokenizer(record["text"], truncation=True, max_length=max_length)["input_ids"]
+        targets = {}
+        if "label" in record:
+            targets["label"] = np.array(LABELS.index(record["label"]), dtype=np.int32)
+        return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
+
+    def collate(
+        self,
+        examples: Sequence[Example],
+        *,
+        adapter: int,
+        pad_id: int,
+        row_multiple: int = 1,
+        length_multiple: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> TaskBatch:
+        block, count = block_and_count(
+            examples,
+            num_targets=sum(example.trainable for example in examples),
+            adapter=adapter,
+            pad_id=pad_id,
+            row_multiple=row_multiple,
+            length_multiple=length_multiple,
+            device=device,
+        )
+        labels = np.full(block.num_rows, IGNORED, dtype=np.int64)
+        for row, example in enumerate(examples):
+            if example.trainable:
+                labels[row] = example.targets["label"]
+        targets = {"label": tensor_on(labels, device)}
+        return TaskBatch(block=block, targets=targets, count=count, examples=tuple(examples))
+
+    def head(self, width: int, *, decoder: Decoder | None = None) -> nn.Module:
+        return SentimentHead(width, num_labels=len(LABELS))
+
+    def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
+        logits = head(states_BLH, batch.block.lengths).float()
+        summed = F.cross_entropy(logits, batch.targets["label"], ignore_index=IGNORED, reduction="sum")
+        return summed / batch.count.clamp_min(1)
+
+    def predict(
+        self,
+        head: nn.Module,
+        states_BLH: Tensor,
+        batch: TaskBatch,
+        *,
+        tokenizer: Any,
+        records: Sequence[Record],
+        write: bool = True,
+    ) -> list[Prediction]:
+        with at_rest(head):
+            best = head(states_BLH, batch.block.lengths).argmax(1).tolist()
+        return [Prediction(text=LABELS[label]) for label in best[: len(batch.examples)]]
+
+    def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
+        said = [prediction.text or "" for prediction in predictions]
+        true = [record["label"] for record in records]
+        return {"accuracy": accuracy(said, true), "macro_f1": macro_f1(said, true)}
+
+
+def _zipped(path: Path) -> list[Record]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {
+                suffix: [name for name in archive.namelist() if name.endswith(suffix)]
+                for suffix in (".neg", ".pos")
+            }
+            texts = {suffix: archive.read(names[0]) for suffix, names in members.items() if names}
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist", hint="check the path") from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    if len(texts) != 2:
+        raise BadInput(
+            f"{path} lacks a member ending in .neg or one in .pos", hint="give both, or a JSONL file"
+        )
+    return [
+        {"text": line.strip(), "label": LABELS[WRITTEN[suffix.strip(".")]]}
+        for suffix, text in texts.items()
+        for line in _decoded(text).splitlines()
+        if line.strip()
+    ]
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
+
+
+# A generated world: adjectives that praise or blame, beside words that say nothing.
+_GOOD = ("wonderful", "moving", "clever", "funny", "warm", "brilliant", "gentle", "honest", "lovely")
+_BAD = ("dull", "clumsy", "boring", "silly", "cold", "hollow", "tedious", "noisy", "false", "ugly")
+_THINGS = ("film", "story", "cast", "ending", "script", "music", "camera", "hero", "villain", "scene")
+_DEGREES = ("rather", "quite", "truly", "deeply", "simply", "often", "mostly")
+
+
+def _review(draw: random.Random) -> Record:
+    good = draw.random() < 0.5
+    kind, other = (_GOOD, _BAD) if good else (_BAD, _GOOD)
+    one, two, third = draw.sample(_THINGS, 3)
+    first, second = draw.sample(kind, 2)
+    degree, last = draw.choice(_DEGREES), draw.choice(other)
+    text = f"the {one} is {degree} {first} and the {two} is {second}, for all its {last} {third}."
+    return {"text": text, "label": LABELS[good]}

@@ -1,0 +1,68 @@
+"""Summarisation: a document in, its gist out.
+
+A line is {"document": "...", "summary": "..."}; lines with "source" and "target" as lists of sentences are
+read, too, each target being one of several right summaries.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flatout.engines.adapters.metrics import Order, rouge
+from flatout.engines.adapters.sources.rows import text_field
+from flatout.engines.adapters.tasks.generation import GenerationTask
+from flatout.engines.adapters.tasks.task import Record
+
+ORDERS: tuple[Order, ...] = ("1", "2", "L")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summarisation(GenerationTask):
+    """A short text for a long one, scored by ROUGE against the summary it is likest to."""
+
+    name: ClassVar[str] = "summarisation"
+    inputs: ClassVar[tuple[str, ...]] = ("document",)
+    answers: ClassVar[tuple[str, ...]] = ("summary",)
+
+    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
+        record: Record = {"document": text_field(row, "document", "source")}
+        if not answered:
+            return record
+        several = row.get("target")
+        if isinstance(several, list) and several:
+            references = [text_field({"target": text}, "target") for text in several]
+        else:
+            references = [text_field(row, "summary", "target")]
+        return {**record, "summary": references[0], "references": references}
+
+    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
+        references = [record.get("references", [record["summary"]]) for record in records]
+        return {f"rouge_{order.lower()}": rouge(said, references, order=order) for order in ORDERS}
+
+    def generated(self, count: int, *, seed: int) -> list[Record]:
+        draw = random.Random(f"summarisation {seed}")
+        return [_report(draw) for _ in range(count)]
+
+
+# A generated world: reports that open with what matters.
+_WHO = ("city", "school", "museum", "library", "harbour", "theatre", "hospital", "market")
+_DID = ("opens", "closes", "repairs", "paints", "sells", "moves")
+_WHAT = ("bridge", "garden", "tower", "hall", "roof", "gate", "clock", "boat")
+_WHEN = ("in spring", "on monday", "next year", "this week", "after the storm", "before winter")
+_ASIDE = (
+    "many people came to see it.",
+    "the weather was fine and the streets were full.",
+    "nobody knows yet what it will cost.",
+    "the old plans had been lost for years.",
+    "a band played until late.",
+    "there was tea for everyone.",
+)
+
+
+def _report(draw: random.Random) -> Record:
+    gist = f"the {draw.choice(_WHO)} {draw.choice(_DID)} the {draw.choice(_WHAT)} {draw.choice(_WHEN)}."
+    document = " ".join([gist, *draw.sample(_ASIDE, 3)])
+    return {"document": document, "summary": gist, "references": [gist]}

@@ -1,0 +1,79 @@
+"""Adding a task is adding a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.engines.adapters.tasks import DataOptions, encode_all, known_tasks, task_named
+from flatout.errors import BadInput
+from tests.adapter_tokens import tiny_tokenizer
+
+FIVE = {"sentiment", "qa", "summarisation", "code", "translation"}
+
+SIXTH = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flatout.engines.adapters.tasks.generation import GenerationTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shout(GenerationTask):
+    """The same text twice."""
+
+    name: ClassVar[str] = "shout"
+    inputs: ClassVar[tuple[str, ...]] = ("text",)
+    answers: ClassVar[tuple[str, ...]] = ("loud",)
+
+    def text_scores(self, said, records):
+        return {}
+
+    def generated(self, count, *, seed):
+        return [{"text": f"word {number}", "loud": f"word {number} word"} for number in range(count)]
+'''
+
+
+def test_five_tasks_come_with_the_product() -> None:
+    tasks = known_tasks()
+    assert set(tasks) == FIVE
+    assert {task.metric for task in tasks.values()} == {"accuracy", "f1", "token_accuracy"}
+
+
+def test_a_sixth_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "shout.py").write_text(SIXTH)
+    (tmp_path / "_notes.py").write_text("raise RuntimeError")
+    assert set(known_tasks(tmp_path)) == {*FIVE, "shout"}
+    assert set(known_tasks()) == FIVE
+    task = task_named("shout", folder=tmp_path, max_target_length=7)
+    splits = task.records(DataOptions(num_train=30))
+    assert len(splits.train) == 30 and splits.origin.startswith("generated (no package")
+    examples, _ = encode_all(task, splits.train, tiny_tokenizer(), max_length=16, training=True)
+    batch = task.collate(examples, adapter=5, pad_id=0)
+    assert batch.block.adapter == 5 and batch.count == sum(example.num_targets for example in examples)
+    assert torch.equal(batch.block.lengths, torch.tensor([len(example.ids) for example in examples]))
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SIXTH.replace('"shout"', '"qa"'))
+    with pytest.raises(BadInput, match=r"two tasks are named 'qa' \(rename that of .*mine\.py"):
+        known_tasks(tmp_path)
+    with pytest.raises(BadInput, match="is no folder of tasks"):
+        known_tasks(tmp_path / "none")
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(BadInput, match=r"no task 'sentimant' \(did you mean sentiment\?"):
+        task_named("sentimant")
+    with pytest.raises(BadInput, match=r"no task 'x' \(known: code, qa, "):
+        task_named("x")
+
+
+def test_a_setting_that_is_none() -> None:
+    assert getattr(task_named("code", max_target_length=9), "max_target_length", None) == 9
+    with pytest.raises(BadInput, match="sentiment cannot take loudness"):
+        task_named("sentiment", loudness=3)

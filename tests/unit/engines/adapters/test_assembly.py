@@ -1,0 +1,94 @@
+"""The parts of a run: names of weights, seeds by name, rows read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.engines.adapters.assembly import seed_of, under
+from flatout.errors import BadInput
+from tests.adapting import generated, opened, save_tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def assembly(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opened(model, tmp_path_factory.mktemp("runs")) as made:
+        yield made
+
+
+def test_weights_have_one_list_of_names_and_go_both_ways(assembly: Any) -> None:
+    kept = {name: value.clone() for name, value in assembly.weights().items()}
+    prefixes = {name.split("/")[0] for name in kept}
+    assert prefixes == {"adapters", "heads", "decoder", "router"}
+    assert {name.split("/")[1] for name in kept if name.startswith("adapters/")} == {
+        "sentiment",
+        "translation",
+    }
+    assembly.load_weights({name: torch.zeros_like(value) for name, value in kept.items()})
+    assert all(not value.any() for value in assembly.weights().values())
+    assembly.load_weights(kept)
+    assert all(value.equal(kept[name]) for name, value in assembly.weights().items())
+    only = assembly.weights(only=("sentiment",))
+    assert only and all("/sentiment/" in name for name in only)
+    assert set(under(kept, "adapters/sentiment")) == set(assembly.bank.state_dict("sentiment"))
+
+
+def test_another_task_changes_no_part_that_is_there(assembly: Any, model: Path, tmp_path: Path) -> None:
+    tasks = {"qa": {"rank": 4, "data": generated()}}
+    given = {name: {"rank": part.settings.rank} for name, part in assembly.parts.items()}
+    with opened(model, tmp_path, tasks={**tasks, **given, "translation": {"rank": 3}}) as other:
+        mine, theirs = assembly.weights(), other.weights()
+        shared = [name for name in mine if name.startswith(("adapters/", "heads/sentiment"))]
+        assert shared and all(mine[name].equal(theirs[name]) for name in shared)
+    assert seed_of(0, "a", 1) == seed_of(0, "a", 1) != seed_of(1, "a", 1)
+
+
+def test_rows_are_numbers_made_once(assembly: Any) -> None:
+    rows = assembly.rows("sentiment", "validation", number=3)
+    assert len(rows.examples) == len(rows.records) == 3
+    assert [example.index for example in rows.examples] == [0, 1, 2]
+    assert assembly.rows("sentiment", "train").examples[0] is assembly.rows("sentiment", "train").examples[0]
+    inputs = {
+        split: {record["text"] for record in getattr(assembly.splits["sentiment"], split)}
+        for split in ("train", "validation", "test")
+    }
+    assert not inputs["train"] & inputs["validation"] and not inputs["train"] & inputs["test"]
+
+
+def test_a_loss_is_of_its_own_task(assembly: Any) -> None:
+    batch = assembly.parts["sentiment"].task.collate(
+        assembly.rows("sentiment", "train").examples[:2], adapter=0, pad_id=assembly.pad_id
+    )
+    (states,) = assembly.encoder((batch.block,))
+    assembly.train(False)
+    part = assembly.parts["sentiment"]
+    assert assembly.loss(0, states, batch).equal(part.task.loss(part.head, states, batch))
+
+
+def test_what_is_wrong_with_the_data_is_said_before_the_model_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="did you mean num_train"):
+        opened(tmp_path / "absent", tmp_path, tasks={"sentiment": {"data": {"num_trian": 3}}})
+    with pytest.raises(BadInput, match="no task 'sentimint'"):
+        opened(tmp_path / "absent", tmp_path, tasks={"sentimint": {}})
+    with pytest.raises(BadInput, match="no model folder"):
+        opened(tmp_path / "absent", tmp_path)
+
+
+def test_a_target_that_the_encoder_has_not_is_named(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"'qurey'.*query"):
+        opened(model, tmp_path, tasks={"sentiment": {"targets": ["qurey"]}})
+
+
+def test_heads_alone_have_no_adapter_to_train(model: Path, tmp_path: Path) -> None:
+    with opened(model, tmp_path, heads_only=True) as made:
+        assert made.bank.rank == 0
+        assert not [name for name in made.weights() if name.startswith("adapters/")]

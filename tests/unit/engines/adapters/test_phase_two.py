@@ -1,0 +1,98 @@
+"""The router learns whose row it is from features that are computed once; its best weights are calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.engines.adapters.encoder import PackedEncoder
+from flatout.engines.adapters.phase_two import (
+    RouterOptimizer,
+    frozen_features,
+    judge_router,
+    router_losses,
+    routing_rows,
+    train_router,
+)
+from flatout.engines.adapters.stepping import StepSettings
+from flatout.errors import BadInput
+from tests.adapting import opened, phase_run, save_tiny
+
+
+@pytest.fixture
+def assembly(tmp_path: Path) -> Iterator[Any]:
+    model = save_tiny(tmp_path / "tiny")
+    with opened(model, tmp_path / "run", phase2={"epochs": 12, "rows": 16, "lr": 0.01}) as made:
+        yield made
+
+
+def test_it_learns_and_nothing_else_moves(assembly: Any) -> None:
+    before = {name: value.clone() for name, value in assembly.weights().items()}
+    held_out = routing_rows(assembly, "validation")
+    lines: list[str] = []
+    run = phase_run(assembly, "phase2", steps=1, lines=lines)
+    train_router(run)
+    assert run.steps == 12 * 5
+    assembly.load_weights(run.best)
+    accuracy = judge_router(assembly.router, held_out)["accuracy"]
+    assert accuracy is not None and accuracy > 80  # chance is 50
+    moved = {
+        name.split("/")[0] for name, value in assembly.weights().items() if not value.equal(before[name])
+    }
+    assert moved == {"router"}
+    assert any(f"routing {accuracy:.1f} %" in line for line in lines)
+    assert not assembly.router.calibration.equal(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+
+
+def test_the_encoder_is_asked_once(assembly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training for twelve epochs runs every row through the encoder one time, and another run none."""
+    rows: list[int] = []
+    call = PackedEncoder.__call__
+
+    def counted(self: Any, blocks: Any, **given: Any) -> Any:
+        rows.append(sum(block.num_rows for block in blocks))
+        assert given == {"adapters": False}
+        return call(self, blocks, **given)
+
+    monkeypatch.setattr(PackedEncoder, "__call__", counted)
+    train_router(phase_run(assembly, "phase2", steps=1))
+    assert sum(rows) == 2 * (40 + 8)
+    again = frozen_features(assembly, assembly.rows("sentiment", "train").examples)
+    assert sum(rows) == 2 * (40 + 8) and again.shape == (40, 16)
+
+
+def test_a_row_is_set_against_its_own_task_only(assembly: Any) -> None:
+    found = routing_rows(assembly, "train")
+    assert found.features.shape == (80, 16)
+    assert found.tasks.tolist() == [0] * 40 + [1] * 40
+
+
+def test_losses_take_weights_from_the_config() -> None:
+    assert router_losses({"balance": 0.0}).balance == 0.0
+    assert router_losses({}).router == 2.0
+    with pytest.raises(BadInput, match="no loss 'ballance'"):
+        router_losses({"ballance": 1.0})
+
+
+def test_the_optimizer_goes_on_bit_for_bit() -> None:
+    def trained(steps: list[int], model: Any, optimizer: RouterOptimizer) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            model(torch.randn(3, 2)).square().sum().backward()
+            optimizer.update(step)
+
+    settings = StepSettings(learning_rate=0.1, num_steps=6)
+    torch.manual_seed(0)
+    whole, broken = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    broken.load_state_dict(whole.state_dict())
+    trained([0, 1, 2, 3, 4, 5], whole, RouterOptimizer(whole, settings))
+    first = RouterOptimizer(broken, settings)
+    trained([0, 1, 2], broken, first)
+    second = RouterOptimizer(broken, settings)
+    second.load_state(*first.state())
+    trained([3, 4, 5], broken, second)
+    assert broken.weight.equal(whole.weight) and second.rate_at(6) == 0.0

@@ -1,0 +1,267 @@
+"""Runs from end to end on a tiny encoder: trained, interrupted, gone on with, evaluated, asked, exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flatout.engines.adapters import checkpoint, verbs
+from flatout.engines.adapters.checkpoint import BEST, PHASES, TRAINING
+from flatout.engines.adapters.report_data import load_evaluation
+from flatout.engines.adapters.run_log import read_log
+from flatout.errors import BadInput, Interrupted
+from tests.adapting import generated, save_tiny, tiny_settings, with_phase
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums of more threads round in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    verbs.train(tiny_settings(model, out))
+    return out
+
+
+def weights(out: Path, phase: str, name: str = TRAINING) -> dict[str, Any]:
+    found = checkpoint.latest(out / phase)
+    assert found is not None and found.state.finished
+    return load_file(found.path / name)
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
+
+
+def interrupting(text: str) -> Callable[[str], None]:
+    """Ctrl-C when a line of progress says `text`."""
+
+    def on_line(line: str) -> None:
+        if line.startswith(text):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_line
+
+
+def test_a_run_leaves_what_it_says(whole: Path) -> None:
+    status = verbs.status(whole)
+    assert [(phase.name, phase.step, phase.finished) for phase in status.phases] == [
+        ("phase1", 6, True),
+        ("phase2", 10, True),
+        ("phase3", 4, True),
+    ]
+    assert set(status.phases[0].progress) == {"sentiment", "translation"}
+    assert {"accuracy", "macro_f1", "loss"} == set(status.phases[0].progress["sentiment"].scores)
+    assert (whole / "run.png").stat().st_size > 10_000
+    assert list((whole / "tensorboard").iterdir())
+    records = read_log(whole)
+    last = {record.phase: record for record in records}
+    assert set(last) == set(PHASES)
+    assert {"sentiment", "translation"} <= set(last["phase1"].losses)
+    assert {"router", "confidence", "total"} <= set(last["phase2"].losses)
+    assert {"sentiment", "translation", "router", "total"} >= set(last["phase3"].losses) & {"sentiment"}
+    assert last["phase2"].routing["accuracy"] is not None
+
+
+def test_the_schedule_counts_optimizer_steps_and_ends_at_its_end(whole: Path) -> None:
+    """Two batches make one step here: a schedule of batches would have stopped halfway."""
+    rates = [record.learning_rates["sentiment"] for record in read_log(whole) if record.phase == "phase1"]
+    assert rates == sorted((rate for rate in rates if rate is not None), reverse=True)
+    assert rates[-1] == 0.0 and rates[-2] == pytest.approx(0.001 / 6)
+
+
+@pytest.mark.parametrize(
+    ("phase", "moment"), [("phase1", "phase1 3/"), ("phase2", "phase2 4/"), ("phase3", "phase3 1/")]
+)
+def test_an_interrupted_phase_goes_on_bit_for_bit(
+    phase: str, moment: str, model: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = tiny_settings(model, out)
+    with pytest.raises(Interrupted, match=f"of {phase} is kept .*--resume"):
+        verbs.train(given, on_line=interrupting(moment))
+    stopped = checkpoint.latest(out / phase)
+    assert stopped is not None and not stopped.state.finished and stopped.state.step < stopped.state.steps
+    notes: list[str] = []
+    verbs.train(given, resume=True, on_note=notes.append)
+    assert any(note.startswith(f"{phase}: going on after step {stopped.state.step}") for note in notes)
+    for each in PHASES:
+        assert same(weights(out, each), weights(whole, each)), each
+        assert same(weights(out, each, BEST), weights(whole, each, BEST)), each
+
+
+def test_a_finished_phase_is_skipped_and_said_so(model: Path, whole: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
+    notes: list[str] = []
+    outcome = verbs.train(tiny_settings(model, whole), resume=True, on_note=notes.append)
+    assert outcome.skipped == PHASES
+    assert [note for note in notes if "is finished" in note] == [
+        f"{phase} is finished at step {step}: it is not trained again"
+        for phase, step in zip(PHASES, (6, 10, 4), strict=True)
+    ]
+    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
+
+
+def test_without_resume_what_is_there_is_left_alone(model: Path, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"phase1 in .* is finished, at step 6 .*--resume"):
+        verbs.train(tiny_settings(model, whole))
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"not empty: it holds thesis\.txt"):
+        verbs.train(tiny_settings(model, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(BadInput, match="phase2 needs phase1, which is not finished"):
+        verbs.train(tiny_settings(model, tmp_path / "other"), phases=("phase2",))
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(whole: Path, tmp_path: Path) -> None:
+    other = save_tiny(tmp_path / "other", seed=1)
+    for ask in (
+        lambda: verbs.evaluate(whole, model=str(other)),
+        lambda: verbs.predict(whole, ["a film"], model=str(other)),
+        lambda: verbs.export(whole, to=tmp_path / "peft", model=str(other)),
+    ):
+        with pytest.raises(BadInput, match="belongs to another model than"):
+            ask()
+    assert not (tmp_path / "peft").exists()
+    assert weights(whole, "phase3")
+
+
+def test_a_resume_with_other_settings_names_the_setting(model: Path, whole: Path) -> None:
+    given = with_phase(tiny_settings(model, whole), "phase3", steps=5)
+    with pytest.raises(BadInput, match=r"the run has phase3\.steps=4, and 5 is given"):
+        verbs.train(given, resume=True)
+
+
+def test_the_same_seed_gives_the_same_run(model: Path, whole: Path, tmp_path: Path) -> None:
+    verbs.train(tiny_settings(model, tmp_path / "run"), phases=("phase1",))
+    assert same(weights(tmp_path / "run", "phase1"), weights(whole, "phase1"))
+
+
+def test_phases_begin_with_the_best_weights_of_the_one_before(whole: Path) -> None:
+    first, second = weights(whole, "phase1", BEST), weights(whole, "phase2", BEST)
+    adapters = [name for name in first if name.startswith(("adapters/", "heads/", "decoder/"))]
+    assert adapters and all(first[name].equal(second[name]) for name in adapters)
+    routers = [name for name in second if name.startswith("router/")]
+    assert any(not first[name].equal(second[name]) for name in routers)
+    assert not second["router/calibration"].equal(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+
+
+def test_heads_alone_are_trained_in_a_folder_of_their_own_and_stand_beside(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = tiny_settings(model, out)
+    verbs.train(given, heads_only=True)
+    best = weights(out / "heads-only", "phase1", BEST)
+    assert not [name for name in best if name.startswith("adapters/")]
+    verbs.train(given)
+    found, page = verbs.evaluate(out)
+    assert found.heads_only is not None and set(found.heads_only) == {"sentiment", "translation"}
+    assert load_evaluation(out / "evaluation.json") == found
+    assert "sentiment" in page.read_text(encoding="utf-8")
+    assert found.routing is not None and sum(map(sum, found.routing.confusion)) == 8
+    assert {scores.routing for scores in found.scores} >= {"oracle", "routed", "single", "uniform", "random"}
+
+
+def test_texts_are_answered_under_the_task_that_the_router_picks(whole: Path) -> None:
+    found = verbs.predict(whole, ["the film is deeply moving", "the man sees the house"])
+    assert len(found) == 2
+    assert all(each.task in ("sentiment", "translation") for each in found)
+    assert all(
+        each.confidence is not None and sum(each.weights.values()) == pytest.approx(1) for each in found
+    )
+    (forced,) = verbs.predict(whole, ["the film is deeply moving"], task="sentiment")
+    assert forced.task == "sentiment" and forced.text in ("negative", "positive")
+    assert forced.confidence is None
+    with pytest.raises(BadInput, match="did you mean sentiment"):
+        verbs.predict(whole, ["a film"], task="sentimant")
+    with pytest.raises(BadInput, match="no task of this run takes a text with a context"):
+        verbs.predict(whole, ["Where?"], context="There.")
+
+
+def test_what_is_exported_is_what_peft_computes(model: Path, whole: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    folders = verbs.export(whole, to=tmp_path / "peft")
+    assert [folder.name for folder in folders] == ["sentiment", "translation"]
+    assert json.loads((folders[0] / "adapter_config.json").read_text())["r"] == 2
+    from flatout.engines.adapters.assembly import Assembly
+    from flatout.engines.adapters.processes import Processes
+    from flatout.engines.adapters.runs import config_of, furthest
+
+    with Assembly(
+        config_of(whole, device="cpu"), processes=Processes(device=torch.device("cpu"))
+    ) as assembly:
+        assembly.load_weights(furthest(whole).best())
+        batch = assembly.parts["sentiment"].task.collate(
+            assembly.rows("sentiment", "test", number=3).examples, adapter=0, pad_id=assembly.pad_id
+        )
+        with torch.no_grad():
+            (ours,) = assembly.encoder((batch.block,))
+    base = AutoModel.from_pretrained(model)
+    theirs = PeftModel.from_pretrained(base, folders[0]).eval()
+    with torch.no_grad():
+        states = theirs(input_ids=batch.block.ids, attention_mask=batch.block.mask()).last_hidden_state
+    there = batch.block.mask()
+    torch.testing.assert_close(ours[there], states[there], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_with_and_without_scaled_losses(precision: str, model: Path, tmp_path: Path) -> None:
+    """What a GPU runs, in its arithmetic: the encoder in half, adapters and heads in float32."""
+    out = tmp_path / "run"
+    given = tiny_settings(model, out, precision=precision)
+    verbs.train(given)
+    found = checkpoint.latest(out / "phase1")
+    assert found is not None
+    assert bool(found.state.extra["scalers"]) == (precision == "float16")
+    assert {tensor.dtype for tensor in found.training().values()} == {torch.float32}
+    losses = [record.losses["translation"] for record in read_log(out) if record.phase == "phase1"]
+    assert all(loss is not None for loss in losses)
+    assert verbs.predict(out, ["a film"], task="sentiment")[0].text in ("negative", "positive")
+
+
+def test_an_unfinished_run_without_a_router_asks_for_a_task(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    verbs.train(tiny_settings(model, out), phases=("phase1",))
+    with pytest.raises(BadInput, match="no router yet"):
+        verbs.predict(out, ["a film"])
+    assert verbs.predict(out, ["a film"], task="translation")[0].task == "translation"
+    found, _ = verbs.evaluate(out)
+    assert found.routing is None
+    with pytest.raises(BadInput, match="holds no run of adapters"):
+        verbs.status(tmp_path / "absent")
+
+
+def test_bad_rows_are_named_by_their_line_before_anything_is_written(model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "fine", "label": 1}\n{"text": "torn\n')
+    given = tiny_settings(model, tmp_path / "run")
+    given["tasks"]["sentiment"] = {"data": {"path": str(rows)}}
+    with pytest.raises(BadInput, match=r"rows\.jsonl:2") as caught:
+        verbs.train(given)
+    assert "\n" not in str(caught.value)
+    given["tasks"]["sentiment"] = {"data": {**generated(), "sauce": "x"}}
+    with pytest.raises(BadInput, match="did you mean source"):
+        verbs.train(given)
