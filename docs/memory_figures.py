@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "memory" / "results"
 NOT_MEASURED = "*Not measured yet.*"
 OURS, PROBED = "flatout", "flatout with probe"
 QUANTITIES = ("allocated", "reserved")
+ANSWERS = {"safe": "safe", "tight": "tight, with flushes", "limit": "limit, nothing kept free"}
 
 Result = dict[str, Any]
 
@@ -35,6 +36,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "families": families,
         "peers": peers,
         "caps": caps,
+        "flushes": flushes,
     }
     return re.sub(r"<!-- memory: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
 
@@ -62,6 +64,7 @@ def measured(folder: Path) -> str:
 def accuracy(folder: Path) -> str:
     """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
     estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
+    unseen = latest(folder, "unseen-estimates")
     if estimates is None:
         return NOT_MEASURED
     lines = [
@@ -74,6 +77,8 @@ def accuracy(folder: Path) -> str:
         if first is not None:
             named["held out, first look"] = first["summary"][quantity]
         named |= {"held out": groups["held out"], "all": groups["all"]}
+        if unseen is not None:
+            named["**never looked at**"] = unseen["summary"][OURS][quantity]["all"]
         lines += [row([quantity, name, *figures(summary)]) for name, summary in named.items()]
     return "\n".join(lines)
 
@@ -128,34 +133,46 @@ def peers(folder: Path) -> str:
 
 
 def caps(folder: Path) -> str:
-    """The largest batch under a cap, predicted and really tried."""
-    table = latest(folder, "caps")
-    if table is None:
-        return NOT_MEASURED
+    """The largest batch under a cap: predicted first and then tried, and held against older searches."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     from benchmarks.memory.accuracy import caps_summary, held_against
 
-    found = caps_summary(table["rows"])
+    fresh, table, predicted = (latest(folder, name) for name in ("searches", "caps", "predictions"))
+    if fresh is None and table is None:
+        return NOT_MEASURED
     lines = [
-        "| recommended | trains | within 3 % or one sample of the largest that trains |",
-        "|---|--:|--:|",
+        "| searches | batch | trains | within 3 % or one sample of the largest that trains |",
+        "|---|---|--:|--:|",
     ]
-    for name, words in (("safe", "safe"), ("limit", "limit, with flushes")):
-        if f"{name}_trains_share" in found:
-            shares = [percent(found[f"{name}_{key}_share"]) for key in ("trains", "near")]
-            lines.append(row([words, *shares]))
-    count, undecided = found["count"], found["undecided"]
-    lines += ["", f"Searches that ended with an answer: {count}; without one: {undecided}."]
-    predicted = latest(folder, "predictions")
-    if predicted is not None:
+    if fresh is not None:
+        found = caps_summary(fresh["rows"])
+        for name, words in ANSWERS.items():
+            if f"{name}_trains_share" in found:
+                shares = [percent(found[f"{name}_{key}_share"]) for key in ("trains", "near")]
+                lines.append(row([f"{found['count']}, predicted first and then tried", words, *shares]))
+    if table is not None and predicted is not None:
         again = held_against(table["rows"], {each["label"]: each for each in predicted["rows"]})
-        lines.append(
-            f"\nPredicted again with the present rules and held against the same {again['count']} searches,"
-            f" with nothing tried anew: *safe* is at or below the largest batch that trained in"
-            f" {again['safe_trains']} and that near in {again['safe_near']}; *limit* in"
-            f" {again['limit_trains']} and {again['limit_near']}."
-        )
+        for name, words in ANSWERS.items():
+            if f"{name}_trains" in again:
+                shares = [percent(again[f"{name}_{key}"] / again["count"]) for key in ("trains", "near")]
+                lines.append(row([f"{again['count']}, which the rule was made from", words, *shares]))
+    return "\n".join(lines)
+
+
+def flushes(folder: Path) -> str:
+    """What handing memory back costs: samples a second under the same cap."""
+    table = latest(folder, "flushes")
+    if table is None:
+        return NOT_MEASURED
+    lines = [
+        "| configuration | batch | | samples a second | flushes a step |",
+        "|---|--:|---|--:|--:|",
+    ]
+    for each in table["rows"]:
+        speed = f"{each['batch_size'] / each['step_s']:.1f}"
+        cells = [each["case"], str(each["batch_size"]), each["arm"], speed, f"{each['flushes_per_step']:.1f}"]
+        lines.append(row(cells))
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.blocks import Blocks
+from flatout.engines.adapters.blocks import Block, Blocks
 from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.evaluate import Subject
@@ -32,6 +32,12 @@ class CountingEncoder(PackedEncoder):
             (block.adapter, block.num_rows, block.num_tokens, mixed)
         )
         return super().__call__(blocks, **options)
+
+    def depths(self, block: Block) -> tuple[Tensor, ...]:
+        self.__dict__.setdefault("passes", []).append(
+            (block.adapter, block.num_rows, block.num_tokens, False)
+        )
+        return super().depths(block)
 
 
 def tiny_encoder(*, ranks: Sequence[int] = (4, 2, 3)) -> CountingEncoder:

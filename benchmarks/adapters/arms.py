@@ -181,6 +181,7 @@ class Recorded:
     """Any arm as a CUDA graph on fixed batches: what launching alone costs it."""
 
     def __init__(self, arm: Any, given: Sequence[Any]) -> None:
+        self._held = arm, given  # a graph does not keep what it reads
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

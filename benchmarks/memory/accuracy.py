@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 QUANTITIES = ("allocated", "reserved")
+PREDICTED = ("safe", "tight", "limit")
 
 
 def error_share(estimated: float | None, measured: float) -> float | None:
@@ -71,13 +72,12 @@ def caps_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     closed = [row for row in rows if row.get("safe") is not None and row.get("fails_at") is not None]
     result: dict[str, Any] = {"count": len(closed), "undecided": len(rows) - len(closed)}
-    for name in ("safe", "limit"):
+    for name in PREDICTED:
         asked = [row for row in closed if row.get(name) is not None and row.get(f"{name}_trains") is not None]
         if asked:
             result[f"{name}_trains_share"] = sum(row[f"{name}_trains"] for row in asked) / len(asked)
-            result[f"{name}_near_share"] = sum(is_near(row[name], row["largest"]) for row in asked) / len(
-                asked
-            )
+            near = sum(is_near(row[name], largest_trained(row)) for row in asked)
+            result[f"{name}_near_share"] = near / len(asked)
     return result
 
 
@@ -91,12 +91,20 @@ def held_against(
     """
     closed = [row for row in rows if row.get("fails_at") is not None and row["label"] in predicted]
     result: dict[str, Any] = {"count": len(closed), "not_asked": len(rows) - len(closed)}
-    for name in ("safe", "limit"):
-        batches = [(predicted[row["label"]][name], row) for row in closed]
-        result[f"{name}_trains"] = sum(batch <= row["largest"] for batch, row in batches)
+    for name in PREDICTED:
+        batches = [(predicted[row["label"]][name], row) for row in closed if name in predicted[row["label"]]]
+        if not batches:
+            continue
+        result[f"{name}_trains"] = sum(batch <= largest_trained(row) for batch, row in batches)
         result[f"{name}_fails"] = [row["label"] for batch, row in batches if batch >= row["fails_at"]]
-        result[f"{name}_near"] = sum(is_near(batch, row["largest"]) for batch, row in batches)
+        result[f"{name}_near"] = sum(is_near(batch, largest_trained(row)) for batch, row in batches)
     return result
+
+
+def largest_trained(row: Mapping[str, Any]) -> int:
+    """Of everything a search tried."""
+    tried = row.get("tried", {})
+    return max([int(row["largest"]), *(int(size) for size, found in tried.items() if found["trains"])])
 
 
 def is_near(batch: int, largest: int) -> bool:

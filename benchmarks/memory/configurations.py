@@ -1,4 +1,7 @@
-"""All configurations, ordered so that a run that is cut short has seen every family."""
+"""All configurations, ordered so that a run that is cut short has seen every family.
+
+Those of `families/unseen.py` are a set of their own: the estimator was not made from any of them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from benchmarks.memory.families import (
     recurrent,
     sequence_to_sequence,
     text_encoders,
+    unseen,
 )
 
 MODULES = (
@@ -26,6 +30,10 @@ MODULES = (
     adapters,
     plain,
 )
+
+
+def unseen_configurations() -> list[Configuration]:
+    return list(unseen.CONFIGURATIONS)
 
 
 def every_configuration() -> list[Configuration]:

@@ -86,7 +86,7 @@ def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
 
 
 def predict_largest(configuration: Configuration) -> dict[str, Any]:
-    """The largest batch under the cap without a flush of the allocator's cache, and with flushes."""
+    """The largest batches under the cap: without a flush, to rely on with flushes, with nothing kept free."""
     from flatout.memory.forecast import largest_batch
 
     assert configuration.cap_bytes is not None
@@ -97,4 +97,10 @@ def predict_largest(configuration: Configuration) -> dict[str, Any]:
         device=DEVICE,
         cap_bytes=configuration.cap_bytes,
     )
-    return {"safe": found.safe, "limit": found.limit, "reserved_bytes": found.reserved_bytes}
+    return {
+        "safe": found.safe,
+        "tight": found.tight,
+        "limit": found.limit,
+        "num_flushes": found.num_flushes,
+        "reserved_bytes": found.reserved_bytes,
+    }

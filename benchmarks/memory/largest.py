@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.memory.accuracy import PREDICTED
 from benchmarks.memory.configuration import Configuration
 from benchmarks.memory.measurement import forget, set_precision, set_up, steps
 
@@ -45,30 +46,31 @@ class Trials:
 
 
 def search(configuration: Configuration, prediction: dict[str, int], limit_s: float) -> dict[str, Any]:
-    """Try the safe and the limit batch, then close in on the border to one sample or 1 %."""
+    """Try the predicted batches, then close in on the border to one sample or 1 %."""
     start = time.monotonic()
     assert configuration.cap_bytes is not None
     set_precision(configuration)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, configuration.cap_bytes / total))
     trials = Trials(configuration)
-    safe, limit = prediction.get("safe"), prediction.get("limit")
-    for predicted in (safe, limit):
-        if predicted is not None and predicted >= 1:
-            trials.trains(predicted)
+    predicted = {name: prediction.get(name) for name in PREDICTED}
+    for batch_size in predicted.values():
+        if batch_size is not None and batch_size >= 1:
+            trials.trains(batch_size)
     largest, fails_at = bracket(
         trials.trains,
-        guess=limit or safe or configuration.batch_size,
+        guess=predicted["limit"] or predicted["safe"] or configuration.batch_size,
         may_go_on=lambda: time.monotonic() - start < limit_s,
     )
     return {
         "cap_bytes": configuration.cap_bytes,
-        "safe": safe,
-        "limit": limit,
+        **predicted,
         "largest": largest,
         "fails_at": fails_at,
-        "safe_trains": trials.tried.get(safe or 0, {}).get("trains"),
-        "limit_trains": trials.tried.get(limit or 0, {}).get("trains"),
+        **{
+            f"{name}_trains": trials.tried.get(batch_size or 0, {}).get("trains")
+            for name, batch_size in predicted.items()
+        },
         "tried": {str(size): found for size, found in sorted(trials.tried.items())},
         "seconds": time.monotonic() - start,
     }

@@ -2,6 +2,7 @@
 
     python benchmarks/memory/run.py [--measured FILE] [--only SUBSTRING] [--peers] [--tuned] [--save]
     python benchmarks/memory/run.py --update --save        # ours again, the other arms as they were saved
+    python benchmarks/memory/run.py --unseen --save        # the families that nothing was tuned on
     python benchmarks/memory/run.py --predictions FILE     # largest batches under the caps, for measure.py
 
 Every configuration of the measured table is estimated on this machine's CPU, each in a process of its own.
@@ -227,6 +228,7 @@ def main() -> int:
     parser.add_argument("--measured", help="a measured table (default: the last one in results/)")
     parser.add_argument("--only", default="", help="configurations whose label contains this")
     parser.add_argument("--tuned", action="store_true", help="leave the held-out families alone")
+    parser.add_argument("--unseen", action="store_true", help="the last table of families nobody tuned on")
     parser.add_argument("--peers", action="store_true", help="also accelerate, MemTracker, 4 x parameters")
     parser.add_argument("--probe", action="store_true", help="also with the correction of the two probes")
     parser.add_argument("--width", type=int, default=2, help="estimates at a time")
@@ -236,7 +238,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="keep the other arms of the saved table")
     parser.add_argument("--save", action="store_true", help="write results/estimates_HARDWARE_DATE.json")
     arguments = parser.parse_args()
-    path = Path(arguments.measured) if arguments.measured else latest_table()
+    path = Path(arguments.measured) if arguments.measured else latest_table(tables(arguments)[0])
     if path is None and not arguments.predictions:
         print("no measured table in benchmarks/memory/results; measure.py makes one on a GPU")
         return 2
@@ -247,6 +249,11 @@ def main() -> int:
     return report(path, arguments)
 
 
+def tables(arguments: argparse.Namespace) -> tuple[str, str]:
+    """What was measured and what is estimated of it, as the files in results/ are called."""
+    return ("unseen", "unseen-estimates") if arguments.unseen else ("measured", "estimates")
+
+
 def report(path: Path, arguments: argparse.Namespace) -> int:
     table = read_table(path)
     rows = [
@@ -255,14 +262,14 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
         if arguments.only in configuration.label and not (arguments.tuned and configuration.held_out)
     ]
     compared = gather(rows, arguments)
-    saved = latest_table("estimates") if arguments.update else None
+    saved = latest_table(tables(arguments)[1]) if arguments.update else None
     kept: dict[str, Any] = {}
     if saved is not None:
         document = read_table(saved)
         compared = with_saved_arms(compared, document)
         kept = {key: document[key] for key in ("not_asked",) if key in document}
     summary = summarize_all(compared)
-    stale, missing = unmatched(table)
+    stale, missing = unmatched(table) if not arguments.unseen else ([], [])
     if stale or missing:
         print(f"\nmeasured but no longer a configuration: {stale}\nnot measured: {missing}")
     hardware = str(table["device"]["name"])
@@ -274,13 +281,14 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
         "estimated_with": estimates.versions(),
         "python": platform.python_version(),
         "summary": summary,
-        **summarize_searches(),
+        **({} if arguments.unseen else summarize_searches()),
         **kept,
     }
     print(json.dumps(result))
     if arguments.save:
         name = "-".join(hardware.lower().split())
-        file = RESULTS / f"estimates_{name}_{datetime.date.today().isoformat()}.json"
+        subject = tables(arguments)[1]
+        file = RESULTS / f"{subject}_{name}_{datetime.date.today().isoformat()}.json"
         write_table(file, {**result, "rows": [without_places(row) for row in compared]})
     return 0
 

@@ -1,6 +1,6 @@
 """What it costs to watch a job: step time with a monitor over step time without, and the monitor's own cost.
 
-    python benchmarks/monitor/run.py [--device auto] [--rounds 10] [--block 5] [--days 7] [--quick] [--save]
+    python benchmarks/monitor/run.py [--rounds 10] [--block 5] [--peers DIR…] [--quick] [--save]
 
 See README.md for the arms and the method.
 """
@@ -8,13 +8,14 @@ See README.md for the arms and the method.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
+import os
 import re
-import subprocess
+import statistics
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,15 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "overhead")]
+from alone import run_alone  # noqa: E402
 from arms import Arm, arms  # noqa: E402
 from interleaved import ratio  # noqa: E402
+from load import measure_load, measure_silent  # noqa: E402
 from week import write_week  # noqa: E402
 from workloads import WORKLOADS, Step, environment  # noqa: E402
 
-CHOSEN = ("encoder", "loader")
+PARTS = ("steps", "traceml", "alone", "load", "week")
 WARM_UP_STEPS = 10
-
-ALONE = """
-import json, sys, time
-start = time.perf_counter()
-from flatout.monitor.sampler import Sampler
-import psutil
-sampler = Sampler(hz=float(sys.argv[1]))
-sampler.take()
-first_s = time.perf_counter() - start
-process = psutil.Process()
-before = process.cpu_times()
-began = time.perf_counter()
-with sampler:
-    time.sleep(float(sys.argv[2]))
-after = process.cpu_times()
-used_s = after.user + after.system - before.user - before.system
-print(json.dumps({
-    "first_sample_s": first_s,
-    "cpu_share_of_a_core": used_s / (time.perf_counter() - began),
-    "rss_bytes": process.memory_info().rss,
-    "gpus": len(sampler.latest.gpus),
-}))
-"""
 
 
 def time_block(step: Step, arm: Arm, *, block_s: float, device: str) -> tuple[float, float]:
@@ -74,34 +54,29 @@ def _wait(device: str) -> None:
 
 
 def compare(
-    workload: str, found: dict[str, Arm], *, device: str, rounds: int, block_s: float
+    workload: str, found: dict[str, Arm], *, device: str, rounds: int, block_s: float, limit_s: float
 ) -> dict[str, Any]:
+    """Rounds of all arms; those that `limit_s` leaves time for, and two in any case."""
     torch.manual_seed(0)
     step = WORKLOADS[workload](device)()
     wall: dict[str, list[float]] = {name: [] for name in found}
     cpu: dict[str, list[float]] = {name: [] for name in found}
     names = list(found)
+    start = time.perf_counter()
     for number in range(rounds):
+        if number >= 2 and time.perf_counter() - start > limit_s:
+            break
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             wall_s, cpu_s = time_block(step, found[name], block_s=block_s, device=device)
             wall[name].append(wall_s)
             cpu[name].append(cpu_s)
-    result: dict[str, Any] = {"step_s": sorted(wall["off"])[rounds // 2]}
+    result: dict[str, Any] = {"step_s": statistics.median(wall["off"])}
     for name in names[1:]:
         result[name] = ratio(wall[name], wall["off"])
         if device == "cpu":
             result[name]["cpu_time"] = ratio(cpu[name], cpu["off"])
     return result
-
-
-def alone(*, hz: float, seconds: float) -> dict[str, Any]:
-    """The monitor in a process that does nothing else."""
-    command = [sys.executable, "-c", ALONE, str(hz), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the monitor failed: {done.stderr}")
-    return dict(json.loads(done.stdout))
 
 
 def traceml(workload: str, *, device: str, rounds: int) -> dict[str, Any] | None:
@@ -114,67 +89,159 @@ def traceml(workload: str, *, device: str, rounds: int) -> dict[str, Any] | None
     return found
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--arms", nargs="+", help="beside off; default: all that can run here")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["encoder", "loader"])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of rounds of one workload")
     parser.add_argument("--block", type=float, default=5.0, help="seconds of a block (default: 5)")
+    parser.add_argument("--silent", type=float, default=20.0, help="seconds of browsers that never read")
     parser.add_argument("--days", type=float, default=7.0, help="of the simulated week (default: 7)")
     parser.add_argument(
-        "--alone", type=float, default=20.0, help="seconds the monitor runs alone (default: 20)"
+        "--alone", type=float, default=20.0, help="seconds a monitor runs alone (default: 20)"
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
+    parser.add_argument("--peers", nargs="*", default=[], help="folders in which peers are installed")
+    parser.add_argument("--note", help="what else is to be known of this run, such as a loaded machine")
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs")
     parser.add_argument("--save", action="store_true", help="write results/monitor_HARDWARE_DATE.json")
+    parser.add_argument("--output", type=Path, help="write the result to this file as well")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if options.quick:
         options.rounds, options.block, options.days, options.alone = 2, 0.5, 0.02, 2.0
-    found, absent = arms()
-    print(f"arms: {', '.join(found)}; not installed: {', '.join(absent) or 'none'}", flush=True)
-    rows: dict[str, Any] = {}
-    for workload in CHOSEN:
-        rows[workload] = compare(workload, found, device=device, rounds=options.rounds, block_s=options.block)
-        if "traceml-ai" not in absent:
-            rows[workload]["traceml"] = traceml(workload, device=device, rounds=2 if options.quick else 5)
-        print_row(workload, rows[workload])
-    monitor = {f"{hz:g} Hz": alone(hz=hz, seconds=options.alone) for hz in (1.0, 10.0)}
-    for name, figures in monitor.items():
-        print(
-            f"alone at {name}: {figures['cpu_share_of_a_core']:.2%} of a core, "
-            f"{figures['rss_bytes'] / 1e6:.0f} MB, first sample after {figures['first_sample_s']:.2f} s, "
-            f"{figures['gpus']} GPUs",
-            flush=True,
-        )
-    week = write_week(days=options.days)
-    print(f"{week['days']:g} days of {week['gpus']} GPUs: {week['disk_bytes'] / 1e6:.1f} MB on disk")
-    result = {
-        "benchmark": "monitor",
-        **environment(device),
-        "workloads": rows,
-        "alone": monitor,
-        "week": week,
-        "absent": absent,
-    }
+        options.silent = 5.0
+    if options.device == "auto":
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return options
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    sys.path += options.peers  # behind what is installed here
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), *options.peers]).strip(":")
+    found, absent = arms(options.device)
+    if options.arms is not None:
+        found = {name: arm for name, arm in found.items() if name in ("off", *options.arms)}
+    if importlib.util.find_spec("traceml_ai") is None:
+        absent["traceml"] = "No module named 'traceml_ai'"
+    print(f"arms: {', '.join(found)}", *(f"; no {name}: {why}" for name, why in absent.items()), flush=True)
+    result: dict[str, Any] = {"benchmark": "monitor", **environment(options.device), "note": options.note}
+    result |= {"workloads": {}, "absent": absent}
+    for part in options.parts:
+        PART_OF[part](options, found, result)
+        if options.output is not None:  # after every part: what follows may be cut off
+            options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
     if options.save:
         hardware = re.sub(r"[^a-z0-9]+", "-", str(result["hardware"]).lower())
-        path = HERE / "results" / f"monitor_{hardware}_{datetime.date.today().isoformat()}.json"
+        path = HERE / "results" / f"monitor_{hardware}_{date.today().isoformat()}.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        path.write_text(json.dumps(joined(before, result), indent=1) + "\n", encoding="utf-8")
 
 
-def print_row(workload: str, row: dict[str, Any]) -> None:
-    print(f"{workload}: a step takes {row['step_s'] * 1e3:.2f} ms", flush=True)
-    for name, found in row.items():
-        if isinstance(found, dict):
-            cpu = found.get("cpu_time")
-            shown = f"; CPU time {cpu['ratio']:.4f} [{cpu['low']:.3f}, {cpu['high']:.3f}]" if cpu else ""
-            print(f"  {name:>10}  {found['ratio']:.4f} [{found['low']:.3f}, {found['high']:.3f}]{shown}")
+def joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Parts that ran this time, beside those that ran before."""
+    rows = {
+        workload: {**before.get("workloads", {}).get(workload, {}), **result["workloads"].get(workload, {})}
+        for workload in {**before.get("workloads", {}), **result["workloads"]}
+    }
+    return {**before, **result, "workloads": rows}
 
+
+def steps_part(options: argparse.Namespace, found: dict[str, Arm], result: dict[str, Any]) -> None:
+    for workload in options.workloads:
+        row = compare(
+            workload,
+            found,
+            device=options.device,
+            rounds=options.rounds,
+            block_s=options.block,
+            limit_s=options.limit,
+        )
+        result["workloads"][workload] = row
+        print(f"{workload}: a step takes {row['step_s'] * 1e3:.2f} ms", flush=True)
+        for name in list(found)[1:]:
+            cpu = row[name].get("cpu_time")
+            print(
+                f"  {name:>10}  {_shown(row[name])}{f'; CPU time {_shown(cpu)}' if cpu else ''}", flush=True
+            )
+
+
+def traceml_part(options: argparse.Namespace, found: dict[str, Arm], result: dict[str, Any]) -> None:
+    if "traceml" in result["absent"]:
+        return
+    for workload in options.workloads:
+        row = traceml(workload, device=options.device, rounds=min(options.rounds, 5))
+        result["workloads"].setdefault(workload, {})["traceml"] = row
+        print(f"{workload}: {'traceml':>10}  {'no figure' if row is None else _shown(row)}", flush=True)
+
+
+def alone_part(options: argparse.Namespace, found: dict[str, Arm], result: dict[str, Any]) -> None:
+    """Ours at both rates, peers at theirs."""
+    chosen = [("flatout", 1.0), ("flatout", 10.0)]
+    chosen += [(name, 1.0) for name in ("nvitop", "codecarbon") if name in found]
+    result["alone"] = {}
+    for name, hz in chosen:
+        figures = run_alone(name, hz=hz, seconds=options.alone)
+        result["alone"][f"{name} {hz:g} Hz"] = figures
+        if figures is not None:
+            print(
+                f"alone, {name} at {hz:g} Hz: {figures['cpu_share_of_a_core']:.2%} of a core, "
+                f"{figures['rss_bytes'] / 1e6:.0f} MB, first sample after {figures['first_sample_s']:.2f} s",
+                flush=True,
+            )
+
+
+def load_part(options: argparse.Namespace, found: dict[str, Arm], result: dict[str, Any]) -> None:
+    if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:
+        result["absent"]["load"] = "the extra web is not installed"
+        return
+    step = WORKLOADS["encoder"](options.device)()
+    block_s = max(options.block, 2.0)
+    load = measure_load(step, device=options.device, rounds=options.rounds, block_s=block_s)
+    result["load"] = load
+    print(
+        f"{load['browsers']} browsers: step {_shown(load['browsers over watched'])} of a watched job's; "
+        f"a sample every {load['median_gap_s']:.2f} s, at the longest {load['longest_gap_s']:.2f} s",
+        flush=True,
+    )
+    if not options.silent:
+        return
+    load["silent"] = silent = measure_silent(step, device=options.device, seconds=options.silent)
+    print(
+        f"{silent['silent_browsers']} browsers that never read: the server grew by "
+        f"{silent['grown_bytes_with_silent'] / 1e6:.1f} MB in {silent['seconds']:g} s; "
+        f"with one that reads by {silent['grown_bytes_with_a_reader'] / 1e6:.1f} MB",
+        flush=True,
+    )
+
+
+def week_part(options: argparse.Namespace, found: dict[str, Arm], result: dict[str, Any]) -> None:
+    week = write_week(days=options.days)
+    result["week"] = week
+    print(
+        f"{week['days']:g} days of {week['gpus']} GPUs: {week['disk_bytes'] / 1e6:.1f} MB on disk", flush=True
+    )
+
+
+def _shown(found: dict[str, Any]) -> str:
+    return f"{found['ratio']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
+
+
+PART_OF = {
+    "steps": steps_part,
+    "traceml": traceml_part,
+    "alone": alone_part,
+    "load": load_part,
+    "week": week_part,
+}
 
 if __name__ == "__main__":
     main()

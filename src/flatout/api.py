@@ -16,6 +16,7 @@ from flatout.measure.evidence_file import load_evidence
 from flatout.planner.answers import ConfigFit, ConfigPlan, PlanOptions
 
 if TYPE_CHECKING:
+    from flatout.engines.adapters.verbs import Outcome as Adaptation
     from flatout.engines.evolution.run_log import EpochRecord
     from flatout.engines.evolution.trainer import Outcome as Evolution
     from flatout.hardware import Device
@@ -150,6 +151,23 @@ def evolve(
     from flatout.engines.evolution.trainer import evolve
 
     return evolve(settings, resume=resume, on_epoch=on_epoch, on_note=on_progress)
+
+
+def adapt(
+    settings: Mapping[str, Any],
+    *,
+    phases: tuple[str, ...] = ("phase1", "phase2", "phase3"),
+    resume: bool = False,
+    heads_only: bool = False,
+    on_line: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> Adaptation:
+    """Train adapters and their router; `settings` are the keys of a config of `flatout adapt`."""
+    from flatout.engines.adapters.verbs import train
+
+    return train(
+        settings, phases=phases, resume=resume, heads_only=heads_only, on_line=on_line, on_note=on_progress
+    )
 
 
 # Watched runs

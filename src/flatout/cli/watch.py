@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flatout.errors import BadInput
+from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from flatout.monitor.sample import Sample
@@ -71,6 +71,7 @@ def watch(
     Examples:
       flatout watch
       flatout watch --run train.py --epochs 3     the script, the live line below it, and a log
+      flatout watch --web --run train.py          and its page, while it runs
       flatout watch --pid 4711
       flatout watch --once --json
       flatout watch --web
@@ -97,6 +98,8 @@ def watch(
         jsonl=_path(jsonl), csv=_path(csv), tensorboard=_path(tensorboard), prometheus=prometheus
     )
     if run:
+        if web:
+            _page_beside(command or [], module=module, log=log, host=host, port=port)
         _run(command or [], module=module, name=name, hz=hz, log=log, sinks=sinks)
     elif list_all:
         _list(log, json_output=json_output)
@@ -145,9 +148,8 @@ def _check(
         lonely = [flag for flag, is_given in flags.items() if is_given and not given[needed]]
         if lonely:
             raise BadInput(f"{lonely[0]} has a meaning beside {needed} only")
-    if is_web and (modes["--run"] or modes["--list"] or one_answer):
-        hint = "flatout watch --web in another terminal shows every run of this folder"
-        raise BadInput("--web serves a page and does nothing else", hint=hint)
+    if is_web and (modes["--list"] or one_answer):
+        raise BadInput("--web serves a page, and does not print one answer", hint="give one of them")
     if one_answer and modes["--run"]:
         raise BadInput(
             "--run leaves stdout to the script", hint="--jsonl FILE keeps the samples; --once needs no script"
@@ -168,6 +170,19 @@ def _run(
 
         check_module(command[0])
     watch_script(command, module=module, name=name, hz=hz, folder=log, sinks=sinks)
+
+
+def _page_beside(
+    command: Sequence[str], *, module: bool, log: Path | None, host: str | None, port: int | None
+) -> None:
+    """Before this process becomes the script; nothing starts where the script or the extra is missing."""
+    from flatout.measure.launch import check_command
+    from flatout.monitor.web.beside import start_page
+
+    check_command(command, module=module)
+    for needed in ("starlette", "uvicorn"):
+        import_extra(needed, extra="web")
+    start_page(root=log, host=host or LOOPBACK, port=port or 0)
 
 
 def _live(options: WatchOptions, *, json_output: bool) -> int:

@@ -1,12 +1,13 @@
 """Operations whose result has as many rows as the data says: `nonzero`, boolean indexing, `unique`.
 
 Integers and booleans carry their real values through a trace, so most of these have a true answer.  Where a
-mask comes from floating point, every element is taken as true, and of values to be told apart every one as
-different: the largest result there can be.
+mask comes from floating point, as many elements are taken as true as the job declares, and without a word of
+it every one, and of values to be told apart every one as different: the largest result there can be.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from flatout.memory import shadows
+from flatout.units import show_share
 
 aten = torch.ops.aten
 MASKED_SELECT = aten.masked_select.default
@@ -26,6 +28,12 @@ SIZED_BY_VALUES = UNIQUE | {
     aten.repeat_interleave.Tensor,
     aten.bincount.default,
 }
+_declared = {"true_share": 1.0}
+
+
+def declare(*, true_share: float) -> None:
+    """How much of a mask that comes from floating point is true, for the rest of this process."""
+    _declared["true_share"] = true_share
 
 
 def depends_on_values(func: Any, args: Any) -> bool:
@@ -59,14 +67,19 @@ def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None])
 def _assume(tensor: Tensor, func: Any, *, guess: Callable[[str, str], None]) -> None:
     """Give `tensor` the values that make the result largest."""
     differ = func in UNIQUE
+    share = _declared["true_share"] if tensor.dtype is torch.bool else 1.0
     with _disable_current_modes():
         if differ and tensor.dtype is not torch.bool:
             values = torch.arange(tensor.numel()).to(tensor.dtype).reshape(tensor.shape)
         else:
-            values = torch.ones(tensor.shape, dtype=tensor.dtype)
+            num_true = math.ceil(share * tensor.numel())
+            values = (torch.arange(tensor.numel()) < num_true).to(tensor.dtype).reshape(tensor.shape)
     setattr(tensor, shadows.VALUE, values)
     if func is not MASKED_SELECT or tensor.dtype is torch.bool:
-        guess(str(func), "every element taken as different" if differ else "every element taken as true")
+        taken = "every element taken as true"
+        if share < 1:
+            taken = f"{show_share(share)} of the elements taken as true, as declared"
+        guess(str(func), "every element taken as different" if differ else taken)
 
 
 def _positions(index: Any, func: Any, *, guess: Callable[[str, str], None]) -> list[Any]:

@@ -5,6 +5,9 @@ Between `safe` and `limit` it still trains, but only because the allocator hands
 asks again, which waits for the GPU, and a batch that is a little longer may fail.  Reserved bytes grow with
 the batch nearly always, not always: segments are cut differently at every size.  So a bisection finds the
 neighbourhood, every answer was simulated itself, and the sizes right above it were tried too.
+
+A batch that fits where smaller ones do not fits by luck: a real allocator that differs in one segment has
+none.  `unbroken_batch` is the largest one below which nothing fails.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from flatout.units import show_bytes
 
 MAX_BATCH = 2**20
 NUM_NEIGHBOURS = 4  # sizes above an answer that are tried before it is taken
+LOOKED_BELOW = 0.04  # of a batch: how far below it others have to train too
 
 StepAt: TypeAlias = Callable[[int], Trace | SizedTrace]
 
@@ -67,6 +71,29 @@ def largest_batch(
     safe = _largest(search.is_safe, low=0, max_size=max_batch)
     limit = _largest(search.trains, low=safe, max_size=max_batch)
     return _explain(search, safe=safe, limit=limit, max_batch=max_batch)
+
+
+def unbroken_batch(
+    step_at: Replay | StepAt,
+    *,
+    capacity_bytes: int,
+    expandable_segments: bool = False,
+    looked_below: float = LOOKED_BELOW,
+    max_batch: int = MAX_BATCH,
+) -> int:
+    """The largest batch that trains, with flushes, as all smaller ones near it do; 0: not even one sample.
+
+    Near is one sample, and the share `looked_below` of the batch.
+    """
+    search = _Search(
+        log_at=_log_maker(step_at, (), {}), cap_bytes=capacity_bytes, expandable_segments=expandable_segments
+    )
+    size = _bisected(search.trains, low=0, max_size=max_batch)
+    lowest = min(size - 1, int(size * (1 - looked_below)))
+    for below in range(size - 1, max(lowest, 1) - 1, -1):
+        if not search.trains(below):
+            size = below - 1
+    return max(size, 0)
 
 
 def longest(lengths: Mapping[int, int]) -> int:
@@ -123,6 +150,16 @@ class _Search:
 
 def _largest(holds: Callable[[int], bool], *, low: int, max_size: int) -> int:
     """The largest size for which `holds` is nearly surely true: doubling, bisection, then neighbours."""
+    low = _bisected(holds, low=low, max_size=max_size)
+    above = low + NUM_NEIGHBOURS
+    while (size := next((size for size in range(min(above, max_size), low, -1) if holds(size)), 0)) > low:
+        low = size
+        above = low + NUM_NEIGHBOURS
+    return low
+
+
+def _bisected(holds: Callable[[int], bool], *, low: int, max_size: int) -> int:
+    """A size for which `holds` is true and for the next one false."""
     step = 1
     high = low + 1
     while high <= max_size and holds(high):
@@ -135,10 +172,6 @@ def _largest(holds: Callable[[int], bool], *, low: int, max_size: int) -> int:
             low = middle
         else:
             high = middle
-    above = low + NUM_NEIGHBOURS
-    while (size := next((size for size in range(min(above, max_size), low, -1) if holds(size)), 0)) > low:
-        low = size
-        above = low + NUM_NEIGHBOURS
     return low
 
 

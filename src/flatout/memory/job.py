@@ -60,8 +60,11 @@ class Job:
     loss: Callable[[nn.Module, Any], Tensor]
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = adamw  # of what is trainable
     sizes: Sizes = field(default_factory=lambda: {"batch_size": 8})
+    true_share: float = 1.0  # of a mask that depends on floating-point data: how much of it is true at most
 
     def __post_init__(self) -> None:
+        if not 0 < self.true_share <= 1:
+            raise BadInput(f"true_share={self.true_share} of {self.name} must be above 0 and at most 1")
         if "batch_size" not in self.sizes:
             raise BadInput(f"the sizes of {self.name} lack batch_size: {dict(self.sizes)}")
 

@@ -192,6 +192,7 @@ def trace_job(
     """
     start_s = time.perf_counter()
     sizes = dict(sizes if sizes is not None else job.sizes)
+    dynamic_sizes.declare(true_share=job.true_share)
     batch_on_host = job.make_batch(**sizes)
     gc.collect()
     mode = QuickFakeMode(allow_non_fake_inputs=True)

@@ -14,20 +14,25 @@ import psutil
 from flatout.errors import BadInput
 from flatout.monitor.channel import Progress, find_channel, read_channel
 from flatout.monitor.runs import CHANNEL_FILE, Run, is_alive, read_run
-from flatout.monitor.sample import JobSample, JobState
+from flatout.monitor.sample import GpuSample, JobSample, JobState
 
 NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
 NO_STEP = "no step ended in this span"
+ONLY_MEMORY = "of this GPU there is what the job's torch tells: its memory"
 NO_RECORD = "the job has not reported yet"
 
 
 class JobMeter:
-    """Reads one job; `gpu_uuid` is the GPU it computes on, once it has said so."""
+    """Reads one job; `gpu_uuid` is the GPU it computes on, once it has said so.
+
+    `told_gpu` is a GPU that NVML does not know, by what the job's torch tells of it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run: Run = read_run(folder)
         self.gpu_uuid: str | None = None
+        self.told_gpu: GpuSample | None = None
         self._last: Progress | None = None
         self._is_own = self.run.pid == os.getpid()
 
@@ -42,6 +47,8 @@ class JobMeter:
             return self._sample(state=self._state(None), missing={"steps": NO_RECORD})
         before, self._last = self._last, progress
         self.gpu_uuid = progress.gpu_uuid or self.gpu_uuid
+        if progress.device_name is not None:
+            self.told_gpu = _told_gpu(progress)
         missing: dict[str, str] = {}
         if not progress.sees_data:
             missing["phases"] = NO_DATA
@@ -111,6 +118,16 @@ def attach(pid: int) -> JobMeter:
             hint="a job reports when it iterates over flatout.watch(loader)" if alive else None,
         )
     return JobMeter(channel.parent)
+
+
+def _told_gpu(progress: Progress) -> GpuSample:
+    return GpuSample(
+        index=0,
+        name=progress.device_name,
+        memory_used_bytes=progress.device_used_bytes,
+        memory_total_bytes=progress.device_total_bytes,
+        missing=dict.fromkeys(("utilisation_share", "sm_active_share", "power_w"), ONLY_MEMORY),
+    )
 
 
 def _difference(after: int | None, before: int | None) -> int | None:

@@ -23,7 +23,7 @@ from flatout.measure.evidence import PHASES
 
 SUFFIX = ".channel"
 MAGIC = b"FOch"
-VERSION = 1
+VERSION = 2
 SLOT_BYTES = 512
 NUM_PHASES = len(PHASES)
 # Scalars of a record, in order; unknown is not-a-number.
@@ -38,10 +38,12 @@ SCALARS = (
     "allocated_bytes",
     "reserved_bytes",
     "peak_allocated_bytes",
+    "device_used_bytes",  # these two and the device's name: of a GPU that NVML does not know
+    "device_total_bytes",
 )
-_LAYOUT = struct.Struct(f"<4sHxxQ{len(SCALARS) + 2 * NUM_PHASES}d40s")
+TEXT_BYTES = 40
+_LAYOUT = struct.Struct(f"<4sHxxQ{len(SCALARS) + 2 * NUM_PHASES}d{TEXT_BYTES}s{TEXT_BYTES}s")
 _CHECKSUM = struct.Struct("<I")
-_NO_ID = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +61,12 @@ class Progress:
     allocated_bytes: int | None
     reserved_bytes: int | None
     peak_allocated_bytes: int | None
+    device_used_bytes: int | None
+    device_total_bytes: int | None
     host_s: dict[str, float]
     device_s: dict[str, float] | None
     gpu_uuid: str | None
+    device_name: str | None
 
 
 class ChannelWriter:
@@ -74,13 +79,18 @@ class ChannelWriter:
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(
-        self, scalars: list[float], host_s: list[float], device_s: list[float], gpu_id: bytes = _NO_ID
+        self,
+        scalars: list[float],
+        host_s: list[float],
+        device_s: list[float],
+        gpu_id: bytes = b"",
+        device_name: bytes = b"",
     ) -> None:
         """`scalars` are in the order of SCALARS, seconds in that of PHASES."""
         if self._file is None:
             return
         self._number += 1
-        body = _LAYOUT.pack(MAGIC, VERSION, self._number, *scalars, *host_s, *device_s, gpu_id)
+        body = _LAYOUT.pack(MAGIC, VERSION, self._number, *scalars, *host_s, *device_s, gpu_id, device_name)
         offset = (self._number % 2) * SLOT_BYTES
         try:
             os.pwrite(self._file, body + _CHECKSUM.pack(zlib.crc32(body)), offset)
@@ -111,7 +121,7 @@ def _parse(slot: bytes) -> Progress | None:
     (checksum,) = _CHECKSUM.unpack_from(slot, size)
     if zlib.crc32(slot[:size]) != checksum:
         return None
-    magic, version, number, *values, gpu_id = _LAYOUT.unpack_from(slot)
+    magic, version, number, *values, gpu_id, device_name = _LAYOUT.unpack_from(slot)
     if magic != MAGIC or version != VERSION:
         return None
     known = {name: None if math.isnan(value) else value for name, value in zip(SCALARS, values, strict=False)}
@@ -129,10 +139,17 @@ def _parse(slot: bytes) -> Progress | None:
         allocated_bytes=_whole(known["allocated_bytes"]),
         reserved_bytes=_whole(known["reserved_bytes"]),
         peak_allocated_bytes=_whole(known["peak_allocated_bytes"]),
+        device_used_bytes=_whole(known["device_used_bytes"]),
+        device_total_bytes=_whole(known["device_total_bytes"]),
         host_s=host_s,
         device_s=None if math.isnan(device[0]) else dict(zip(PHASES, device, strict=True)),
-        gpu_uuid=gpu_id.rstrip(b"\0").decode("ascii", errors="replace") or None,
+        gpu_uuid=_text(gpu_id),
+        device_name=_text(device_name),
     )
+
+
+def _text(data: bytes) -> str | None:
+    return data.rstrip(b"\0").decode("ascii", errors="replace") or None
 
 
 def _whole(value: float | None) -> int | None:

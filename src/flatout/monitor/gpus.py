@@ -1,7 +1,9 @@
 """Every GPU of the machine through NVML, again and again, whatever happens to it.
 
-The driver keeps short histories of its own (utilisation and power, several values a second): their mean over
-the time since the last reading costs one call and misses nothing, where a momentary value misses most.
+The driver keeps a short history of utilisation, several values a second: their mean over the time since the
+last reading costs one call and misses nothing, where a momentary value misses most.  It also counts joules:
+their difference is the power.  Every question costs CPU time, some a fraction of a millisecond, so what moves
+slowly (temperature, clocks, who is on the GPU) is asked every few seconds and stands until then.
 
 A GPU can fall off the bus, and a driver can be restarted under a running monitor.  Neither ends it: a lost
 GPU has no figures, a reason and a note, and is asked again after 1, 2, 4 … 60 seconds; where no GPU answers,
@@ -25,6 +27,8 @@ from flatout.monitor.sample import GpuSample
 
 LONGEST_RETRY_S = 60.0
 FIRST_LOOK_BACK_S = 1.0
+SLOW_EVERY_S = 5.0
+SHORTEST_POWER_S = 0.5  # the driver counts joules a few times a second
 NO_BINDINGS = "the package nvidia-ml-py is not installed"
 
 
@@ -51,12 +55,24 @@ class _Watched:
     metrics: PerformanceMetrics | None = None
     pcie: PcieMeter = field(default_factory=PcieMeter)
     seen_us: dict[str, int] = field(default_factory=dict)
+    counted_j: tuple[float, float] | None = None  # at which second, and how many joules
+    slow: _Slow | None = None
     lost: str | None = None
     retry: Retry = field(default_factory=Retry)
 
     def __str__(self) -> str:
         instance = "" if self.mig_index is None else f" instance {self.mig_index}"
         return f"GPU {self.index}{instance}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Slow:
+    """What is asked every few seconds."""
+
+    at_s: float
+    figures: dict[str, Any]
+    missing: dict[str, str]
+    rows: tuple[GpuRow, ...]
 
 
 class GpuMeter:
@@ -172,7 +188,7 @@ class GpuMeter:
         if questions.lost is not None:
             if gpu.lost is None:
                 self.notes.append(f"{gpu} is lost: {questions.lost}")
-            gpu.lost, gpu.metrics = questions.lost, None
+            gpu.lost, gpu.metrics, gpu.slow = questions.lost, None, None
             gpu.retry.later(now_s)
             return _unknown(gpu, questions.lost)
         if gpu.lost is not None:
@@ -187,8 +203,11 @@ class GpuMeter:
             figures |= self._whole_gpu_figures(gpu, questions, now_s, time_s)
         else:
             questions.missing.update(dict.fromkeys(("utilisation_share", "power_w"), INSTANCE_REASON))
-        self.rows += rows_of(questions, gpu.index, gpu.mig_index, since_us=self._since(gpu, "rows", time_s))
-        return replace(gpu.fixed, **figures, missing=questions.missing)
+        if gpu.slow is None or now_s - gpu.slow.at_s >= SLOW_EVERY_S:
+            gpu.slow = self._ask_slow(gpu, questions, now_s, time_s)
+        self.rows += gpu.slow.rows
+        missing = {**gpu.slow.missing, **questions.missing}
+        return replace(gpu.fixed, **figures, **gpu.slow.figures, missing=missing)
 
     def _whole_gpu_figures(
         self, gpu: _Watched, questions: Questions, now_s: float, time_s: float
@@ -205,31 +224,30 @@ class GpuMeter:
         if busy is None:
             rates = questions.ask(("utilisation_share",), ("nvmlDeviceGetUtilizationRates",))
             busy = None if rates is None else float(rates.gpu)
-        power_mw = self._history_mean(gpu, questions, "NVML_TOTAL_POWER_SAMPLES", time_s)
-        if power_mw is None:
-            power_mw = questions.ask(("power_w",), ("nvmlDeviceGetPowerUsage",))
-
-        def scaled(name: str, scale: float, *calls: tuple[Any, ...]) -> float | None:
-            value = questions.ask((name,), *calls)
-            return None if value is None else float(value * scale)
-
-        sensor, clock = nvml.NVML_TEMPERATURE_GPU, "nvmlDeviceGetClockInfo"
         return {
             **gpu.pcie.read(questions, now_s, may_wait=mine, known=metrics),
             **metrics,
             "utilisation_share": None if busy is None else busy / 100,
-            "power_w": None if power_mw is None else power_mw / 1e3,
-            "energy_j": scaled("energy_j", 1e-3, ("nvmlDeviceGetTotalEnergyConsumption",)),
-            "temperature_c": scaled(
-                "temperature_c",
-                1.0,
-                ("nvmlDeviceGetTemperatureV", sensor),
-                ("nvmlDeviceGetTemperature", sensor),
-            ),
-            "sm_clock_hz": scaled("sm_clock_hz", 1e6, (clock, nvml.NVML_CLOCK_SM)),
-            "memory_clock_hz": scaled("memory_clock_hz", 1e6, (clock, nvml.NVML_CLOCK_MEM)),
-            "throttle_reasons": throttle_reasons(questions),
+            **_power(gpu, questions, now_s),
         }
+
+    def _ask_slow(self, gpu: _Watched, questions: Questions, now_s: float, time_s: float) -> _Slow:
+        known = dict(questions.missing)
+        figures: dict[str, Any] = {}
+        if gpu.mig_index is None:
+            nvml, clock = self._nvml, "nvmlDeviceGetClockInfo"
+            sensor = nvml.NVML_TEMPERATURE_GPU
+            readings = (("nvmlDeviceGetTemperatureV", sensor), ("nvmlDeviceGetTemperature", sensor))
+            figures = {
+                "temperature_c": _scaled(questions, "temperature_c", 1.0, *readings),
+                "sm_clock_hz": _scaled(questions, "sm_clock_hz", 1e6, (clock, nvml.NVML_CLOCK_SM)),
+                "memory_clock_hz": _scaled(questions, "memory_clock_hz", 1e6, (clock, nvml.NVML_CLOCK_MEM)),
+                "throttle_reasons": throttle_reasons(questions),
+            }
+        since_us = self._since(gpu, "rows", time_s)
+        rows = tuple(rows_of(questions, gpu.index, gpu.mig_index, since_us=since_us))
+        missing = {name: why for name, why in questions.missing.items() if name not in known}
+        return _Slow(at_s=now_s, figures=figures, missing=missing, rows=rows)
 
     def _history_mean(self, gpu: _Watched, questions: Questions, kind: str, time_s: float) -> float | None:
         """The mean of the driver's own values since the last reading; None where it has none."""
@@ -246,6 +264,24 @@ class GpuMeter:
         if kind == "rows":
             gpu.seen_us[kind] = int(time_s * 1e6)
         return since_us
+
+
+def _power(gpu: _Watched, questions: Questions, now_s: float) -> dict[str, float | None]:
+    """The joules since the last reading by its seconds; where that cannot be, the driver's own value."""
+    energy_j = _scaled(questions, "energy_j", 1e-3, ("nvmlDeviceGetTotalEnergyConsumption",))
+    before = gpu.counted_j
+    gpu.counted_j = None if energy_j is None else (now_s, energy_j)
+    if before is not None and energy_j is not None:
+        span_s, spent_j = now_s - before[0], energy_j - before[1]
+        if span_s >= SHORTEST_POWER_S and spent_j >= 0:  # a driver that was restarted counts from zero
+            return {"energy_j": energy_j, "power_w": spent_j / span_s}
+    power_w = _scaled(questions, "power_w", 1e-3, ("nvmlDeviceGetPowerUsage",))
+    return {"energy_j": energy_j, "power_w": power_w}
+
+
+def _scaled(questions: Questions, name: str, scale: float, *calls: tuple[Any, ...]) -> float | None:
+    value = questions.ask((name,), *calls)
+    return None if value is None else float(value * scale)
 
 
 def _watched(nvml: Any, part: GpuSnapshot) -> _Watched:

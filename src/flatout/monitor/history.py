@@ -107,7 +107,7 @@ class _Tier:
         return merged
 
     def _append(self, sample: Sample) -> None:
-        line = _line(sample)
+        line = line_of(sample)
         if self._file is None or self._size + len(line) > self._grain.segment_bytes:
             self._next_file()
         assert self._file is not None
@@ -144,7 +144,8 @@ class _Tier:
             self._file = None
 
 
-def _line(sample: Sample) -> bytes:
+def line_of(sample: Sample) -> bytes:
+    """A sample as a log holds it."""
     data = lean(rounded(encode(sample), digits=DIGITS))
     # Five digits are enough for a figure, but not for a date, nor for a counter to be subtracted from.
     data["time_s"] = round(sample.time_s, 3)
@@ -180,10 +181,10 @@ def segments(folder: Path, tier: str) -> list[Path]:
 def read_tier(folder: Path, tier: str, *, after_s: float = float("-inf")) -> Iterator[Sample]:
     """The samples of one tier later than `after_s`, oldest first, one file in memory at a time."""
     for path in segments(folder, tier):
-        for line in _lines(path):
-            sample = _parse(line)
-            if sample is not None and sample.time_s > after_s:
-                yield sample
+        whole = whole_lines(path)
+        if whole is None:  # it was compressed or dropped since it was listed
+            whole = whole_lines(path.with_name(f"{path.name}.gz"))
+        yield from (sample for sample in parse_lines(whole or b"") if sample.time_s > after_s)
 
 
 def replay(folder: Path) -> Iterator[Sample]:
@@ -204,18 +205,18 @@ def _start_s(sample: Sample) -> float:
     return sample.time_s - (sample.span_s or 0.0)
 
 
-def _lines(path: Path) -> list[bytes]:
-    with contextlib.suppress(OSError, EOFError):
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n")
-    # It was compressed or dropped since it was listed.
-    twin = path.with_name(f"{path.name}.gz")
-    return _lines(twin) if path.suffix != ".gz" and twin.exists() else []
-
-
-def _parse(line: bytes) -> Sample | None:
-    """None for the torn end of a file, and for a line that something else damaged."""
+def whole_lines(path: Path) -> bytes | None:
+    """A file of a log but for a line that is still being written; None where it cannot be read."""
     try:
-        return Sample.from_json(json.loads(line))
-    except (ValueError, BadInput):
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError):
         return None
+    return data[: data.rfind(b"\n") + 1]
+
+
+def parse_lines(lines: bytes) -> Iterator[Sample]:
+    """The samples of some lines; a line that something damaged is a second that is missing."""
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError, BadInput):
+            yield Sample.from_json(json.loads(line))

@@ -64,10 +64,10 @@ class HostMeter:
         """Counters since the machine started; `cpu_share` counts seconds of all cores."""
         used_s = self._groups.cpu_used_s()
         counters = {"cpu_share": _busy_s() if used_s is None else used_s}
-        disk = psutil.disk_io_counters()
+        disk = psutil.disk_io_counters(nowrap=False)
         if disk is not None:
             counters |= {"disk_read_bytes_per_s": disk.read_bytes, "disk_write_bytes_per_s": disk.write_bytes}
-        network = psutil.net_io_counters()
+        network = psutil.net_io_counters(nowrap=False)
         if network is not None:
             counters |= {
                 "network_received_bytes_per_s": network.bytes_recv,

@@ -16,7 +16,7 @@ from typing import Any
 
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, now
 from flatout.monitor.channel import NUM_PHASES, ChannelWriter
-from flatout.monitor.device_side import UNKNOWN, DeviceSide, torch_of_job
+from flatout.monitor.device_side import UNKNOWN, AppleSide, DeviceSide, device_of_job
 
 WRITE_EVERY_S = 0.01  # no monitor reads more often than ten times a second
 _NO_DEVICE = [UNKNOWN] * NUM_PHASES
@@ -34,7 +34,7 @@ class Reporter:
         self._clock = Clock()
         self._clock.enter(EXCLUDED)  # nothing before the first step is part of one
         self._host_s = [0.0] * NUM_PHASES
-        self._device: DeviceSide | None = None
+        self._device: DeviceSide | AppleSide | None = None
         self._asks_device = True
         self._sees_data = False
         self._knows_samples = False
@@ -122,9 +122,9 @@ class Reporter:
         if self._asks_device and not ended:
             self._ask_device(self._find_device)
         device = self._device
-        memory, loss = (UNKNOWN, UNKNOWN, UNKNOWN), self._loss
+        memory, device_memory, loss = (UNKNOWN, UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN), self._loss
         if device is not None:
-            memory = device.memory
+            memory, device_memory = device.memory, device.device_memory
             loss = device.loss if math.isnan(loss) else loss
         scalars = [
             time.time(),
@@ -135,14 +135,17 @@ class Reporter:
             loss,
             self._learning_rate,
             *memory,
+            *device_memory,
         ]
-        device_s = _NO_DEVICE if device is None else device.totals_s
-        self._writer.write(scalars, self._host_s, device_s, b"" if device is None else device.gpu_id)
+        if device is None:
+            self._writer.write(scalars, self._host_s, _NO_DEVICE)
+        else:
+            self._writer.write(scalars, self._host_s, device.totals_s, device.gpu_id, device.name)
         self._written_at_s = now()
 
     def _find_device(self) -> None:
-        if self._device is None and (torch := torch_of_job()) is not None:
-            self._device = DeviceSide(torch)
+        if self._device is None:
+            self._device = device_of_job()
         if self._device is not None:
             self._device.collect()
 

@@ -109,15 +109,18 @@ class Sampler:
         gpus = self._gpus.read(now_s, time_s=time_s)
         self._notes += self._gpus.notes
         self._gpus.notes.clear()
+        job = self._read_job(gpus, time_s)
+        if not gpus and self.job is not None and self.job.told_gpu is not None:
+            gpus = (self.job.told_gpu,)
         sample = Sample(
             time_s=time_s,
             span_s=None if self._last is None else now_s - self._last[0],
             host=self._host.read(now_s),
             gpus=gpus,
             processes=self._processes.read(self._gpus.rows, now_s),
-            job=self._read_job(gpus, time_s),
+            job=job,
             notes=tuple(self._notes),
-            missing={} if self._gpus.refusal is None else {"gpus": self._gpus.refusal},
+            missing={} if gpus or self._gpus.refusal is None else {"gpus": self._gpus.refusal},
         )
         self._notes.clear()
         self._last = (now_s, time_s)

@@ -23,7 +23,6 @@ class Rise:
     """A steady rise."""
 
     bytes_per_s: float
-    grown_bytes: float
     span_s: float
     steady_share: float  # of the steps of the curve that went up
 
@@ -43,7 +42,7 @@ def rising(points: Sequence[tuple[float, float | None]], *, least: float) -> Ris
     slope, later = _slope(known), _slope(known[len(known) // 2 :])
     if steady_share < STEADY_SHARE or slope <= 0 or later < slope / 2:
         return None
-    return Rise(bytes_per_s=slope, grown_bytes=grown, span_s=span_s, steady_share=steady_share)
+    return Rise(bytes_per_s=slope, span_s=span_s, steady_share=steady_share)
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:

@@ -11,6 +11,7 @@ urgency.  Rule codes are the doctor's: `flatout diagnose` finds the line.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from flatout.monitor.merging import merge
@@ -41,7 +42,7 @@ def verdict(samples: Sequence[Sample]) -> Verdict:
 
 def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     """Every answer that applies, the most urgent first; there is always one."""
-    recent = tuple(sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S)
+    recent = _stepping([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
     if len(recent) < ENOUGH_SAMPLES:
         reason = f"{len(recent)} samples so far; a verdict needs {ENOUGH_SAMPLES}"
         return (_unknown(reason, action="wait a few seconds"),)
@@ -51,6 +52,14 @@ def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     window = Window(samples=recent, mean=merge(recent))
     found = [answer for question in QUESTIONS if (answer := question(window)) is not None]
     return tuple(found) or (_unknown_of(window),)
+
+
+def _stepping(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Without the start of the job: imports and the first batch leave a GPU idle whatever its steps do."""
+    last = samples[-1].job
+    if last is None or not last.steps:
+        return tuple(samples)
+    return tuple(itertools.dropwhile(lambda sample: sample.job is None or not sample.job.steps, samples))
 
 
 # Where the step's time goes
@@ -196,6 +205,8 @@ def _healthy(window: Window) -> Verdict | None:
         return None
     else:
         evidence += (f"{show_share(gpu.sm_active_share)} of its processors are active on average",)
+    if "power cap" in (gpu.throttle_reasons or ()) and gpu.power_limit_w:
+        evidence += (f"it draws all the power it may, {gpu.power_limit_w:.0f} W: usual for a GPU at work",)
     return Verdict(
         bound="healthy",
         sentence=f"GPU {gpu.index} is the limit, as it should be: "

@@ -29,7 +29,10 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargestBatch:
-    """`safe` never makes the allocator flush its cache; `limit` trains, with flushes.  None: not even 1."""
+    """`safe` never makes the allocator flush its cache; `limit` is to be relied on to train, with flushes.
+
+    None: not even 1.
+    """
 
     safe: int | None
     limit: int | None

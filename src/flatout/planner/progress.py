@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-SEARCH, PEAK = 4, 1  # traces that a largest batch and a peak take
+SEARCH, PEAK = 5, 1  # traces that a largest batch and a peak take
 
 
 def silent(message: str) -> None:

@@ -54,7 +54,7 @@ class GroupFit:
 
     stages: tuple[StageSettings, ...]
     safe: int  # largest safe batch at the first suggestion's checkpointing
-    limit: int | None  # largest batch that trains at all
+    limit: int | None  # largest batch that is to be relied on to train, with flushes
     suggestions: tuple[Suggestion, ...]
     evaluation: EvaluationFit
     lowered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # stage -> allowed size -> value

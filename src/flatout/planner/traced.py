@@ -1,7 +1,7 @@
 """The forecast of a plan from traces: the memory room behind the planner's questions.
 
 A question costs what it has to trace.  One peak is one trace at its very sizes.  A largest batch is three
-small traces, a search in what follows from them, and one trace that verifies the answer; after that, every
+small traces, a search in what follows from them, and one trace that verifies each answer; after that, every
 other batch of the same job follows for nothing.  Traces may be stored, so that the next command starts with
 them.
 
@@ -166,7 +166,10 @@ class TracedForecast:
             if reserved <= cap_bytes:
                 break
             safe = min(safe - 1, int(safe * cap_bytes / reserved))
-        return LargestBatch(safe=safe or None, limit=max(safe, found.limit) or None)
+        tight = (
+            found.tight * safe // found.safe if found.safe else found.tight
+        )  # as far as `safe` was lowered
+        return LargestBatch(safe=safe or None, limit=max(safe, tight) or None)
 
     def _corrected(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
         from flatout.memory.receipts import correct

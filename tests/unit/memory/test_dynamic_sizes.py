@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.memory.dynamic_sizes import depends_on_values
+from flatout.memory.dynamic_sizes import declare, depends_on_values
 from tests.small_jobs import under_rules
 
 aten = torch.ops.aten
@@ -47,6 +47,17 @@ def test_a_comparison_of_floats_gives_the_largest_and_is_a_guess() -> None:
     made = under_rules(of_unknown)
     assert made.result == [[6, 2], [6, 5], [30]]
     assert set(made.guesses) == {"every element taken as true"}
+
+
+def of_a_declared_share() -> list[list[int]]:
+    declare(true_share=0.25)
+    return of_unknown()
+
+
+def test_a_declared_share_is_taken_and_listed() -> None:
+    made = under_rules(of_a_declared_share)
+    assert made.result == [[2, 2], [2, 5], [8]]
+    assert set(made.guesses) == {"25 % of the elements taken as true, as declared"}
 
 
 def of_unknown_to_be_told_apart() -> list[list[int]]:

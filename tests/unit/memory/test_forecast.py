@@ -13,15 +13,15 @@ from flatout.hardware.simulated import simulated_device
 from flatout.memory.allocator import simulate
 from flatout.memory.estimate import add_workspaces
 from flatout.memory.forecast import (
+    KEPT_FREE,
     SCATTER,
     Forecaster,
-    capability_of,
     estimate_job,
     largest_batch,
-    multiprocessors_of,
 )
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import sized
+from flatout.memory.steady import repeated
 from flatout.memory.trace import Trace
 from tests.small_jobs import job_of, language_model_job, mlp_job, traced
 
@@ -56,7 +56,11 @@ def reserved_at(job: Job, batch_size: int, cap_bytes: int, *, recipe: Recipe | N
 @pytest.mark.parametrize("cap_bytes", [150 * MIB, 301 * MIB])
 def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaster, cap_bytes: int) -> None:
     found = forecaster.largest_batch(Recipe(), cap_bytes=cap_bytes)
-    assert found.limit >= found.safe > 1
+    assert found.limit >= found.tight >= found.safe > 1
+    own = sized(forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.tight}))
+    run = repeated(own, num_steps=6)
+    assert run.flushes(cap_bytes=int(cap_bytes * (1 - KEPT_FREE))) is not None
+    assert found.num_flushes is not None and found.num_flushes >= 0
     own = forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.safe})
     assert found.reserved_bytes == forecaster.simulate(sized(own)).peak_reserved_bytes <= cap_bytes
     assert not reserved_at(forecaster.job, found.safe + 1, int(cap_bytes * (1 - SCATTER)))
@@ -65,6 +69,7 @@ def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaste
 def test_what_does_not_fit_at_all_is_zero() -> None:
     found = largest_batch(mlp_job(), cap_bytes=1 * MIB)
     assert (found.safe, found.limit, found.reserved_bytes) == (0, 0, None)
+    assert (found.tight, found.num_flushes) == (0, None)
 
 
 class Experts(nn.Module):
@@ -146,12 +151,6 @@ def test_an_estimate_names_the_device_and_adds_the_context() -> None:
     assert found.device == simulated_device("A100-80GB").name
     assert found.context_bytes == 600 * MIB
     assert found.by_component["parameters"] >= 4 * 2 * (32 * 32 + 32)
-
-
-def test_the_capability_is_that_of_the_device() -> None:
-    assert capability_of(None) is None
-    assert capability_of(simulated_device("H200")) == (9, 0)
-    assert capability_of(simulated_device("T4")) == (7, 5)
 
 
 def test_an_unknown_size_is_refused(forecaster: Forecaster) -> None:
@@ -241,9 +240,3 @@ def test_traces_can_come_from_elsewhere() -> None:
     forecaster.known = {7: traced(mlp_job(), batch_size=3)}
     assert forecaster.estimate(Recipe(), sizes={"batch_size": 7}).sizes["batch_size"] == 3
     assert forecaster.estimate(Recipe(), sizes={"batch_size": 5}).sizes["batch_size"] == 5
-
-
-def test_multiprocessors_are_those_of_the_datasheet() -> None:
-    assert multiprocessors_of(simulated_device("A100-80GB")) == 108
-    assert multiprocessors_of(simulated_device("24GB")) is None
-    assert multiprocessors_of(None) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -24,6 +26,13 @@ def test_a_job_needs_a_batch_size() -> None:
     assert job(batch_size=2, length=3).sizes == {"batch_size": 2, "length": 3}
     with pytest.raises(BadInput, match=r"line lack batch_size: \{'length': 3\}"):
         job(length=3)
+
+
+def test_a_declared_share_is_a_share() -> None:
+    assert dataclasses.replace(job(batch_size=2), true_share=0.25).true_share == 0.25
+    for wrong in (0.0, 1.5):
+        with pytest.raises(BadInput, match=rf"true_share={wrong} of line must be above 0 and at most 1"):
+            dataclasses.replace(job(batch_size=2), true_share=wrong)
 
 
 def test_the_optimizer_is_adamw_over_the_given_parameters() -> None:

@@ -59,6 +59,7 @@ class PlayedJob:
         self.host_s = dict.fromkeys(PHASES, 0.0)
         self.device_s: dict[str, float] | None = None
         self.gpu_id = b""
+        self.device_name = b""  # of a GPU that NVML does not know
 
     def advance(self, *, steps: int = 1, device: dict[str, float] | None = None, **host_s: float) -> None:
         """Some steps that spent `host_s`, and of the GPU's time `device`."""
@@ -76,7 +77,11 @@ class PlayedJob:
         self.scalars["time_s"] = self.clock.wall()
         device = [NAN] * len(PHASES) if self.device_s is None else list(self.device_s.values())
         self.writer.write(
-            [self.scalars[name] for name in SCALARS], list(self.host_s.values()), device, self.gpu_id
+            [self.scalars[name] for name in SCALARS],
+            list(self.host_s.values()),
+            device,
+            self.gpu_id,
+            self.device_name,
         )
 
 

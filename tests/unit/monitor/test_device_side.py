@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,9 @@ import pytest
 from flatout.measure.clock import REST, WAIT
 from flatout.measure.evidence import PHASES
 from flatout.monitor import device_side
-from flatout.monitor.device_side import DeviceSide, torch_of_job
+from flatout.monitor.channel import read_channel
+from flatout.monitor.device_side import AppleSide, DeviceSide, device_of_job, torch_of_job
+from flatout.monitor.reporter import Reporter
 
 
 @dataclass
@@ -201,6 +205,72 @@ def test_a_job_without_torch_or_without_cuda_has_no_device_side(monkeypatch: pyt
     assert torch_of_job() is None
     half_imported.cuda = SimpleNamespace(is_initialized=lambda: True)  # type: ignore[attr-defined]
     assert torch_of_job() is half_imported
+
+
+def torch_for_amd(cuda: PlayedCuda) -> ModuleType:
+    """A build of torch for ROCm, whose `cuda` is AMD's."""
+    torch = ModuleType("torch")
+    torch.version = SimpleNamespace(hip="7.0.51831", cuda=None)  # type: ignore[attr-defined]
+    torch.cuda = cuda  # type: ignore[attr-defined]
+    cuda.get_device_name = lambda: "AMD Instinct MI300X"  # type: ignore[attr-defined]
+    cuda.mem_get_info = lambda: (2**30, 192 * 2**30)  # type: ignore[attr-defined]
+    return torch
+
+
+def torch_for_apple(cuda: PlayedCuda) -> ModuleType:
+    """A build of torch for macOS: `cuda` is there and is never started."""
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(is_initialized=lambda: False)  # type: ignore[attr-defined]
+    torch.mps = SimpleNamespace(  # type: ignore[attr-defined]
+        current_allocated_memory=lambda: 3 * 2**30,
+        driver_allocated_memory=lambda: 5 * 2**30,
+        recommended_max_memory=lambda: 48 * 2**30,
+    )
+    torch.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))  # type: ignore[attr-defined]
+    return torch
+
+
+@pytest.mark.parametrize(
+    ("build", "kind", "name", "device", "memory"),
+    [
+        (torch_for_amd, DeviceSide, "AMD Instinct MI300X", (191, 192), (7, 9, 8)),
+        (torch_for_apple, AppleSide, "Apple GPU", (5, 48), (3 * 2**30, 5 * 2**30, None)),
+    ],
+)
+def test_other_makers_gpus_are_told_by_the_jobs_torch(
+    build: Callable[[PlayedCuda], ModuleType],
+    kind: type,
+    name: str,
+    device: tuple[int, int],
+    memory: tuple[int, int, int | None],
+    cuda: PlayedCuda,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through the channel, as a monitor reads it."""
+    monkeypatch.setitem(sys.modules, "torch", build(cuda))
+    assert isinstance(device_of_job(), kind)
+    reporter = Reporter(tmp_path / "job.channel")
+    cuda.host_s = 100.0
+    for _ in range(3):
+        reporter.before_wait()
+        reporter.after_wait()
+        reporter.step()
+        reporter.write()
+    found = read_channel(tmp_path / "job.channel")
+    assert found is not None
+    assert found.device_name == name
+    assert (found.device_used_bytes, found.device_total_bytes) == tuple(2**30 * size for size in device)
+    assert (found.allocated_bytes, found.reserved_bytes, found.peak_allocated_bytes) == memory
+    assert (found.device_s is None) == (kind is AppleSide)
+
+
+def test_the_torch_of_this_machine_is_asked_without_harm() -> None:
+    import torch
+
+    side = device_of_job()
+    if not torch.cuda.is_initialized() and not torch.backends.mps.is_available():
+        assert side is None
 
 
 @pytest.mark.gpu

@@ -56,6 +56,34 @@ def test_a_value_of_the_history_counts_once() -> None:
     assert shares == [0.9, 0.1]
 
 
+def test_power_is_what_the_counter_of_joules_grew_by() -> None:
+    clock = PlayedClock()
+    gpu = played_gpu(clock)  # it counts 500 joules a second, and says 83.5 W
+    meter = GpuMeter(PlayedNvml(gpu))
+    assert read(meter, clock)[0].power_w == pytest.approx(83.511)
+    assert read(meter, clock)[0].power_w == pytest.approx(500.0)
+    assert read(meter, clock, after_s=0.1)[0].power_w == pytest.approx(83.511)
+    gpu.answers["nvmlDeviceGetTotalEnergyConsumption"] = 1000  # the driver was restarted
+    assert read(meter, clock)[0].power_w == pytest.approx(83.511)
+
+
+def test_what_moves_slowly_is_asked_now_and_then_and_stands_meanwhile() -> None:
+    clock = PlayedClock()
+    gpu = played_gpu(clock)
+    meter = GpuMeter(PlayedNvml(gpu))
+    read(meter, clock)
+    asked, temperatures, processes = [], [], []
+    for number in range(11):
+        gpu.answers["nvmlDeviceGetTemperature"] = gpu.answers["nvmlDeviceGetTemperatureV"] = 40 + number
+        before = gpu.num_asked
+        temperatures.append(read(meter, clock)[0].temperature_c)
+        asked.append(gpu.num_asked - before)
+        processes.append(len(meter.rows))
+    assert temperatures == [38.0] * 4 + [44.0] * 5 + [49.0] * 2
+    assert max(asked[:4]) <= 6 < asked[4]
+    assert len(set(processes)) == 1
+
+
 def test_activity_of_the_processors_needs_two_readings() -> None:
     clock = PlayedClock()
     meter = GpuMeter(PlayedNvml(played_gpu(clock, sm=42)))

@@ -13,6 +13,7 @@ from flatout.measure import clock as clock_module
 from flatout.measure.clock import FORWARD
 from flatout.monitor import reporter as reporter_module
 from flatout.monitor.channel import Progress, read_channel
+from flatout.monitor.device_side import DeviceSide
 from flatout.monitor.reporter import WRITE_EVERY_S, Reporter
 
 
@@ -145,7 +146,7 @@ def test_an_error_of_the_gpu_is_not_raised_here(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     cuda = SimpleNamespace(current_device=broken, get_device_properties=broken)
-    monkeypatch.setattr(reporter_module, "torch_of_job", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(reporter_module, "device_of_job", lambda: DeviceSide(SimpleNamespace(cuda=cuda)))
     reporter = make(tmp_path)
     for _ in range(3):
         reporter.before_wait()

@@ -50,6 +50,64 @@ def test_a_host_that_waits_while_the_gpu_still_computes_is_not_starved(played: P
     assert found.bound == "healthy"
 
 
+def of_another_maker(played: Played) -> PlayedJob:
+    """A job on a GPU that NVML does not know; its torch tells the name and the memory."""
+    job = with_job(played).job
+    assert job is not None
+    job.device_name = b"AMD Instinct MI300X"
+    job.scalars |= {"device_used_bytes": 100 * GIB, "device_total_bytes": 192 * GIB}
+    return job
+
+
+def test_a_starved_loader_of_another_makers_gpu(played: Played) -> None:
+    job = of_another_maker(played)
+    samples = played.run(
+        played.sampler(), lambda n: job.advance(wait=0.6, rest=0.4, device={"wait": 0.58, "rest": 0.42})
+    )
+    assert samples[-1].gpus[0].name == "AMD Instinct MI300X"
+    assert samples[-1].missing == {}
+    assert verdict(samples).bound == "data"
+
+
+def test_another_makers_gpu_that_computes_is_not_taken_for_the_cpu(played: Played) -> None:
+    job = of_another_maker(played)
+    samples = played.run(
+        played.sampler(), lambda n: job.advance(wait=0.01, rest=0.99, device={"wait": 0.01, "rest": 0.99})
+    )
+    found = verdict(samples)
+    assert found.bound == "unknown"
+    assert "what the job's torch tells" in found.sentence
+
+
+def test_memory_of_another_makers_gpu_runs_out(played: Played) -> None:
+    job = of_another_maker(played)
+
+    def second(number: int) -> None:
+        grown = number * GIB
+        job.scalars |= {"device_used_bytes": 100 * GIB + grown, "allocated_bytes": 90 * GIB + grown}
+        job.advance(wait=0.01, rest=0.99)
+
+    assert verdict(played.run(played.sampler(), second)).bound == "memory"
+
+
+def test_a_gpu_that_is_idle_until_the_first_step_is_not_held_against_the_job(played: Played) -> None:
+    gpu = played_gpu(played.clock, busy=0, sm=0)
+    with_job(played, gpu)
+    job = played.job
+    assert job is not None
+    working = played_gpu(played.clock, busy=99, sm=80)
+
+    def second(number: int) -> None:
+        if number == 25:
+            gpu.answers, gpu.gpm = working.answers, working.gpm
+        if number >= 25:
+            job.advance(wait=0.01, rest=0.99, device={"wait": 0.01, "rest": 0.99})
+
+    found = verdict(played.run(played.sampler(), second))
+    assert found.bound == "healthy"
+    assert any("99 %" in line for line in found.evidence)
+
+
 def test_without_events_a_wait_counts_only_while_no_kernel_ran(played: Played) -> None:
     with_job(played, played_gpu(played.clock, busy=95, sm=80))
     job = played.job

@@ -27,6 +27,7 @@ from flatout.engines.adapters.checkpoint import Checkpoint, check_model, fingerp
 from flatout.engines.adapters.config import AdaptConfig, TaskConfig
 from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.encoder import PackedEncoder
+from flatout.engines.adapters.features import width_of
 from flatout.engines.adapters.precision import choose_precision
 from flatout.engines.adapters.processes import Processes
 from flatout.engines.adapters.router import Router
@@ -99,7 +100,7 @@ class Assembly:
         }
         with self._seeded("router"):
             self.router = Router(
-                self.encoder.width,
+                width_of(self.encoder),
                 num_tasks=len(self.parts),
                 hidden=config.router.hidden,
                 dropout=config.router.dropout,

@@ -131,24 +131,31 @@ class PackedEncoder:
         training wants it on.  The backward adds the gradients of the factors to `bank.gradients`.
         """
         prepared = self.prepare(shapes_of(blocks))
-        chosen = layout(blocks, known=prepared.frame)
-        bounds = attention.bounds_of(chosen, self.kernel.value)
-        inputs = self._inputs(blocks, prepared.frame)
         if adapters and self.bank is not None and prepared.products is not None:
             self.bank.refresh()
             self._pass = self._pass_of(prepared, mixture=mixture, dropout=dropout)
+        return rows_of(self._run(blocks, prepared).last_hidden_state, prepared.frame.shapes)
+
+    def depths(self, block: Block) -> tuple[Tensor, ...]:
+        """The plain model's states of one block: of its words alone, then after each layer."""
+        prepared = self.prepare(shapes_of((block,)))
+        found = self._run((block,), prepared, output_hidden_states=True).hidden_states
+        return tuple(rows_of(states, prepared.frame.shapes)[0] for states in found)
+
+    def _run(self, blocks: Blocks, prepared: Prepared, **options: Any) -> Any:
+        """The model's output of all blocks side by side, under the pass that is set."""
+        bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
         config = self.model.config
         before = config._attn_implementation
         config._attn_implementation = attention.PACKED
         try:
             with attention.rows(bounds):
-                states: Tensor = self.model(**inputs).last_hidden_state
+                return self.model(**self._inputs(blocks, prepared.frame), **options)
         finally:
             config._attn_implementation = before
             self._pass = None
             for group in self._groups:
                 group.empty()
-        return rows_of(states, prepared.frame.shapes)
 
     def prepare(self, shapes: Shapes) -> Prepared:
         """What blocks of these shapes need; kept for the next batch of the same shapes."""

@@ -41,17 +41,18 @@ def train_adapters(run: PhaseRun) -> None:
         graph=graph_wish(assembly.config.graphs),
         reduce=processes.mean if processes.num > 1 else None,
     )
-    run.on_note(f"steps are {step.decision}")
+    chosen = step.decision
+    run.on_note(f"steps are {chosen}")
     assembly.train()
     run.begin()
     while run.step < run.steps and optimizer.active:
         first = run.step * settings.accumulate
         for number in processes.own(range(first, first + settings.accumulate)):
             run.seed(number)
-            chosen = batches.at(number, tasks=optimizer.active)
-            losses = step(chosen)
+            taken = batches.at(number, tasks=optimizer.active)
+            losses = step(taken)
             by_task = {name: losses[assembly.parts[name].adapter] for name in optimizer.active}
-            run.window.add(by_task, tokens=sum(batch.block.num_tokens for batch in chosen))
+            run.window.add(by_task, tokens=sum(batch.block.num_tokens for batch in taken))
         run.step += 1
         rates = {name: optimizer.rate(name) for name in optimizer.active}
         judged = _evaluate(run, validation, optimizer)
@@ -60,6 +61,8 @@ def train_adapters(run: PhaseRun) -> None:
             validation={name: each.all() for name, each in judged.items()},
             last=run.step == run.steps or not optimizer.active,
         )
+    if step.decision != chosen:
+        run.on_note(f"steps became {step.decision}")
 
 
 def training_batches(assembly: Assembly, *, tokens: dict[str, int], num_buckets: int) -> TrainingBatches:

@@ -45,7 +45,7 @@ FORMAT = "flatout-extraction"
 VERSION = "1"
 GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 16384, 65536
 GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
-CPU_BATCH_TOKENS = 1024
+CPU_BATCH_TOKENS = 256
 SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
 SHARD_S = 30.0  # or until a kill would cost this much work
 
@@ -140,7 +140,7 @@ def extract(
     reader = Reader(model, layers=chosen)
     missing = result.missing()
     work = planned(missing, sequences=encoded.sequences, ranges=ranges, pairs=encoded.pairs)
-    shared = forks_pay(work, batch_tokens=budget.value, able=reader.can_fork)
+    shared = forks_pay(work, batch_tokens=budget.value, device=reader.device, able=reader.can_fork)
     if not shared.value:
         work = planned(missing, sequences=encoded.sequences, ranges=ranges, pairs=())
     try:
@@ -170,8 +170,8 @@ def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
             raise BadInput(f"batch_tokens={batch_tokens} is below 1")
         return Decision(value=batch_tokens, reason="asked for", source="assumed")
     if input_device(model).type == "cpu":
-        reason = "more tokens only leave the caches of a CPU"
-        return Decision(value=CPU_BATCH_TOKENS, reason=reason, source="assumed")
+        reason = "more tokens only pad more: a CPU is busy with these"
+        return Decision(value=CPU_BATCH_TOKENS, reason=reason, source="measured")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     wanted = GPU_BATCH_WORK // max(parameters, 1)
     return Decision(

@@ -148,8 +148,9 @@ def intervals(retest: Retest) -> Html:
     scale = ticks(min(ends), max(ends))
     parts: list[Html] = []
     for name, interval, kind in rows:
-        drawn = _whisker(name, interval, scale=scale, kind=kind)
-        parts.append(tag("div", tag("b", name), drawn, tag("span", show_interval(interval))))
+        words = show_interval(interval, signed=interval is retest.difference)
+        drawn = _whisker(f"{name}: {words}", interval, scale=scale, kind=kind)
+        parts.append(tag("div", tag("b", name), drawn, tag("span", words)))
     axis = [
         tag("text", f"{tick:g}", x=f"{2 + 96 * _along(tick, scale):.3f}%", y=12, class_="middle")
         for tick in scale
@@ -158,11 +159,13 @@ def intervals(retest: Retest) -> Html:
     return tag("div", *parts, tag("div", tag("b"), foot, tag("span")), class_="intervals")
 
 
-def show_interval(interval: Interval) -> str:
-    return f"{interval.value:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+def show_interval(interval: Interval, *, signed: bool = True) -> str:
+    """A difference with its sign, a score without."""
+    sign = "+" if signed else ""
+    return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
 
 
-def _whisker(name: str, interval: Interval, *, scale: Sequence[float], kind: str) -> Html:
+def _whisker(label: str, interval: Interval, *, scale: Sequence[float], kind: str) -> Html:
     def across(value: float) -> str:
         return f"{2 + 96 * _along(value, scale):.3f}%"
 
@@ -182,7 +185,7 @@ def _whisker(name: str, interval: Interval, *, scale: Sequence[float], kind: str
         width="100%",
         height=28,
         role="img",
-        aria_label=f"{name}: {show_interval(interval)}",
+        aria_label=label,
         class_="drawing",
     )
 

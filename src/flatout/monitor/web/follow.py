@@ -5,12 +5,9 @@ Only the last megabytes of each tier are read, so that a run of a month opens as
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
-from flatout.errors import BadInput
-from flatout.monitor.history import GRAINS, MIB, NAME, segments
+from flatout.monitor.history import GRAINS, MIB, NAME, parse_lines, segments, whole_lines
 from flatout.monitor.sample import Sample
 
 MOST_BYTES = 2 * MIB  # of the lines of one tier
@@ -32,7 +29,7 @@ class RunLog:
             lines = _last_lines(self.folder, grain.name)
             if grain.name == RAW:
                 self._begin_behind(lines)
-            found = [sample for _, whole in lines for sample in _parse(whole)]
+            found = [sample for _, whole in lines for sample in parse_lines(whole)]
             start_s = samples[0].time_s - (samples[0].span_s or 0.0) if samples else float("inf")
             samples = [sample for sample in found if sample.time_s <= start_s] + samples
         return samples
@@ -49,11 +46,11 @@ class RunLog:
             number = _number_of(path)
             if number < self._number:
                 continue
-            whole = _whole_lines(path)
+            whole = whole_lines(path)
             if whole is None:
                 break  # compressed at this moment: it is there again next time, under its other name
             start = self._offset if number == self._number else 0
-            samples += _parse(whole[start:])
+            samples += parse_lines(whole[start:])
             self._number, self._offset = number, len(whole)
         return samples
 
@@ -78,28 +75,8 @@ def _last_lines(folder: Path, tier: str) -> list[tuple[int, bytes]]:
     for path in reversed(_files(folder, tier)):
         if size >= MOST_BYTES:
             break
-        whole = _whole_lines(path)
+        whole = whole_lines(path)
         if whole is not None:
             found.append((_number_of(path), whole))
             size += len(whole)
     return found[::-1]
-
-
-def _whole_lines(path: Path) -> bytes | None:
-    """All but a line that is still being written; None where the file cannot be read."""
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError):
-        return None
-    return data[: data.rfind(b"\n") + 1]
-
-
-def _parse(lines: bytes) -> list[Sample]:
-    samples = []
-    for line in lines.splitlines():
-        try:
-            samples.append(Sample.from_json(json.loads(line)))
-        except (ValueError, BadInput):
-            continue  # a damaged line is a second that is missing
-    return samples

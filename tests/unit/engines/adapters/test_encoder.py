@@ -374,3 +374,14 @@ def test_pooled_is_the_mean_of_real_tokens() -> None:
     lengths = torch.tensor([5, 2, 1])
     expected = torch.stack([states[row, :length].mean(0) for row, length in enumerate(lengths.tolist())])
     torch.testing.assert_close(pooled(states, lengths), expected)
+
+
+@torch.no_grad()
+def test_depths_are_the_plain_models_hidden_states() -> None:
+    with PackedEncoder(bert(), None) as encoder:
+        block = blocks()[0]
+        found = encoder.depths(block)
+        for row, length in enumerate(block.lengths.tolist()):
+            plain = encoder.model(input_ids=block.ids[row : row + 1, :length], output_hidden_states=True)
+            for ours, theirs in zip(found, plain.hidden_states, strict=True):
+                torch.testing.assert_close(ours[row, :length], theirs[0], rtol=1e-4, atol=1e-5)

@@ -44,8 +44,8 @@ def rows(encoder: CountingEncoder) -> dict[str, Subject]:
 def router(rows: Mapping[str, Subject]) -> Router:
     """A router that is right about most rows and wrong about some."""
     torch.manual_seed(0)
-    made = Router(32, num_tasks=3, hidden=(16,), dropout=0.0)
     features = torch.cat([subject.features for subject in rows.values() if subject.features is not None])
+    made = Router(features.shape[1], num_tasks=3, hidden=(16,), dropout=0.0)
     tasks = torch.arange(3).repeat_interleave(ROWS)
     tasks[::7] = (tasks[::7] + 1) % 3
     search = torch.optim.AdamW(made.parameters(), lr=1e-2)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.features import LENGTH_MULTIPLE, by_length, features_of, key_of
+from flatout.engines.adapters.features import LENGTH_MULTIPLE, by_length, features_of, key_of, width_of
 from flatout.engines.adapters.tasks import Example
 from flatout.errors import BadInput
 from tests.adapter_tokens import tiny_tokenizer
@@ -42,8 +42,11 @@ def test_a_feature_is_the_mean_of_the_plain_models_states(
         if example.types is not None:
             inputs["token_type_ids"] = torch.tensor(example.types[None], dtype=torch.long)
         with torch.no_grad():
-            alone = encoder.model(**inputs).last_hidden_state
-        assert torch.allclose(found[number], alone[0].mean(dim=0), atol=1e-5)
+            states = encoder.model(**inputs, output_hidden_states=True).hidden_states
+        last = len(states) - 1
+        depths = [states[0], states[round(last / 3)], states[round(2 * last / 3)], states[last]]
+        wanted = torch.cat([alone[0].mean(dim=0) for alone in depths])
+        assert torch.allclose(found[number], wanted, atol=1e-5)
 
 
 def test_kept_features_are_read_and_not_computed(
@@ -86,7 +89,7 @@ def test_a_damaged_file_is_named(encoder: CountingEncoder, examples: list[Exampl
 
 
 def test_no_row_has_no_feature(encoder: CountingEncoder) -> None:
-    assert features_of(encoder, [], pad_id=PAD, fingerprint="").shape == (0, encoder.width)
+    assert features_of(encoder, [], pad_id=PAD, fingerprint="").shape == (0, width_of(encoder))
 
 
 def made(*lengths: int) -> list[Example]:

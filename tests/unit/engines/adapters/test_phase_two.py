@@ -51,23 +51,22 @@ def test_it_learns_and_nothing_else_moves(assembly: Any) -> None:
 def test_the_encoder_is_asked_once(assembly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training for twelve epochs runs every row through the encoder one time, and another run none."""
     rows: list[int] = []
-    call = PackedEncoder.__call__
+    depths = PackedEncoder.depths
 
-    def counted(self: Any, blocks: Any, **given: Any) -> Any:
-        rows.append(sum(block.num_rows for block in blocks))
-        assert given == {"adapters": False}
-        return call(self, blocks, **given)
+    def counted(self: Any, block: Any) -> Any:
+        rows.append(block.num_rows)
+        return depths(self, block)
 
-    monkeypatch.setattr(PackedEncoder, "__call__", counted)
+    monkeypatch.setattr(PackedEncoder, "depths", counted)
     train_router(phase_run(assembly, "phase2", steps=1))
     assert sum(rows) == 2 * (40 + 8)
     again = frozen_features(assembly, assembly.rows("sentiment", "train").examples)
-    assert sum(rows) == 2 * (40 + 8) and again.shape == (40, 16)
+    assert sum(rows) == 2 * (40 + 8) and again.shape == (40, 64)
 
 
 def test_a_row_is_set_against_its_own_task_only(assembly: Any) -> None:
     found = routing_rows(assembly, "train")
-    assert found.features.shape == (80, 16)
+    assert found.features.shape == (80, 64)
     assert found.tasks.tolist() == [0] * 40 + [1] * 40
 
 

@@ -110,6 +110,23 @@ def test_an_interrupted_phase_goes_on_bit_for_bit(
         assert same(weights(out, each, BEST), weights(whole, each, BEST)), each
 
 
+def test_an_adapter_that_has_left_stays_away(model: Path, tmp_path: Path) -> None:
+    def given(name: str) -> dict[str, Any]:
+        settings = tiny_settings(model, tmp_path / name)
+        settings["tasks"]["sentiment"]["steps"] = 2
+        return settings
+
+    verbs.train(given("whole"), phases=("phase1",))
+    with pytest.raises(Interrupted):
+        verbs.train(given("broken"), phases=("phase1",), on_line=interrupting("phase1 4/"))
+    lines: list[str] = []
+    verbs.train(given("broken"), phases=("phase1",), resume=True, on_line=lines.append)
+    last = read_log(tmp_path / "broken")[-1]
+    assert set(last.losses) == {"translation"}
+    for name in (TRAINING, BEST):
+        assert same(weights(tmp_path / "broken", "phase1", name), weights(tmp_path / "whole", "phase1", name))
+
+
 def test_a_finished_phase_is_skipped_and_said_so(model: Path, whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
     notes: list[str] = []

@@ -72,7 +72,9 @@ def test_ticks_hold_their_range(low: float, length: float) -> None:
 
 def test_scores_keep_their_digits() -> None:
     assert [show_score(value) for value in (0.0, 0.5, -1.2345, 0.00012)] == ["0", "0.5", "-1.23", "1.2e-04"]
-    assert show_interval(Interval(value=0.5, low=0.25, high=0.75)) == "+0.500 (+0.250 to +0.750)"
+    one = Interval(value=0.5, low=0.25, high=0.75)
+    assert show_interval(one) == "+0.500 (+0.250 to +0.750)"
+    assert show_interval(one, signed=False) == "0.500 (0.250 to 0.750)"
 
 
 @pytest.mark.parametrize("record", [study(), hostile_study()])

@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from flatout.decisions import Decision
 from flatout.engines.steering.passes import Fork
-from flatout.engines.steering.work import READING_TOKENS, Work, forks_pay, planned, run_batches
+from flatout.engines.steering.work import (
+    CPU_READING_TOKENS,
+    READING_TOKENS,
+    Work,
+    forks_pay,
+    planned,
+    run_batches,
+)
 from flatout.errors import BatchDoesNotFit
 
 SEQUENCES = ((1, 2, 3, 4), (1, 2, 3, 5, 6), (7, 8), (9,))
@@ -52,13 +60,18 @@ def test_sharing_pays_where_it_saves_more_than_a_short_pass_costs() -> None:
         tokens = ((*range(prompt), 1), (*range(prompt), 2))
         return planned([0, 1], sequences=tokens, ranges=[(prompt, prompt + 1)] * 2, pairs=[(0, 1)])
 
+    def pay(work: list[Work], *, device: str = "cuda", able: bool = True) -> Decision[bool]:
+        return forks_pay(work, batch_tokens=4096, device=torch.device(device), able=lambda: able)
+
     few, many = pairs(READING_TOKENS), pairs(READING_TOKENS + 1)
-    assert not forks_pay(few, batch_tokens=4096, able=lambda: True).value
-    pays = forks_pay(many, batch_tokens=4096, able=lambda: True)
+    assert not pay(few).value
+    pays = pay(many)
     assert pays.value
-    assert "257 of 516 tokens are shared; 1 more passes" in pays.reason
-    assert not forks_pay(many, batch_tokens=4096, able=lambda: False).value
-    assert not forks_pay(plan(pairs=[]), batch_tokens=4096, able=lambda: True).value
+    assert "257 of 516 tokens are shared; 1 more passes cost as much as 256" in pays.reason
+    assert not pay(many, able=False).value
+    assert not pay(plan(pairs=[])).value
+    assert pay(pairs(CPU_READING_TOKENS + 1), device="cpu").value
+    assert not pay(pairs(CPU_READING_TOKENS), device="cpu").value
 
 
 class Short:

@@ -1,0 +1,125 @@
+"""The tables of steering.md, made from the result files of the benchmark at every build.
+
+A line `<!-- steering: NAME -->` of the page is replaced by the table of that name, from the latest result of
+each model and hardware.  What was not measured is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "steering" / "results"
+NOT_MEASURED = "*Not measured yet.*"
+ALONE, SINGLE = "times one trial at a time", "times one question at a time"
+BARE = "a bare forward of"
+# section, beginning of the arm's name, ratio or number of its row, what the table says, goal
+LINES = (
+    ("extraction", "extract", "of the bare forward", f"extraction, of {BARE} the same batches", "0.95"),
+    ("extraction", "extract", "of it and tokenising", "the same, tokenising in both", ""),
+    ("extraction", "extract", "times a pass per layer", "times a pass per layer and text", ""),
+    ("extraction", "extract, pairs", "of both texts apart", f"pairs, of {BARE} both texts", ""),
+    ("store", "read", "times as fast as computing", "read from the store, times computing", ""),
+    ("steered", "steered, one configuration", "of unsteered", "steered tokens/s, of unsteered", "0.97"),
+    ("steered", "steered, ", "of unsteered", "every row its own configuration, of unsteered", "0.97"),
+    ("trials", "packed", "trials per hour", "trials per hour, judged by texts", ""),
+    ("trials", "packed", f"{ALONE}, transformers' generate", f"{ALONE}, `generate`", "20"),
+    ("trials", "packed", f"{SINGLE}, transformers' generate", f"{SINGLE}, `generate`", ""),
+    ("trials", "packed", f"{ALONE}, this engine", f"{ALONE}, this engine", ""),
+    ("trials", "packed, texts of", "packing efficiency", "slots used, texts of differing length", "0.8"),
+    ("choices", "packed", "trials per hour", "trials per hour, judged by two answers", ""),
+    ("choices", "packed", f"{ALONE}, the model's own forward", f"{ALONE}, the model's forward", ""),
+    ("choices", "packed", f"{ALONE}, this engine", f"{ALONE}, this engine", ""),
+)
+
+Result = dict[str, Any]
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
+    """MkDocs calls this for each page."""
+    return with_tables(markdown) if page.file.src_uri == "steering.md" else markdown
+
+
+def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
+    tables: dict[str, Callable[[Path], str]] = {"speed": speed, "peers": peers}
+    return re.sub(r"<!-- steering: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
+
+
+def latest(folder: Path, pattern: str) -> list[Result]:
+    """The latest result of each subject and hardware; names end in the date, so order is age."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob(pattern)):
+        found[path.stem.rsplit("_", 1)[0]] = path
+    return [json.loads(path.read_text(encoding="utf-8")) for path in found.values()]
+
+
+def speed(folder: Path) -> str:
+    """One column for each model and hardware."""
+    columns = [
+        (f"{model}, {result['hardware']}", sections)
+        for result in latest(folder, "steering-*.json")
+        for model, sections in by_model(result)
+    ]
+    if not columns:
+        return NOT_MEASURED
+    lines = [
+        "| | goal | " + " | ".join(title for title, _ in columns) + " |",
+        "|---|--:|" + "--:|" * len(columns),
+    ]
+    for section, arm, name, words, goal in LINES:
+        cells = [shown(value_of(sections.get(section, []), arm, name)) for _, sections in columns]
+        if any(cells):
+            lines.append(f"| {words} | {goal} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def by_model(result: Result) -> Iterator[tuple[str, dict[str, list[Result]]]]:
+    """Each model of a result and the rows of its sections."""
+    for model in dict.fromkeys(section["model"] for section in result["sections"]):
+        yield (
+            model,
+            {one["section"]: one["rows"] for one in result["sections"] if one["model"] == model},
+        )
+
+
+def value_of(rows: list[Result], arm: str, name: str) -> Any:
+    """A number of the arm of that name, or else of the last whose name begins so."""
+    exact = [row for row in rows if row["arm"] == arm]
+    found = exact or [row for row in rows if row["arm"].startswith(arm)][-1:]
+    return found[0].get(name) if found else None
+
+
+def shown(value: Any) -> str:
+    """A ratio with its interval, or a number."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        digits = 3 if value["ratio"] < 2 else 1
+        return f"{value['ratio']:.{digits}f} ({value['low']:.{digits}f} to {value['high']:.{digits}f})"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def peers(folder: Path) -> str:
+    """What the other packages take, in our time."""
+    results = latest(folder, "peers-*.json")
+    if not results:
+        return NOT_MEASURED
+    result = results[-1]
+    model, hardware, threads = result["model"], result["hardware"], result["threads"]
+    lines = [
+        f"{model} in float32, {hardware}, {threads} used, torch {result['torch']}, {result['date']}:",
+        "",
+        "| package | CPU time, times ours | wall time, times ours | values apart |",
+        "|---|--:|--:|--:|",
+    ]
+    for row in result["rows"]:
+        if "skipped" in row:
+            lines.append(f"| {row['peer']} | *not run: {row['skipped']}* | | |")
+            continue
+        apart = "" if row["apart"] is None else f"{row['apart']:.0e}"
+        cells = [shown(row["times_our_cpu_s"]), shown(row["times_our_wall_s"]), apart]
+        lines.append(f"| {row['peer']} {row['version']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

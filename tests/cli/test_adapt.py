@@ -1,0 +1,125 @@
+"""`flatout adapt train` in processes of its own: interrupted, killed, and two together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flatout.engines.adapters import checkpoint, verbs
+from flatout.engines.adapters.checkpoint import BEST, PHASES, TRAINING
+from tests.adapting import save_tiny, tiny_settings
+
+# Sums of more threads round in another order: the runs that are compared have one each.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    verbs.train(tiny_settings(model, out))
+    torch.set_num_threads(threads)
+    return out
+
+
+def weights(out: Path, phase: str, name: str = TRAINING) -> dict[str, Any]:
+    found = checkpoint.latest(out / phase)
+    assert found is not None and found.state.finished
+    return load_file(found.path / name)
+
+
+def config_file(model: Path, out: Path) -> Path:
+    path = out.with_suffix(".yaml")
+    path.write_text(json.dumps(tiny_settings(model, out)))  # JSON is YAML
+    return path
+
+
+def started(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flatout", "adapt", "train", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"the run ended without {text!r}")
+
+
+def test_an_interrupt_ends_with_one_line_and_a_checkpoint_and_a_kill_with_the_last_one(
+    model: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    config = config_file(model, out)
+    process = started(config)
+    wait_for_line(process, "phase1 2/6")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 2, stderr
+    assert stdout == ""
+    ending = stderr.splitlines()[-1]
+    assert ending.startswith("flatout: interrupted; step ") and ending.endswith("; go on with --resume")
+    process = started(config, "--resume")
+    wait_for_line(process, "phase3 2/4")
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    done = started(config, "--resume", "--json")
+    stdout, stderr = done.communicate()
+    assert done.returncode == 0, stderr
+    assert json.loads(stdout)["format"] == "flatout-adapters"
+    assert "phase1 is finished at step 6: it is not trained again" in stderr
+    for phase in PHASES:
+        left, right = weights(out, phase), weights(whole, phase)
+        assert all(left[name].equal(right[name]) for name in right), phase
+
+
+TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
+ACCELERATE = (
+    "accelerate.commands.accelerate_cli launch --multi_gpu --num_processes 2 --num_machines 1"
+    " --mixed_precision no --dynamo_backend no"
+)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_two_processes_arrive_where_one_does(launcher: str, model: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ["-m", *launcher.split(), "-m", "flatout", "adapt", "train", str(config_file(model, out))]
+    done = subprocess.run(
+        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("phase3  step 4 of 4, finished") == 1
+    assert done.stderr.count("phase1 6/6") == 1
+    for phase in PHASES:
+        left, right = weights(out, phase, BEST), weights(whole, phase, BEST)
+        assert left.keys() == right.keys()
+        for name, tensor in right.items():
+            torch.testing.assert_close(
+                moved(name, left[name]), moved(name, tensor), rtol=0, atol=1e-6, msg=f"{phase} {name}"
+            )
+
+
+def moved(name: str, tensor: Any) -> Any:
+    """Without the biases of keys: attention does not feel them, their gradient is rounding and nothing else,
+    and AdamW makes a full step of it."""
+    return tensor[len(tensor) // 2 :] if name.endswith("key_value.bias") else tensor

@@ -1,0 +1,102 @@
+"""The examples run, learn, and say of themselves what is true."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flatout.engines.adapters import verbs
+from flatout.engines.adapters.config import AdaptConfig, make_config, read_file
+from flatout.engines.adapters.tasks import known_tasks
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER, PAGE = ROOT / "examples" / "adapters", ROOT / "docs" / "adapters.md"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder") / "tiny"
+    done = subprocess.run(
+        [sys.executable, FOLDER / "tiny_encoder.py", folder], capture_output=True, text=True, check=True
+    )
+    (num_weights,) = re.findall(r"an encoder of ([\d,]+) weights", done.stdout)
+    assert 450_000 < int(num_weights.replace(",", "")) < 550_000  # half a million, as the README has it
+    return folder
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_config_runs_all_phases_and_learns(encoder: Path, tmp_path: Path) -> None:
+    given = read_file(FOLDER / "generated.yaml")
+    assert set(make_config(given).tasks) == set(known_tasks())
+    given |= {"model": str(encoder), "out": str(tmp_path / "run")}
+    given["phase1"] |= {"steps": 40, "evaluate_every": 20}
+    given["phase3"] |= {"steps": 6, "evaluate_every": 3}
+    outcome = verbs.train(given)
+    assert [phase.finished for phase in outcome.status.phases] == [True, True, True]
+    adapters, router = outcome.status.phases[0].progress, outcome.status.phases[1].progress["router"]
+    assert router.scores["accuracy"] > 95
+    assert adapters["translation"].scores["token_accuracy"] > 40
+    assert adapters["summarisation"].scores["token_accuracy"] > 40
+
+
+def test_the_real_config_names_what_the_scripts_make() -> None:
+    config = make_config(read_file(FOLDER / "real.yaml"))
+    assert set(config.tasks) == set(known_tasks())
+    assert all(task.data["path"] == f".flatout/real-data/{name}" for name, task in config.tasks.items())
+    assert config.model in (FOLDER / "real.yaml").read_text().partition("model:")[0]
+
+
+@pytest.mark.timeout(600)
+def test_a_step_fits_a_t4_that_is_not_here() -> None:
+    """Traced at the sizes of the real config."""
+    from transformers import BertConfig
+
+    plan = example("plan_t4")
+    config = make_config(read_file(FOLDER / "real.yaml"))
+    minilm = BertConfig(
+        vocab_size=30522,
+        hidden_size=384,
+        intermediate_size=1536,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        type_vocab_size=2,
+    )
+    estimate = plan.plan(config, minilm)
+    assert 1e9 < estimate.process_bytes < 0.5 * 16e9
+    assert f"{estimate.process_bytes / 2**30:.1f} GiB" in PAGE.read_text()
+
+
+def test_every_file_is_in_the_readme() -> None:
+    files = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".yaml")}
+    assert len(files) == 6
+    text = (FOLDER / "README.md").read_text()
+    assert all(f"`{name}`" in text for name in files)
+
+
+def test_the_page_names_every_task_and_only_settings_that_exist() -> None:
+    text = PAGE.read_text()
+    assert all(f"`{name}`" in text for name in known_tasks())
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", text, flags=re.M | re.S)
+    config = _read(block)
+    assert config.phase3.adapter_lr_share == 0.1 and config.tasks["qa"].rank == 24
+
+
+def _read(text: str) -> AdaptConfig:
+    from ruamel.yaml import YAML
+
+    given: dict[str, Any] = YAML(typ="safe").load(text)
+    return make_config(given)
