@@ -149,14 +149,16 @@ def caps(folder: Path) -> str:
         found = caps_summary(fresh["rows"])
         for name, words in ANSWERS.items():
             if f"{name}_trains_share" in found:
-                shares = [percent(found[f"{name}_{key}_share"]) for key in ("trains", "near")]
-                lines.append(row([f"{found['count']}, predicted first and then tried", words, *shares]))
+                count = found["count"]
+                good = [round(found[f"{name}_{key}_share"] * count) for key in ("trains", "near")]
+                counts = [f"{each} of {count}" for each in good]
+                lines.append(row(["predicted first and then tried", words, *counts]))
     if table is not None and predicted is not None:
         again = held_against(table["rows"], {each["label"]: each for each in predicted["rows"]})
         for name, words in ANSWERS.items():
             if f"{name}_trains" in again:
-                shares = [percent(again[f"{name}_{key}"] / again["count"]) for key in ("trains", "near")]
-                lines.append(row([f"{again['count']}, which the rule was made from", words, *shares]))
+                counts = [f"{again[f'{name}_{key}']} of {again['count']}" for key in ("trains", "near")]
+                lines.append(row(["which the rule was made from", words, *counts]))
     return "\n".join(lines)
 
 

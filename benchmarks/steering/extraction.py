@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
-import time
 from typing import Any
 
 import torch
-from racing import race, rows_of
+from racing import clock_of, race, rows_of
 from subjects import Subject, texts_of
 from torch import Tensor, nn
 
@@ -97,18 +96,19 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
 def storing(subject: Subject, *, num_texts: int, longest: int) -> list[dict[str, Any]]:
     """The same activations computed, and read from a store; every layer, the last token."""
     texts = texts_of(num_texts, longest=longest, seed=2)
-    began = time.perf_counter()
+    clock = clock_of(subject.device.type == "cuda")
+    began = clock()
     model_fingerprint(subject.model)
-    named_s = time.perf_counter() - began
+    named_s = clock() - began
     times: dict[str, list[float]] = {"compute": [], "compute and store": [], "read": []}
     num_bytes = 0
     for number in range(STORE_ROUNDS + 1):
         with tempfile.TemporaryDirectory() as folder:
             for name, store in (("compute", None), ("compute and store", folder), ("read", folder)):
                 held = None if store is None else Store(store)
-                began = time.perf_counter()
+                began = clock()
                 found = extract(subject.model, subject.tokenizer, texts, store=held)
-                taken = time.perf_counter() - began
+                taken = clock() - began
                 num_bytes = found.values.nbytes
                 if number:  # the first round warms up
                     times[name].append(taken)

@@ -150,6 +150,7 @@ def main() -> None:
         "transformers": transformers.__version__,
         "flatout": flatout.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "clock": "wall" if cuda else "CPU time of the process",
         "seconds": options.seconds,
         "sections": [],
     }

@@ -32,6 +32,7 @@ from flatout.engines.adapters.precision import choose_precision
 from flatout.engines.adapters.processes import Processes
 from flatout.engines.adapters.router import Router
 from flatout.engines.adapters.tasks import DataOptions, Example, Record, Splits, Task, encode_all, task_named
+from flatout.engines.adapters.tasks.generation import end_id_of
 
 OnNote = Callable[[str], None]
 
@@ -104,6 +105,7 @@ class Assembly:
                 num_tasks=len(self.parts),
                 hidden=config.router.hidden,
                 dropout=config.router.dropout,
+                temperature=config.router.temperature,
             ).to(self.device)
 
     @property
@@ -203,7 +205,7 @@ class Assembly:
         with self._seeded("decoder"):
             return Decoder(
                 words_VH,
-                end_id=loading.end_token(self.tokenizer),
+                end_id=end_id_of(self.tokenizer),
                 pad_id=self.pad_id,
                 num_layers=given.layers,
                 num_heads=given.heads,

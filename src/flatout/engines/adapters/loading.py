@@ -63,14 +63,6 @@ def open_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def end_token(tokenizer: Any) -> int:
-    """The token that ends what the decoder writes."""
-    for found in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        if found is not None:
-            return int(found)
-    raise BadInput("the tokenizer has neither an end nor a separator token", hint="set its sep_token")
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 

@@ -182,7 +182,7 @@ def judge_router(router: Router, rows: RoutingRows) -> dict[str, float | None]:
     return {
         "accuracy": 100 * float(right),
         "loss": float(right_task(log_probabilities, rows.tasks)),
-        "temperature": float(router.temperature),
+        "temperature": router.temperature.item(),
     }
 
 

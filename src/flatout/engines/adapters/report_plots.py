@@ -46,7 +46,7 @@ def plot_report(report: RunReport, path: Path) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
     _draw_scores(scores, report.evaluation)
     _draw_confusion(confusion, report.evaluation)
-    _draw_curves(routing, _routing_lines(report), "routing, rows held out")
+    _draw_curves(routing, _routing_lines(report), "routing accuracy, rows held out")
     _draw_curves(losses, _task_lines(report, "loss"), "loss of the tasks, phase 1")
     _draw_curves(metrics, _task_lines(report, None), "scores, rows held out, phase 1")
     _draw_curves(router, _router_lines(report), "losses of the router, phase 2", is_logarithmic=True)
@@ -127,14 +127,11 @@ def _router_lines(report: RunReport) -> list[Line]:
 
 
 def _routing_lines(report: RunReport) -> list[Line]:
+    """Accuracy alone: losses and temperatures are of another size."""
     lines = []
-    for phase, style in (("phase2", TASK_COLOURS), ("phase3", TASK_COLOURS[::-1])):
+    for place, phase in enumerate(("phase2", "phase3")):
         records = [record for record in report.records if record.phase == phase]
-        names = dict.fromkeys(name for record in records for name in record.routing)
-        lines += [
-            routing_line(records, name, name=f"{phase}: {name}", colour=style[place % len(style)])
-            for place, name in enumerate(names)
-        ]
+        lines.append(routing_line(records, "accuracy", name=phase, colour=TASK_COLOURS[place]))
     return lines
 
 

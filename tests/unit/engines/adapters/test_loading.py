@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.adapters.checkpoint import fingerprint
-from flatout.engines.adapters.loading import end_token, open_encoder, open_tokenizer
+from flatout.engines.adapters.loading import open_encoder, open_tokenizer
 from flatout.errors import BadInput
 from tests.adapting import save_tiny
 from tests.evolving import save_tiny as save_tiny_llama
@@ -24,8 +24,6 @@ def test_an_encoder_is_frozen_and_the_same_every_time(tmp_path: Path) -> None:
     assert fingerprint(first.named_parameters()) == fingerprint(second.named_parameters())
     assert not any(parameter.requires_grad for parameter in first.parameters())
     assert not first.training
-    tokenizer = open_tokenizer(folder)
-    assert end_token(tokenizer) == tokenizer.sep_token_id
 
 
 def test_what_is_no_encoder_is_said(tmp_path: Path) -> None:
@@ -49,12 +47,9 @@ def test_a_folder_that_lacks_weights_is_said(tmp_path: Path) -> None:
         open_encoder(folder, device=CPU)
 
 
-def test_a_tokenizer_must_pad_and_end(tmp_path: Path) -> None:
+def test_a_tokenizer_must_pad(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tiny")
     tokenizer = open_tokenizer(folder)
-    tokenizer.sep_token = None
-    with pytest.raises(BadInput, match="neither an end nor a separator"):
-        end_token(tokenizer)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(folder)
     with pytest.raises(BadInput, match="no padding token"):

@@ -51,7 +51,7 @@ def _real_or_generated(task: Task, options: DataOptions) -> tuple[dict[str, list
     except NotFetched as error:
         return _generated(task, options, reason=f"real rows are out of reach: {error.message}")
     if real is None:
-        return _generated(task, options, reason="no package carries real rows; give a path for yours")
+        return _generated(task, options, reason="no package with real rows is known; give a path for yours")
     records, origin = real
     return _divided(task, {"train": records}), origin
 

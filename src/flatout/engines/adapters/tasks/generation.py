@@ -7,8 +7,8 @@ the list is rounded up so that few shapes occur.
 
 The metric is token accuracy: the share of target tokens that are named rightly when the ones before them are
 given.  Small decoders trained on a few thousand rows write texts whose BLEU or ROUGE is near the floor and
-hangs on their first wrong word; token accuracy counts every one of thousands of decisions, so it tells two
-models apart long before the texts do, and it takes one pass.  The scores of the texts stand beside it.
+hangs on their first wrong word; token accuracy counts every one of thousands of decisions, and it takes one
+pass.  The scores of the texts stand beside it.
 
 Legend: B rows, L input tokens, T target tokens, M places with a target, H width, V vocabulary.
 """

@@ -111,4 +111,4 @@ def test_without_a_network_rows_are_generated_and_the_reason_is_said(
 
 def test_a_task_without_real_rows_says_so() -> None:
     splits = task_named("sentiment").records(DataOptions(num_train=10))
-    assert splits.origin == "generated (no package carries real rows; give a path for yours)"
+    assert splits.origin == "generated (no package with real rows is known; give a path for yours)"
