@@ -42,11 +42,11 @@ SIZES = {
     },
     "small": {
         "texts": 4096, "longest": 192, "rows": 256, "prompt": 64, "new": 64,
-        "trials": 100, "questions": 20, "slots": 1000,
+        "trials": 200, "questions": 20, "slots": 500,
     },
     "large": {
         "texts": 512, "longest": 192, "rows": 256, "prompt": 64, "new": 64,
-        "trials": 60, "questions": 20, "slots": 400,
+        "trials": 80, "questions": 20, "slots": 400,
     },
 }  # fmt: skip
 HELP = {
