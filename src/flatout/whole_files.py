@@ -8,11 +8,14 @@ without one may remove it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import glob
 import os
+import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.errors import BadInput
@@ -49,6 +52,25 @@ def write_whole(final: Path, content: bytes) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A folder to fill with files, named `final` once the block ends: it is there whole or not at all.
+
+    One process writes below `final.parent`: what a dead one left behind there is removed first.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in final.parent.glob(f".*{PARTIAL}"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+    partial = final.with_name(f".{final.name}{PARTIAL}")
+    partial.mkdir()
+    yield partial
+    for path in (*partial.iterdir(), partial):
+        _flush(path)
+    partial.rename(final)
+    _flush(final.parent)
+
+
 def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
     """Remove what dead writers of files named like `of` left behind; a live one holds its file's lock."""
     removed = []
@@ -83,9 +105,9 @@ def _locked(partial: Path) -> int:
         os.close(handle)
 
 
-def _flush(folder: Path) -> None:
-    """Hand a folder's names to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    """Hand a file, or the names of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
-from flatout.whole_files import PARTIAL, remove_leftovers, write_whole
+from flatout.whole_files import PARTIAL, remove_leftovers, whole_folder, write_whole
 
 # A writer that is killed with half of its bytes on the disk.
 KILLED = """
@@ -111,3 +111,19 @@ def test_a_folder_is_made_and_one_that_cannot_be_is_named(tmp_path: Path) -> Non
     assert (tmp_path / "absent" / "file").read_bytes() == b"x"
     with pytest.raises(BadInput, match="Not a directory"):
         write_whole(tmp_path / "absent" / "file" / "deeper" / "file", b"")
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    def half(final: Path) -> None:
+        with whole_folder(final) as partial:
+            (partial / "a").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        half(tmp_path / "all" / "one")
+    assert not (tmp_path / "all" / "one").exists()
+    with whole_folder(tmp_path / "all" / "two") as partial:
+        (partial / "a").write_text("whole")
+        assert not (tmp_path / "all" / "two").exists()
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["two"], "the leftover is gone"
+    assert (tmp_path / "all" / "two" / "a").read_text() == "whole"

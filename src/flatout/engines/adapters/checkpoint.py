@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, import_extra
-from flatout.whole_files import write_whole
+from flatout.whole_files import whole_folder, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,25 +86,16 @@ def save(
     keep: int = 2,
 ) -> Path:
     """Write a checkpoint below `folder` and remove all but the last `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:06d}"
     small = (json.dumps(encode(state), indent=2) + "\n").encode()
-    for leftover in folder.glob(".partial-*"):
-        shutil.rmtree(leftover)
-    if (
-        final.exists()
-    ):  # the weights of a step are the same whenever it is kept; whether it was the last is not
+    if final.exists():
+        # The weights of a step are the same whenever it is kept; whether it was the last is not.
         write_whole(final / STATE, small)
         return final
-    partial = folder / f".partial-{final.name}"
-    partial.mkdir()
-    _write_tensors(partial / TRAINING, training)
-    _write_tensors(partial / BEST, best)
-    (partial / STATE).write_bytes(small)
-    for path in (partial / TRAINING, partial / BEST, partial / STATE, partial):
-        _flush(path)
-    partial.rename(final)
-    _flush(folder)
+    with whole_folder(final) as partial:
+        _write_tensors(partial / TRAINING, training)
+        _write_tensors(partial / BEST, best)
+        (partial / STATE).write_bytes(small)
     for old in steps(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -186,12 +176,3 @@ def _damaged(path: Path, error: Exception) -> BadInput:
     return BadInput(
         f"{path} cannot be read: {reason}", hint=f"remove {path.parent} to resume from the one before"
     )
-
-
-def _flush(path: Path) -> None:
-    """Hand a file or folder to the disk, so that the rename after it does not outlive its content."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

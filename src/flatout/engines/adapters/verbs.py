@@ -34,11 +34,12 @@ from flatout.engines.adapters.report_data import (
     with_heads_only,
 )
 from flatout.engines.adapters.report_plots import plot_report
-from flatout.engines.adapters.run_log import RunLog, log_path, read_log
+from flatout.engines.adapters.run_log import RunLog, read_log
 from flatout.engines.adapters.runs import Status
 from flatout.engines.adapters.stopping import StopRequest
 from flatout.engines.adapters.trainer import PhaseRun
 from flatout.errors import MissingExtra
+from flatout.run_log import log_path
 
 PLOT, PAGE = "run.png", "report.html"
 TRAIN: dict[str, Callable[[PhaseRun], None]] = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, import_extra
+from flatout.whole_files import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,20 +58,12 @@ class Checkpoint:
 def save(folder: Path, *, state: State, tensors: Mapping[str, Tensor], keep: int = 2) -> Path:
     """Write a checkpoint below `folder` and remove all but the last `keep`."""
     safetensors = import_extra("safetensors.torch", extra="evolution")
-    folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"epoch-{state.epoch:06d}"
-    for leftover in folder.glob(".partial-*"):
-        shutil.rmtree(leftover)
     if not final.exists():
-        partial = folder / f".partial-{final.name}"
-        partial.mkdir()
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        safetensors.save_file(whole, partial / TENSORS)
-        (partial / STATE).write_text(json.dumps(encode(state), indent=2) + "\n", encoding="utf-8")
-        for path in (partial / TENSORS, partial / STATE, partial):
-            _flush(path)
-        partial.rename(final)
-        _flush(folder)
+        with whole_folder(final) as partial:
+            whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            safetensors.save_file(whole, partial / TENSORS)
+            (partial / STATE).write_text(json.dumps(encode(state), indent=2) + "\n", encoding="utf-8")
     for old in epochs(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -135,12 +127,3 @@ def _damaged(path: Path, error: Exception) -> BadInput:
     return BadInput(
         f"{path} cannot be read: {reason}", hint=f"remove {path.parent.name} to resume from the one before"
     )
-
-
-def _flush(path: Path) -> None:
-    """Hand a file or folder to the disk, so that the rename after it does not outlive its content."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -49,11 +49,11 @@ def test_the_last_two_are_kept_and_partial_ones_are_nobodys(tmp_path: Path) -> N
     for step in (1, 2, 30):
         save(tmp_path, step)
     assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-000002", "step-000030"]
-    (tmp_path / ".partial-step-000099").mkdir()
+    (tmp_path / ".step-000099.partial").mkdir()
     found = checkpoint.latest(tmp_path)
     assert found is not None and found.state.step == 30
     save(tmp_path, 31)
-    assert not list(tmp_path.glob(".partial-*"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_the_same_step_once_more_changes_only_what_is_said_of_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from flatout import whole_files
 from flatout.engines.evolution import checkpoint
 from flatout.engines.evolution.checkpoint import STATE, TENSORS, State, fingerprint, latest, save
 from flatout.errors import BadInput
@@ -56,7 +57,7 @@ def test_a_kill_while_saving_leaves_the_one_before(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_flush", killed)
+        patched.setattr(whole_files, "_flush", killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, state=state(2), tensors=TENSOR)
     assert latest(tmp_path).state.epoch == 1  # type: ignore[union-attr]

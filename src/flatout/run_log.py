@@ -1,0 +1,159 @@
+"""The log of a run: a text file that only ever grows, and curves for TensorBoard beside it.
+
+One JSON object per line, written at once.  A run that is killed in the middle of a line leaves a torn one,
+which readers drop and the next writer cuts off.  A run that resumes does some steps a second time; they stand
+twice in the file, and whoever reads takes the later.  What is not known is null.
+
+The first line says what the file is: {"format": "flatout-evolution-log", "version": 1, "settings": {...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import BadInput, MissingExtra, import_extra
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogKind:
+    """What tells one kind of log from another; `what` names it to people."""
+
+    format: str
+    version: int
+    what: str
+
+
+class RunLog:
+    """Writes `log.jsonl` in a folder and, where it is asked for, TensorBoard's files beside it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: LogKind,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        tensorboard: bool | None = None,
+    ) -> None:
+        """`tensorboard` None means where it is installed; True insists on it."""
+        self.path = log_path(folder)
+        self._board = _summary_writer(folder, tensorboard)
+        folder.mkdir(parents=True, exist_ok=True)
+        is_fresh = _cut_torn_line(self.path) == 0
+        self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        if is_fresh:
+            said = {"format": kind.format, "version": kind.version, "settings": encode(dict(settings or {}))}
+            self._write(said)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, values: Mapping[str, Any], *, curves: Mapping[str, Any], step: int) -> None:
+        """Add a line, which is in the file when this returns, and points of curves: numbers by their names.
+
+        Names of nested curves are joined by a slash; what is no number is left out.
+        """
+        self._write(values)
+        if self._board is not None:
+            for name, value in _scalars(curves):
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(_known(values), allow_nan=False) + "\n")
+
+
+def log_path(folder: Path) -> Path:
+    """Where the log of a run in `folder` is."""
+    return folder / "log.jsonl"
+
+
+def read_records(folder: Path, kind: LogKind, record: type[Record]) -> Iterator[Record]:
+    """The records of a log in the order of its lines."""
+    path = log_path(folder)
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist", hint="name the folder of a run") from None
+    lines = text.split("\n")[:-1]  # behind the last line end is nothing, or a torn line
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            if number == 1:
+                _check_header(values, kind, path)
+            else:
+                yield decode(record, values)
+        except (json.JSONDecodeError, WrongShape) as error:
+            raise BadInput(f"{path}:{number} is damaged: {error}", hint="remove that line") from error
+
+
+def _check_header(values: Any, kind: LogKind, path: Path) -> None:
+    if not isinstance(values, dict) or values.get("format") != kind.format:
+        raise BadInput(f"{path} is no log of {kind.what}", hint="name the folder of a run")
+    if values.get("version") != kind.version:
+        raise BadInput(
+            f"{path} has version {values.get('version')}, this Flatout reads {kind.version}",
+            hint="read it with the release that wrote it",
+        )
+
+
+def _cut_torn_line(path: Path) -> int:
+    """Remove what a killed writer left behind the last line end; the bytes that stay."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    return whole
+
+
+def _known(value: Any) -> Any:
+    """Plain JSON values with null for numbers that are none."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _known(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_known(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+
+
+def _scalars(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, float]]:
+    """Every known number under the path of its keys."""
+    for key, value in values.items():
+        name = f"{place}/{key}" if place else key
+        if isinstance(value, Mapping):
+            yield from _scalars(value, name)
+        elif isinstance(value, (int, float)) and _known(value) is not None:
+            yield name, float(value)
+
+
+def _summary_writer(folder: Path, wanted: bool | None) -> Any:
+    if wanted is False:
+        return None
+    try:
+        import_extra("tensorboard", extra="plots")
+    except MissingExtra:
+        if wanted:
+            raise
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(log_dir=str(folder / "tensorboard"))
