@@ -18,12 +18,14 @@ demo: $(INSTALLED)
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
 
-# What measures or starts programs runs alone; everything else runs in $(JOBS) processes of one thread.
+# What measures runs alone; everything else runs in $(JOBS) processes of one thread.
 JOBS ?= 2
+TOGETHER := $(sort $(wildcard tests/cli/test_*_in_chromium.py tests/cli/test_adapt*.py tests/cli/test_steer*.py \
+  tests/cli/test_plan_*.py tests/cli/test_memory_*.py tests/cli/test_embedder_*.py))
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
-	  tests/unit tests/contract tests/gpu
-	$(BIN)/python -m pytest tests/cli tests/planted
+	  tests/unit tests/contract tests/gpu $(TOGETHER)
+	$(BIN)/python -m pytest tests/cli tests/planted $(TOGETHER:%=--ignore=%)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

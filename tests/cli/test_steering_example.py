@@ -38,11 +38,11 @@ def test_the_config_of_a_real_model_lacks_only_what_is_the_users() -> None:
     given = read_file(FOLDER / "real_model.yaml")
     assert not {"model", "questions", "out"} & set(given)
     settings = make_settings({**given, "model": "m", "questions": "q"})
-    assert settings.position == "-2" and settings.trials == 200
+    assert settings.position == "last" and settings.trials == 100
 
 
 def test_every_file_is_in_the_readme() -> None:
     files = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".yaml")}
-    assert len(files) == 3
+    assert len(files) == 4
     text = (FOLDER / "README.md").read_text()
     assert all(f"`{name}`" in text for name in files)
