@@ -117,23 +117,23 @@ def test_vectors_at_layers_give_the_tokens_of_the_portable_step() -> None:
     decoder = read_decoder(fusible_model().cuda())
     drawn = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(2)).cuda()
     vectors = {layer: drawn[place] for place, layer in enumerate((0, len(decoder.blocks) - 1))}
+    assert steered_tokens(decoder, "fused", vectors) == steered_tokens(decoder, "eager", vectors)
+    factors = integer_factors(decoder, num_variants=3, rank=1)
+    both = steered_tokens(decoder, "eager", vectors, factors=factors)
+    assert steered_tokens(decoder, "fused", vectors, factors=factors) == both
+    assert both != steered_tokens(decoder, "eager", vectors)
+    assert both != steered_tokens(decoder, "eager", None, factors=factors)
+
+
+def steered_tokens(
+    decoder: Decoder, mode: Mode, vectors: dict[int, torch.Tensor] | None, **options: Any
+) -> list[tuple[int, ...]]:
     requests = [
         Request(prompt=prompt, variant=None if row % 4 == 3 else row % 4, sign=1 - row % 2 * 2, key=row)
         for row, prompt in enumerate(prompts_of(LENGTHS))
     ]
-    found = [
-        [
-            one.tokens
-            for one in Generator(
-                decoder, slots=4, max_tokens=120, vectors=given, factors=factors, mode=mode
-            ).generate(requests, max_new_tokens=30)
-        ]
-        for factors in (None, integer_factors(decoder, num_variants=3, rank=1))
-        for given in (vectors, None)
-        for mode in ("fused", "eager")
-    ]
-    assert found[0] == found[1] and found[2] == found[3] and found[4] == found[5]
-    assert found[0] != found[2] != found[4]
+    generator = Generator(decoder, slots=4, max_tokens=120, vectors=vectors, mode=mode, **options)
+    return [one.tokens for one in generator.generate(requests, max_new_tokens=30)]
 
 
 def test_redrawn_factors_reach_a_captured_step() -> None:

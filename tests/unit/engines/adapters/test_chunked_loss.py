@@ -48,7 +48,7 @@ def test_value_and_gradients_are_those_of_plain_cross_entropy(
     (3 * expected).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
     for own, other in zip(leaves, others, strict=True):
-        torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=5e-6)  # of gradients up to 10
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=5e-6)  # sums in another order
 
 
 def test_nothing_to_name_costs_nothing_and_changes_nothing() -> None:
