@@ -1,9 +1,9 @@
 """Every GPU of the machine through NVML, again and again, whatever happens to it.
 
 The driver keeps a short history of utilisation, several values a second: their mean over the time since the
-last reading costs one call and misses nothing, where a momentary value misses most.  It also counts joules:
-their difference is the power.  Every question costs CPU time, some a fraction of a millisecond, so what moves
-slowly (temperature, clocks, who is on the GPU) is asked every few seconds and stands until then.
+last reading costs one call and misses nothing, where a momentary value misses most.  Every question costs CPU
+time, some milliseconds, so histories are read every other second, and what moves slowly (temperature, clocks,
+who is on the GPU) every few seconds; figures stand until then.
 
 A GPU can fall off the bus, and a driver can be restarted under a running monitor.  Neither ends it: a lost
 GPU has no figures, a reason and a note, and is asked again after 1, 2, 4 … 60 seconds; where no GPU answers,
@@ -21,6 +21,7 @@ from flatout.hardware.nvml_questions import INSTANCE_REASON, Questions, memory_f
 from flatout.hardware.snapshot import GpuSnapshot
 from flatout.hardware.visible import GpuIdentity, MigIdentity, select_visible
 from flatout.monitor.gpm import METRICS, PerformanceMetrics
+from flatout.monitor.joules import JouleMeter
 from flatout.monitor.pcie import PcieMeter
 from flatout.monitor.processes import GpuRow, rows_of
 from flatout.monitor.sample import GpuSample
@@ -28,7 +29,7 @@ from flatout.monitor.sample import GpuSample
 LONGEST_RETRY_S = 60.0
 FIRST_LOOK_BACK_S = 1.0
 SLOW_EVERY_S = 5.0
-SHORTEST_POWER_S = 0.5  # the driver counts joules a few times a second
+HISTORY_EVERY_S = 1.9  # the driver keeps some 15 seconds; asking takes 2 ms of an H200's host
 NO_BINDINGS = "the package nvidia-ml-py is not installed"
 
 
@@ -55,7 +56,8 @@ class _Watched:
     metrics: PerformanceMetrics | None = None
     pcie: PcieMeter = field(default_factory=PcieMeter)
     seen_us: dict[str, int] = field(default_factory=dict)
-    counted_j: tuple[float, float] | None = None  # at which second, and how many joules
+    joules: JouleMeter = field(default_factory=JouleMeter)
+    busy: tuple[float, float] | None = None  # at which second its history was read, and the mean
     slow: _Slow | None = None
     lost: str | None = None
     retry: Retry = field(default_factory=Retry)
@@ -188,7 +190,7 @@ class GpuMeter:
         if questions.lost is not None:
             if gpu.lost is None:
                 self.notes.append(f"{gpu} is lost: {questions.lost}")
-            gpu.lost, gpu.metrics, gpu.slow = questions.lost, None, None
+            gpu.lost, gpu.metrics, gpu.slow, gpu.busy = questions.lost, None, None, None
             gpu.retry.later(now_s)
             return _unknown(gpu, questions.lost)
         if gpu.lost is not None:
@@ -199,6 +201,8 @@ class GpuMeter:
     def _figures(self, gpu: _Watched, questions: Questions, now_s: float, time_s: float) -> GpuSample:
         memory = memory_fields(questions)
         figures: dict[str, Any] = {"memory_used_bytes": memory.get("memory_used_bytes")}
+        if figures["memory_used_bytes"] is None:
+            gpu.busy = None  # whether it answers at all is to be seen at once
         if gpu.mig_index is None:
             figures |= self._whole_gpu_figures(gpu, questions, now_s, time_s)
         else:
@@ -220,15 +224,12 @@ class GpuMeter:
             questions.missing.update(dict.fromkeys(METRICS, gpu.metrics.reason))
         # A question about PCIe can take 40 ms: one GPU has its turn at each reading.
         mine = (self._turn - 1) % len(self._watched) == self._watched.index(gpu)
-        busy = self._history_mean(gpu, questions, "NVML_GPU_UTILIZATION_SAMPLES", time_s)
-        if busy is None:
-            rates = questions.ask(("utilisation_share",), ("nvmlDeviceGetUtilizationRates",))
-            busy = None if rates is None else float(rates.gpu)
+        busy = self._busy(gpu, questions, now_s, time_s)
         return {
             **gpu.pcie.read(questions, now_s, may_wait=mine, known=metrics),
             **metrics,
             "utilisation_share": None if busy is None else busy / 100,
-            **_power(gpu, questions, now_s),
+            **gpu.joules.read(questions, now_s),
         }
 
     def _ask_slow(self, gpu: _Watched, questions: Questions, now_s: float, time_s: float) -> _Slow:
@@ -249,6 +250,16 @@ class GpuMeter:
         missing = {name: why for name, why in questions.missing.items() if name not in known}
         return _Slow(at_s=now_s, figures=figures, missing=missing, rows=rows)
 
+    def _busy(self, gpu: _Watched, questions: Questions, now_s: float, time_s: float) -> float | None:
+        """Per cent of the time; from the driver's history, or the momentary value where it has none."""
+        if gpu.busy is None or now_s - gpu.busy[0] >= HISTORY_EVERY_S:
+            mean = self._history_mean(gpu, questions, "NVML_GPU_UTILIZATION_SAMPLES", time_s)
+            gpu.busy = None if mean is None else (now_s, mean)
+        if gpu.busy is not None:
+            return gpu.busy[1]
+        rates = questions.ask(("utilisation_share",), ("nvmlDeviceGetUtilizationRates",))
+        return None if rates is None else float(rates.gpu)
+
     def _history_mean(self, gpu: _Watched, questions: Questions, kind: str, time_s: float) -> float | None:
         """The mean of the driver's own values since the last reading; None where it has none."""
         since_us = self._since(gpu, kind, time_s)
@@ -264,19 +275,6 @@ class GpuMeter:
         if kind == "rows":
             gpu.seen_us[kind] = int(time_s * 1e6)
         return since_us
-
-
-def _power(gpu: _Watched, questions: Questions, now_s: float) -> dict[str, float | None]:
-    """The joules since the last reading by its seconds; where that cannot be, the driver's own value."""
-    energy_j = _scaled(questions, "energy_j", 1e-3, ("nvmlDeviceGetTotalEnergyConsumption",))
-    before = gpu.counted_j
-    gpu.counted_j = None if energy_j is None else (now_s, energy_j)
-    if before is not None and energy_j is not None:
-        span_s, spent_j = now_s - before[0], energy_j - before[1]
-        if span_s >= SHORTEST_POWER_S and spent_j >= 0:  # a driver that was restarted counts from zero
-            return {"energy_j": energy_j, "power_w": spent_j / span_s}
-    power_w = _scaled(questions, "power_w", 1e-3, ("nvmlDeviceGetPowerUsage",))
-    return {"energy_j": energy_j, "power_w": power_w}
 
 
 def _scaled(questions: Questions, name: str, scale: float, *calls: tuple[Any, ...]) -> float | None:

@@ -106,6 +106,7 @@ def played_gpu(
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=busy, memory=0),
         "nvmlDeviceGetSamples": lambda kind, since: _samples(kind, busy, clock),
         "nvmlDeviceGetTotalEnergyConsumption": lambda: int(500_000 * clock.now_s),  # 500 W
+        "nvmlDeviceGetPowerUsage": 500_000,
     }
     set_memory(gpu, used)
     return gpu

@@ -38,7 +38,7 @@ def test_the_drivers_history_is_averaged_and_not_its_last_value() -> None:
     (sample,) = read(GpuMeter(PlayedNvml(gpu)), clock)
     assert sample.utilisation_share == 0.6
     assert sample.memory_used_bytes == 8 * GIB
-    assert sample.power_w == pytest.approx(83.511)  # no history of power: the momentary value
+    assert sample.power_w == pytest.approx(500.0)
     assert sample.energy_j == pytest.approx(500 * clock.now_s)
     assert (sample.temperature_c, sample.sm_clock_hz, sample.throttle_reasons) == (38.0, 1980e6, ())
 
@@ -52,19 +52,19 @@ def test_a_value_of_the_history_counts_once() -> None:
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=10, memory=0),
     }
     meter = GpuMeter(PlayedNvml(gpu))
-    shares = [read(meter, clock, after_s=0.5)[0].utilisation_share for _ in range(2)]
-    assert shares == [0.9, 0.1]
+    shares = [read(meter, clock, after_s=0.5)[0].utilisation_share for _ in range(5)]
+    assert shares == [0.9, 0.9, 0.9, 0.9, 0.1]
 
 
-def test_power_is_what_the_counter_of_joules_grew_by() -> None:
+def test_a_history_is_read_every_other_second_and_whole() -> None:
     clock = PlayedClock()
-    gpu = played_gpu(clock)  # it counts 500 joules a second, and says 83.5 W
+    gpu = played_gpu(clock, busy=60)
+    history, asked = gpu.answers["nvmlDeviceGetSamples"], []
+    gpu.answers["nvmlDeviceGetSamples"] = lambda kind, since: [asked.append(since), history(kind, since)][1]
     meter = GpuMeter(PlayedNvml(gpu))
-    assert read(meter, clock)[0].power_w == pytest.approx(83.511)
-    assert read(meter, clock)[0].power_w == pytest.approx(500.0)
-    assert read(meter, clock, after_s=0.1)[0].power_w == pytest.approx(83.511)
-    gpu.answers["nvmlDeviceGetTotalEnergyConsumption"] = 1000  # the driver was restarted
-    assert read(meter, clock)[0].power_w == pytest.approx(83.511)
+    shares = [read(meter, clock, after_s=0.5)[0].utilisation_share for _ in range(9)]
+    assert shares == [0.6] * 9
+    assert len(asked) == len(set(asked)) == 3
 
 
 def test_what_moves_slowly_is_asked_now_and_then_and_stands_meanwhile() -> None:
