@@ -41,7 +41,7 @@ SIZES = {
         "trials": 8, "questions": 4, "slots": 16,
     },
     "small": {
-        "texts": 4096, "longest": 192, "rows": 256, "prompt": 64, "new": 64,
+        "texts": 16384, "longest": 192, "rows": 256, "prompt": 64, "new": 64,
         "trials": 200, "questions": 20, "slots": 500,
     },
     "large": {

@@ -5,8 +5,9 @@
 
 The limit is a plain forward over the distinct tokens, cut after the last wanted layer.  Batches are filled by
 a budget of tokens with texts of similar length together, the longest first; the two answers of a pair share
-the computation of their prompt where that saves more than a second, short pass costs; results travel to the
-host while the next batch runs.  A batch that does not fit halves the budget, and what is done stays done.
+the computation of their prompt where that saves more than a second, short pass costs.  While a GPU runs a
+batch, the texts of the next are tokenised and the results of the last travel to the host.  A batch that does
+not fit halves the budget, and what is done stays done.
 
 Shapes: N texts, L wanted layers, D width.
 """
@@ -16,9 +17,9 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,8 +34,8 @@ from flatout.engines.steering.passes import Reader
 from flatout.engines.steering.positions import Position, name_of, token_range
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Space, Store
-from flatout.engines.steering.texts import Encoded, encode
-from flatout.engines.steering.work import forks_pay, planned, run_batches
+from flatout.engines.steering.texts import Encoded, encoded_ahead
+from flatout.engines.steering.work import Work, forks_pay, planned, run_batches
 from flatout.errors import BadInput, import_extra
 from flatout.whole_files import remove_leftovers, write_whole
 
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
 
 FORMAT = "flatout-extraction"
 VERSION = "1"
-GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 16384, 65536
+GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 4096, 65536
 GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
 CPU_BATCH_TOKENS = 256
+WINDOW_CHARACTERS = 2  # for every token of a batch: half a batch or so is tokenised at a time
+BATCH_BYTES = 32 << 20  # of values: what the last batch brings home, nothing else runs beside
 SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
 SHARD_S = 30.0  # or until a kill would cost this much work
 
@@ -116,7 +119,7 @@ def extract(
 ) -> Activations:
     """Activations of texts or pairs after the blocks `layers`, read at `position`.
 
-    `on_progress(done, total)` counts distinct texts.  With a `store`, texts that it has are not computed and
+    `on_progress(done, total)` counts texts.  With a `store`, texts that it has are not computed and
     what is computed is kept there.
     """
     if model.training:
@@ -124,41 +127,50 @@ def extract(
             "the model is in training mode, where dropout changes activations", hint="model.eval()"
         )
     chosen = chosen_layers(layers, num_layers=len(blocks_of(model)))
-    encoded = encode(texts, tokenizer=tokenizer)
-    keys = encoded.keys()
     budget = budget_of(batch_tokens, model)
-    ranges = [
-        token_range(position, num_tokens=len(tokens), text=text)
-        for tokens, text in zip(encoded.sequences, encoded.texts, strict=True)
-    ]
-    result = _Result(encoded, num_layers=len(chosen), width=width_of(model), on_progress=on_progress)
-    keep = None
-    if store is not None:
-        keep = _Keeping(store, _space(model, tokenizer, position), keys=keys, layers=chosen)
-        result.fill(*keep.found())
-        result.keeping = keep
     reader = Reader(model, layers=chosen)
-    missing = result.missing()
-    work = planned(missing, sequences=encoded.sequences, ranges=ranges, pairs=encoded.pairs)
-    shared = forks_pay(work, batch_tokens=budget.value, device=reader.device, able=reader.can_fork)
-    if not shared.value:
-        work = planned(missing, sequences=encoded.sequences, ranges=ranges, pairs=())
+    keeping = None
+    if store is not None:
+        keeping = _Keeping(store, _space(model, tokenizer, position), layers=chosen)
+    result = _Result(
+        texts, num_layers=len(chosen), width=width_of(model), keeping=keeping, on_progress=on_progress
+    )
+    shared: list[Decision[bool]] = []
+    on_gpu = reader.device.type == "cuda"
+
+    def parts() -> Iterator[list[Work]]:
+        windows = encoded_ahead(
+            texts,
+            tokenizer=tokenizer,
+            window_characters=WINDOW_CHARACTERS * budget.value if on_gpu else None,
+        )
+        for places, encoded in windows:
+            missing, pairs = result.expect(places, encoded, position=position)
+            plan = partial(planned, missing, sequences=result.sequences, ranges=result.ranges)
+            work = plan(pairs=pairs)
+            shared.append(
+                forks_pay(work, batch_tokens=budget.value, device=reader.device, able=reader.can_fork)
+            )
+            yield work if shared[-1].value else plan(pairs=())
+
+    row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
+    max_rows = max(1, BATCH_BYTES // row_bytes) if on_gpu else None
     try:
         with Landing(result.fill) as landing:
-            run_batches(reader, work, batch_tokens=budget.value, on_values=landing.take)
+            run_batches(reader, parts(), batch_tokens=budget.value, on_values=landing.take, max_rows=max_rows)
     finally:  # an interrupt or an error keeps what was computed before it
-        if keep is not None:
-            keep.flush()
+        if keeping is not None:
+            keeping.flush()
     return Activations(
         values=result.values,
         layers=chosen,
-        keys=tuple(keys[row].hex() for row in encoded.row_of),
+        keys=tuple(result.keys),
         recipe={
             "position": name_of(position),
             "dtype": _dtype_name(model),
             "model": type(model).__name__,
             "batch_tokens": str(budget.value),
-            "shared_prompts": str(shared),
+            "shared_prompts": str(max(shared, key=lambda decision: decision.value)),
         },
     )
 
@@ -182,51 +194,81 @@ def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
 
 
 class _Result:
-    """Values of the texts, filled sequence by sequence."""
+    """Values of texts, or of pairs, filled sequence by sequence; sequences are numbered as they come."""
 
     def __init__(
-        self, encoded: Encoded, *, num_layers: int, width: int, on_progress: Callable[[int, int], None]
+        self,
+        texts: Sequence[str] | Sequence[Pair],
+        *,
+        num_layers: int,
+        width: int,
+        keeping: _Keeping | None,
+        on_progress: Callable[[int, int], None],
     ) -> None:
-        self.values = torch.empty(len(encoded.row_of), num_layers, width)
-        self.keeping: _Keeping | None = None
-        self._on_progress = on_progress
-        self._texts: list[list[int]] = [[] for _ in encoded.sequences]
-        for text, sequence in enumerate(encoded.row_of):
-            self._texts[sequence].append(text)
-        self._done = [False] * len(encoded.sequences)
+        self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
+        self._num_given = len(texts)
+        self.values = torch.empty(self._sides * len(texts), num_layers, width)
+        self.keys = [""] * len(self.values)
+        self.sequences: list[tuple[int, ...]] = []
+        self.ranges: list[tuple[int, int]] = []
+        self._rows: list[list[int]] = []  # of `values`, for each sequence
+        self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
 
-    def missing(self) -> list[int]:
-        """Sequences without values."""
-        return [sequence for sequence, done in enumerate(self._done) if not done]
+    def expect(
+        self, places: Sequence[int], encoded: Encoded, *, position: Position
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Take in some texts: the numbers of sequences that must be computed, and the pairs among all."""
+        begun = len(self.sequences)
+        digests = encoded.keys()
+        self.sequences += encoded.sequences
+        self._rows += [[] for _ in encoded.sequences]
+        self.ranges += [
+            token_range(position, num_tokens=len(tokens), text=text)
+            for tokens, text in zip(encoded.sequences, encoded.texts, strict=True)
+        ]
+        rows = [place + side * self._num_given for side in range(self._sides) for place in places]
+        for row, number in zip(rows, encoded.row_of, strict=True):
+            self.keys[row] = digests[number].hex()
+            self._rows[begun + number].append(row)
+        missing = dict.fromkeys(range(begun, len(self.sequences)))
+        if self._keeping is not None:
+            known, values = self._keeping.found(digests, begun=begun)
+            self._place(known, values)
+            for number in known:
+                del missing[number]
+        return list(missing), [(begun + first, begun + second) for first, second in encoded.pairs]
 
     def fill(self, sequences: Sequence[int], values: Tensor) -> None:
-        """Values [sequences, L, D] of some sequences, for every text that has them."""
-        if not sequences:
-            return
-        repeats = torch.tensor([len(self._texts[sequence]) for sequence in sequences])
-        texts = list(chain.from_iterable(self._texts[sequence] for sequence in sequences))
-        self.values[texts] = values.repeat_interleave(repeats, dim=0).float()
-        for sequence in sequences:
-            self._done[sequence] = True
-        if self.keeping is not None:
-            self.keeping.add(sequences, values)
-        self._on_progress(sum(self._done), len(self._done))
+        """Values [sequences, L, D] that were computed."""
+        if self._keeping is not None:
+            self._keeping.add(sequences, values)
+        self._place(sequences, values)
+
+    def _place(self, sequences: Sequence[int], values: Tensor) -> None:
+        # Row by row: as one indexed assignment it would first make a copy of all in float32.
+        for number, value in zip(sequences, values.unbind(), strict=True):
+            for row in self._rows[number]:
+                self.values[row].copy_(value)
+            self._num_done += len(self._rows[number])
+        if sequences:
+            self._on_progress(self._num_done, len(self.values))
 
 
 class _Keeping:
     """Rows on their way into a store, gathered until they are worth a file."""
 
-    def __init__(self, store: Store, space: Space, *, keys: Sequence[bytes], layers: Sequence[int]) -> None:
-        self._store, self._space = store, space
-        self._keys, self._layers = keys, layers
+    def __init__(self, store: Store, space: Space, *, layers: Sequence[int]) -> None:
+        self._store, self._space, self._layers = store, space, layers
+        self._keys: list[bytes] = []
         self._waiting: list[tuple[Sequence[int], Tensor]] = []
         self._flushed_at = time.monotonic()
         self._failed = False
 
-    def found(self) -> tuple[Sequence[int], Tensor]:
-        """Sequences that the store has, and their values."""
-        found = self._store.read(self._space, keys=self._keys, layers=self._layers)
-        return found.places, found.values
+    def found(self, keys: Sequence[bytes], *, begun: int) -> tuple[list[int], Tensor]:
+        """Of further sequences, numbered from `begun`, those that the store has, and their values."""
+        self._keys += keys
+        found = self._store.read(self._space, keys=keys, layers=self._layers)
+        return [begun + place for place in found.places], found.values
 
     def add(self, sequences: Sequence[int], values: Tensor) -> None:
         self._waiting.append((sequences, values))

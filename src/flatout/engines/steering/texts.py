@@ -3,13 +3,17 @@
 Two texts with equal tokens have equal activations, so a pass computes each distinct sequence once.  The two
 sides of a pair differ in their answer only: what they have in common is counted in tokens, after tokenising
 each whole text, because a tokenizer may join the end of a prompt with the start of an answer.
+
+A GPU computes a small model's activations about as fast as its texts are tokenised.  So texts are encoded
+window by window: a thread tokenises the next one while the device works.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -32,14 +36,42 @@ class Encoded:
         return tuple(hashlib.sha256(array("q", tokens).tobytes()).digest() for tokens in self.sequences)
 
 
-def encode(texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any) -> Encoded:
-    """Texts, or the positive texts of all pairs followed by their negative ones, as token numbers."""
-    if not texts:
-        raise BadInput("there are no texts to extract activations of")
+def encoded_ahead(
+    texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any, window_characters: int | None
+) -> Iterator[tuple[Sequence[int], Encoded]]:
+    """Windows of texts or pairs: the places of some, and these encoded, while a thread tokenises the next.
+
+    The shortest texts come first, a quarter of a window: they start the work, and show at once what is wrong
+    with them.  The others follow from the longest on.  Equal texts lie in one window.
+    """
+    _check(texts)
+    windows = _windows(texts, window_characters)
+    if len(windows) == 1:
+        yield windows[0], encode(texts, tokenizer=tokenizer)
+        return
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flatout-tokenizing")
+    try:
+        chosen: list[Any] = [[texts[place] for place in window] for window in windows]
+        ahead = [
+            thread.submit(encode, some, tokenizer=tokenizer, places=window)
+            for some, window in zip(chosen, windows, strict=True)
+        ]
+        for window, encoded in zip(windows, ahead, strict=True):
+            yield window, encoded.result()
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+def encode(
+    texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any, places: Sequence[int] | None = None
+) -> Encoded:
+    """Texts, or the positive texts of all pairs followed by their negative ones, as token numbers.
+
+    `places` are the numbers of the texts among all, to name one in an error.
+    """
+    _check(texts)
     pairs = [one for one in texts if isinstance(one, Pair)]
     plain = [one for one in texts if isinstance(one, str)]
-    if len(pairs) not in (0, len(texts)) or len(pairs) + len(plain) != len(texts):
-        raise BadInput("texts are all strings or all pairs")
     if pairs:
         plain = [pair.prompt + pair.positive for pair in pairs]
         plain += [pair.prompt + pair.negative for pair in pairs]
@@ -48,7 +80,8 @@ def encode(texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any) -> Encoded:
     row_of: list[int] = []
     for tokens, text in zip(_token_numbers(plain, tokenizer), plain, strict=True):
         if not tokens:
-            raise BadInput(f"text {len(row_of)} has no tokens: {text!r}")
+            number = len(row_of) % len(texts)
+            raise BadInput(f"text {places[number] if places else number} has no tokens: {text!r}")
         if tokens not in sequences:
             sequences[tokens] = len(named)
             named.append(text)
@@ -66,6 +99,38 @@ def common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
     """Tokens that two sequences begin with alike."""
     alike = takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
     return sum(1 for _ in alike)
+
+
+def _check(texts: Sequence[str] | Sequence[Pair]) -> None:
+    if not texts:
+        raise BadInput("there are no texts to extract activations of")
+    if not any(all(isinstance(one, kind) for one in texts) for kind in (str, Pair)):
+        raise BadInput("texts are all strings or all pairs")
+
+
+def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> list[Sequence[int]]:
+    """Places of texts of similar length, some `characters` of them together; all if None."""
+    whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
+    if characters is None or sum(map(len, whole)) <= characters:
+        return [range(len(texts))]
+    order = sorted(range(len(texts)), key=lambda place: (len(whole[place]), whole[place]))
+    end = _reach(order, 0, whole, characters=characters // 4)
+    windows: list[Sequence[int]] = [order[:end]]
+    order, start = order[end:][::-1], 0
+    while start < len(order):
+        end = _reach(order, start, whole, characters=characters)
+        windows.append(order[start:end])
+        start = end
+    return windows
+
+
+def _reach(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:
+    """Where a window that begins at `start` ends: with its characters, and not between equal texts."""
+    end, taken = start, 0
+    while end < len(order) and (taken < characters or whole[order[end]] == whole[order[end - 1]]):
+        taken += len(whole[order[end]])
+        end += 1
+    return end
 
 
 def _token_numbers(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:

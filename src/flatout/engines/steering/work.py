@@ -9,7 +9,7 @@ is more than that.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,18 +108,68 @@ def forks_pay(
 
 def run_batches(
     reader: Reader,
+    parts: Iterable[Sequence[Work]],
+    *,
+    batch_tokens: int,
+    on_values: Callable[[Sequence[int], Tensor], None],
+    max_rows: int | None = None,
+) -> None:
+    """Compute all work, of each part the longest first; what fills no batch waits for the next part.
+
+    The first part waits for nothing, so that the device begins.  A batch that runs out of memory halves the
+    budget of the rest.
+    """
+    waiting: list[Work] = []
+    for number, part in enumerate(parts):
+        ready, waiting = [*waiting, *part], []
+        if number:
+            ready, waiting = _full(ready, batch_tokens=batch_tokens, max_rows=max_rows)
+        batch_tokens = _run(reader, ready, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
+    _run(reader, waiting, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
+
+
+def _batches(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> TokenBudgetBatches:
+    return TokenBudgetBatches(
+        [one.cost for one in work],
+        tokens=batch_tokens,
+        max_rows=max_rows,
+        too_long="alone",
+        shuffle=False,
+        rank=0,
+        num_ranks=1,
+    )
+
+
+def _full(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> tuple[list[Work], list[Work]]:
+    """Work that fills batches, and the rest: of forks and of single sequences the last batch each."""
+    ready: list[Work] = []
+    rest: list[Work] = []
+    for kind in ([one for one in work if one.prefix], [one for one in work if not one.prefix]):
+        if kind:
+            *full, last = _batches(kind, batch_tokens=batch_tokens, max_rows=max_rows)
+            ready += [kind[place] for places in full for place in places]
+            rest += [kind[place] for place in last]
+    return ready, rest
+
+
+def _run(
+    reader: Reader,
     work: Sequence[Work],
     *,
     batch_tokens: int,
     on_values: Callable[[Sequence[int], Tensor], None],
-) -> None:
-    """Compute all work, longest first; a batch that runs out of memory halves the budget of the rest."""
+    max_rows: int | None,
+) -> int:
+    """Compute all of it; the budget of tokens that was left in the end."""
     left = list(work)
     while left:
         forks = [one for one in left if one.prefix]
         others = [one for one in left if not one.prefix] if forks else []
-        rest, batch_tokens = _run_some(reader, forks or left, batch_tokens=batch_tokens, on_values=on_values)
+        rest, batch_tokens = _run_some(
+            reader, forks or left, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows
+        )
         left = rest + others
+    return batch_tokens
 
 
 def _run_some(
@@ -128,18 +178,11 @@ def _run_some(
     *,
     batch_tokens: int,
     on_values: Callable[[Sequence[int], Tensor], None],
+    max_rows: int | None,
 ) -> tuple[list[Work], int]:
     """Run batches until one does not fit; what is left then, and the budget to try it with."""
-    batches = TokenBudgetBatches(
-        [one.cost for one in work],
-        tokens=batch_tokens,
-        too_long="alone",
-        shuffle=False,
-        rank=0,
-        num_ranks=1,
-    )
     done: set[int] = set()
-    for places in batches:
+    for places in _batches(work, batch_tokens=batch_tokens, max_rows=max_rows):
         batch = [work[place] for place in places]
         numbers = [number for one in batch for number in one.numbers]
         values = _values(reader, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flatout.engines.steering import activations
 from flatout.engines.steering.activations import Activations, budget_of, extract, load
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Store
+from flatout.engines.steering.texts import encoded_ahead
 from flatout.errors import BadInput
 from tests.steering_texts import text_of, word_tokenizer
 from tests.tiny_models import prompts_of, shared_model, tiny_model
@@ -78,7 +80,31 @@ def test_equal_texts_are_computed_once_and_progress_counts_to_the_end() -> None:
     assert torch.equal(found.values[: len(TEXTS)], found.values[-len(TEXTS) :])
     assert seen == sorted(seen)
     assert len(seen) > 1
-    assert seen[-1] == (len(TEXTS), len(TEXTS))
+    assert seen[-1] == (3 * len(TEXTS), 3 * len(TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["texts", "pairs"])
+def test_windows_change_nothing_but_when_a_text_is_tokenised(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, tokenizer = shared_model("llama"), word_tokenizer()
+    given_texts: Any = [*TEXTS, *TEXTS[:2]] if kind == "texts" else pairs_of_length(60, count=6)
+    whole = extract(model, tokenizer, given_texts, batch_tokens=200)
+    some = partial(encoded_ahead, window_characters=100)
+    monkeypatch.setattr(
+        activations, "encoded_ahead", lambda texts, tokenizer, **_: some(texts, tokenizer=tokenizer)
+    )
+    seen: list[tuple[int, int]] = []
+    apart = extract(
+        model, tokenizer, given_texts, batch_tokens=200, on_progress=lambda *count: seen.append(count)
+    )
+    assert apart.keys == whole.keys
+    torch.testing.assert_close(apart.values, whole.values, **CLOSE)
+    assert seen[-1] == (len(whole.values), len(whole.values))
+    stored = extract(model, tokenizer, given_texts, store=Store(tmp_path), batch_tokens=200)
+    again = extract(model, tokenizer, given_texts, store=Store(tmp_path), batch_tokens=200)
+    assert torch.equal(stored.values, again.values)
+    torch.testing.assert_close(again.values, whole.values, **CLOSE)
 
 
 class Forgetful(torch.nn.Module):

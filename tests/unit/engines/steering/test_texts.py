@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flatout.engines.steering.questions import Pair
-from flatout.engines.steering.texts import common_tokens, encode
+from flatout.engines.steering.texts import common_tokens, encode, encoded_ahead
 from flatout.errors import BadInput
 from tests.steering_texts import word_tokenizer
 
@@ -54,3 +56,25 @@ def test_common_tokens_are_counted_from_the_start() -> None:
     assert common_tokens((1, 2, 3), (1, 2, 4, 5)) == 2
     assert common_tokens((1, 2), (1, 2, 3)) == 2
     assert common_tokens((1,), (2,)) == 0
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(4, 200))
+def test_windows_hold_every_text_once_the_shortest_first(lengths: list[int], characters: int) -> None:
+    texts = [" ".join(["t03"] * length) for length in lengths]
+    windows = list(encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=characters))
+    assert sorted(place for places, _ in windows for place in places) == list(range(len(texts)))
+    for places, encoded in windows:
+        assert [len(encoded.sequences[row]) for row in encoded.row_of] == [lengths[place] for place in places]
+    sequences = [sequence for _, encoded in windows for sequence in encoded.sequences]
+    assert len(sequences) == len(set(lengths))  # equal texts lie in one window
+    if len(windows) > 1:
+        assert lengths[windows[0][0][0]] == min(lengths)
+        others = [max(lengths[place] for place in places) for places, _ in windows[1:]]
+        assert others == sorted(others, reverse=True)
+
+
+def test_a_text_without_tokens_is_named_by_its_place_among_all() -> None:
+    texts = ["t03 " * 20, "t04 " * 20, "", "t05 " * 20]
+    windows = encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=40)
+    with pytest.raises(BadInput, match="text 2 has no tokens"):
+        next(windows)

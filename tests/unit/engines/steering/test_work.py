@@ -104,7 +104,7 @@ def run(reader: Any, work: Sequence[Work], *, batch_tokens: int) -> dict[int, fl
         assert not found.keys() & set(numbers)  # nothing is computed twice
         found.update(zip(numbers, values.flatten().tolist(), strict=True))
 
-    run_batches(reader, work, batch_tokens=batch_tokens, on_values=take)
+    run_batches(reader, [work], batch_tokens=batch_tokens, on_values=take)
     return found
 
 
@@ -134,3 +134,21 @@ def test_batches_stay_within_the_budget_and_begin_with_the_longest() -> None:
     reader = Short(columns=10**6)
     run(reader, plan(pairs=[]), batch_tokens=8)
     assert reader.batches == [5, 8, 1]  # columns of each batch, its padding included
+
+
+def test_what_fills_no_batch_waits_for_the_next_part_but_for_the_first() -> None:
+    sequences = [(number, 0, 0, 0) for number in range(30)]
+    work = planned(range(30), sequences=sequences, ranges=[(3, 4)] * 30, pairs=[])
+    reader = Short(columns=10**6)
+    found: list[int] = []
+    parts = (work[:3], work[3:14], work[14:20], work[20:])
+    run_batches(reader, parts, batch_tokens=32, on_values=lambda numbers, _: found.extend(numbers))  # type: ignore[arg-type]
+    assert sorted(found) == list(range(30))
+    assert reader.batches == [12, 32, 32, 32, 12]
+
+
+def test_rows_of_a_batch_are_bounded() -> None:
+    reader = Short(columns=10**6)
+    work = planned(range(9), sequences=[(number,) for number in range(9)], ranges=[(0, 1)] * 9, pairs=[])
+    run_batches(reader, [work], batch_tokens=100, on_values=lambda *_: None, max_rows=4)  # type: ignore[arg-type]
+    assert reader.batches == [4, 4, 1]
