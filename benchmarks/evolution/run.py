@@ -24,23 +24,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from arms import Load, Plain, Population, Swap, wait  # noqa: E402
 from interleaved import cpu_name, ratio  # noqa: E402
+from limits import alone_s, peak_s  # noqa: E402
 from shapes import SHAPES, build  # noqa: E402
 
 import flatout  # noqa: E402
 from flatout.multiplex.decoder import Decoder  # noqa: E402
-
-BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # measured on an H200: a copy, a large bf16 product
-
-
-def limit_s(decoder: Decoder, load: Load) -> float:
-    """The prompt's products, then cache bytes and products of all steps in series, at an H200's speeds."""
-    attention = decoder.blocks[0].attention
-    per_position = 2 * attention.num_kv_heads * attention.head_width * 2 * len(decoder.blocks)
-    weights = sum(p.weight.numel() for p in decoder.projections().values()) + decoder.head.weight.numel()
-    positions = sum(load.prompt + step for step in range(load.new))
-    products = max(2 * weights * load.rows / FLOPS_PER_S, 2 * weights / BYTES_PER_S)
-    prompt = 2 * (weights - decoder.head.weight.numel()) * load.rows * (load.prompt - 1) / FLOPS_PER_S
-    return prompt + load.rows * per_position * positions / BYTES_PER_S + load.new * products
 
 
 def timed(arm: Any, decoder: Decoder) -> tuple[float, int]:
@@ -81,6 +69,9 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
         for per_member in options.prompts_per_member
         if load.rows // per_member >= 2
     ]
+    limits = {}
+    if cuda:
+        limits = {"plain_of_limit": peak_s(decoder, load), "plain_of_products_alone": alone_s(decoder, load)}
     plain = Plain(decoder, load)
     for start in range(0, len(wishes), options.together):
         if cuda:
@@ -92,6 +83,7 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
         found = race(decoder, {"plain": plain, **ours}, rounds=options.rounds)
         for (rank, per_member), arm in ours.items():
             updates = sorted(arm.update_s)
+            plain_s = load.rows * load.new / found["plain"]["tokens_per_s"]
             row = {
                 "rank": rank,
                 "prompts_per_member": per_member,
@@ -102,11 +94,7 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
                 "update_s": updates[len(updates) // 2],
                 "noise_s": arm.noise_s(),
                 "peak_bytes": torch.cuda.max_memory_allocated() if cuda and len(ours) == 1 else None,
-                "plain_of_limit": limit_s(decoder, load)
-                / (load.rows * load.new)
-                * found["plain"]["tokens_per_s"]
-                if cuda
-                else None,
+                **{name: limit / plain_s for name, limit in limits.items()},
             }
             rows.append(row)
             show(load, row)
@@ -156,7 +144,10 @@ def swaps(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[dic
 
 def show(load: Load, row: dict[str, Any]) -> None:
     share = row["of_plain"]
-    limit = "" if row["plain_of_limit"] is None else f", plain {row['plain_of_limit']:.3f} of its limit"
+    limit = ""
+    if row.get("plain_of_limit") is not None:
+        limit = f", plain {row['plain_of_limit']:.3f} of its limit"
+        limit += f", {row['plain_of_products_alone']:.3f} with its products as they run alone"
     peak = "" if row["peak_bytes"] is None else f", peak {row['peak_bytes'] / 2**30:.1f} GiB"
     print(
         f"    rows {load.rows}, rank {row['rank']}, {row['prompts_per_member']} prompts per member: "

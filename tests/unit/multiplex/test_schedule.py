@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from flatout.multiplex.generate import Generator
 from flatout.multiplex.requests import Completion, Progress, Request
 from flatout.multiplex.runner import Portable, State, Stepper
 from flatout.multiplex.sampling import Sampling
+from flatout.multiplex.schedule import Schedule
 from tests.tiny_models import prompts_of, random_factors, reference_tokens, shared_model
 
+generating = importlib.import_module("flatout.multiplex.generate")
 DECODER = read_decoder(shared_model())
 FACTORS = random_factors(DECODER, num_variants=3)
 LENGTHS = (5, 1, 17, 30, 9, 2)
@@ -59,6 +63,19 @@ def test_packed_is_one_at_a_time_in_any_order(order: list[Request], slots: int, 
     assert [one.request for one in completions] == order
     assert tokens_of(completions) == ALONE[temperature]
     assert all(len(one.tokens) == (one.request.max_new_tokens or 12) for one in completions)
+
+
+@settings(max_examples=25)
+@given(st.permutations(REQUESTS), st.integers(1, 4), st.integers(1, 20), st.booleans())
+def test_a_host_that_looks_while_steps_run_sees_the_same(
+    order: list[Request], slots: int, ahead: int, with_stops: bool
+) -> None:
+    options = {"stop": [ALONE[0.0][2][10:12]], "eos": [ALONE[0.0][1][7]]} if with_stops else {}
+    expected = [(one.tokens, one.finished) for one in make(2, **options).generate(order, max_new_tokens=12)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generating, "Schedule", partial(Schedule, ahead=ahead))
+        found = make(slots, **options).generate(order, max_new_tokens=12)
+    assert [(one.tokens, one.finished) for one in found] == expected
 
 
 def test_sampled_tokens_are_not_greedy_ones() -> None:
