@@ -38,6 +38,7 @@ class Counting:
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper, self.num_steps = stepper, 0
+        self.reads_beyond = stepper.reads_beyond
 
     def prefill(self, *args: Any, **options: Any) -> None:
         self._stepper.prefill(*args, **options)

@@ -85,6 +85,20 @@ def test_options_change_nothing_between_the_steps(options: dict[str, Any]) -> No
     assert tokens(decoder, "fused", tile=2, **options) == tokens(decoder, "eager", **options)
 
 
+@pytest.mark.parametrize("shared", [0, 4])
+def test_what_lies_in_the_cache_from_before_does_not_matter(shared: int) -> None:
+    """A step loads nothing beyond its row, so slots are not cleared; a prompt that goes on from a prefix is."""
+    decoder = read_decoder(fusible_model().cuda())
+    generator = Generator(decoder, slots=4, max_tokens=120, mode="fused")
+    requests = [
+        Request(prompt=prompt, key=row, shared=min(shared, len(prompt) - 1))
+        for row, prompt in enumerate(prompts_of(LENGTHS))
+    ]
+    clean = [one.tokens for one in generator.generate(requests, max_new_tokens=30)]
+    generator.state.cache.storage.fill_(torch.nan)
+    assert [one.tokens for one in generator.generate(requests, max_new_tokens=30)] == clean
+
+
 def test_a_window_is_kept_by_prompts_and_steps() -> None:
     windowed = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}
     decoder = read_decoder(fusible_model("qwen2", **windowed).cuda())

@@ -2,8 +2,8 @@
 
 A slot's text starts at position 0 and its keys and values lie at their positions, so nothing ever moves.
 What lies beyond a row's own position is never attended: the padding of a prefill is overwritten as the row
-proceeds.  It must be finite all the same (0 times NaN is NaN), so a slot is cleared before the next request
-takes it.
+proceeds.  Where it is loaded and given no weight it must be finite all the same (0 times NaN is NaN): there a
+slot is cleared before the next request takes it.
 
 Shapes: L layers, K key-value heads, S positions, E head width.
 """
@@ -11,6 +11,7 @@ Shapes: L layers, K key-value heads, S positions, E head width.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,9 +66,14 @@ class Cache:
         """S."""
         return self.storage.shape[4]
 
-    def clear(self, slots: Tensor) -> None:
+    def clear(self, slots: Sequence[int]) -> None:
         """Forget what `slots` have seen."""
-        self.storage.index_fill_(2, slots, 0)
+        import torch
+
+        if len(slots) == self.storage.shape[2]:
+            self.storage.zero_()  # many times as fast as by index
+        elif slots:
+            self.storage.index_fill_(2, torch.tensor(slots, device=self.storage.device), 0)
 
     def take(self, slot: int, *, length: int) -> Tensor:
         """A copy of the first `length` positions of a slot, [L, 2, K, length, E]."""

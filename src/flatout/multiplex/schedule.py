@@ -135,7 +135,9 @@ class Schedule:
         state.alive[where] = True
         variants = tuple(request.variant for request in requests)
         state.tables.write(where, Rows(variants, tuple(request.sign for request in requests)))
-        state.cache.clear(where)
+        # A prompt that goes on from a shared prefix is always run by a step that reads beyond.
+        unclean = [slot for slot, seat in taken.items() if self._stepper.reads_beyond or seat.request.shared]
+        state.cache.clear(unclean)
 
     def _prefill(self, taken: dict[int, Request]) -> None:
         """All prompt tokens but the last, shared parts first and once."""

@@ -41,9 +41,11 @@ def test_clearing_spares_the_other_slots() -> None:
     cache = filled()
     before = cache.storage.clone()
     cache.keys(0)[0, 0, 0, 0] = torch.nan
-    cache.clear(torch.tensor([0, 2]))
+    cache.clear([0, 2])
     assert not cache.storage[:, :, [0, 2]].any()
     assert torch.equal(cache.storage[:, :, 1], before[:, :, 1])
+    cache.clear([0, 1, 2])
+    assert not cache.storage.any()
 
 
 def test_a_prefix_is_put_where_it_is_wanted() -> None:

@@ -145,6 +145,7 @@ class Counting:
 
     def __init__(self, inner: Stepper) -> None:
         self.inner = inner
+        self.reads_beyond = inner.reads_beyond
         self.num_tokens = 0
 
     def prefill(

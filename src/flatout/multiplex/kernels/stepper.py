@@ -21,6 +21,8 @@ from flatout.multiplex.sampling import Sampling, pick
 class Fused:
     """Greedy choice and the end of a row are kernels; sampling goes the portable way from the logits on."""
 
+    reads_beyond = False
+
     def __init__(
         self,
         decoder: Decoder,
