@@ -87,7 +87,7 @@ def test_options_change_nothing_between_the_steps(options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("shared", [0, 4])
 def test_what_lies_in_the_cache_from_before_does_not_matter(shared: int) -> None:
-    """A step loads nothing beyond its row, so slots are not cleared; a prompt that goes on from a prefix is."""
+    """A step loads nothing beyond its row: slots are cleared only for prompts that go on from a prefix."""
     decoder = read_decoder(fusible_model().cuda())
     generator = Generator(decoder, slots=4, max_tokens=120, mode="fused")
     requests = [

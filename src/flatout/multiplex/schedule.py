@@ -24,7 +24,7 @@ from flatout.multiplex.rows import Rows
 if TYPE_CHECKING:
     from flatout.multiplex.runner import State, Stepper
 
-STRIDE = 16  # steps between two looks of the host; a finished row idles half of it on average
+STRIDE = 8  # steps between two looks of the host; a finished row idles half of it on average
 AHEAD = 1  # steps that a GPU runs while the host looks
 REASONS: tuple[Finished, ...] = ("stop", "eos", "length")  # by State.reason: a stop ends a row that runs
 
