@@ -248,7 +248,7 @@ def test_a_tile_is_refilled_when_all_of_it_is_free() -> None:
     finished: list[int] = []
 
     def source() -> Iterator[Request]:
-        limits = (1, 40, 20, 20, 1, 1, 1, 1)
+        limits = (1, 30, 20, 20, 1, 1, 1, 1)
         for key, (prompt, limit) in enumerate(zip(prompts_of([3] * 8), limits, strict=True)):
             drawn.append(sorted(finished))
             yield Request(prompt=prompt, key=key, max_new_tokens=limit)
@@ -257,7 +257,7 @@ def test_a_tile_is_refilled_when_all_of_it_is_free() -> None:
     completions = generator.generate(
         source(), max_new_tokens=50, on_finished=lambda one: finished.append(one.request.key)
     )
-    assert [len(one.tokens) for one in completions] == [1, 40, 20, 20, 1, 1, 1, 1]
+    assert [len(one.tokens) for one in completions] == [1, 30, 20, 20, 1, 1, 1, 1]
     assert drawn[:4] == [[]] * 4
     assert drawn[4] == drawn[5] == [0, 2, 3]  # request 0 has ended long before, and its slot has waited
     assert drawn[6] == drawn[7] == [0, 1, 2, 3, 4, 5]
