@@ -16,6 +16,7 @@ from flatout.engines.evolution.eggroll import Eggroll
 from flatout.multiplex.decoder import Decoder
 from flatout.multiplex.generate import Generator
 from flatout.multiplex.requests import Request
+from flatout.multiplex.runner import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Load:
     rows: int
     prompt: int
     new: int
-    mode: str = "auto"
+    mode: Mode = "auto"
 
     def prompts(self, count: int, vocabulary: int) -> list[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(count)
@@ -70,7 +71,7 @@ class Population:
     def epoch(self) -> int:
         done = self.engine.generate(
             self.prompts, max_new_tokens=self.load.new, slots=self.load.rows,
-            max_tokens=self.load.prompt + self.load.new,
+            max_tokens=self.load.prompt + self.load.new, mode=self.load.mode,
         )  # fmt: skip
         wait(self.decoder)
         start = time.perf_counter()

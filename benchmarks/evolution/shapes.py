@@ -80,7 +80,7 @@ def build(
 
     frequencies = 10000.0 ** (-torch.arange(0, shape.head_width, 2, device=device) / shape.head_width)
     angles = torch.arange(max_positions, device=device)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     blocks = []
     for i in range(shape.layers):
         queries, kv = shape.heads * shape.head_width, shape.kv_heads * shape.head_width

@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from flatout.errors import BadInput
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -59,8 +61,8 @@ class Attention:
     `qkv` rows are [H*E queries | K*E keys | K*E values]; if `interleaved` (GPT-NeoX, K = H), they are
     [E queries | E keys | E values] of one head after the other.  `rotary_width` leading columns of each head
     are rotated (column i pairs with i + rotary_width/2) by the tables `cos`/`sin` [positions,
-    rotary_width/2]; None: no rotation.  `window`: a position sees only the last `window` positions, itself
-    included.  `softcap`: scores become cap * tanh(scores / cap).
+    rotary_width/2] of the decoder's type; None: no rotation.  `window`: a position sees only the last
+    `window` positions, itself included.  `softcap`: scores become cap * tanh(scores / cap).
     """
 
     qkv: Projection
@@ -117,6 +119,16 @@ class Decoder:
     head: Projection
     softcap: float | None
     max_positions: int
+
+    def __post_init__(self) -> None:
+        """A wider table would widen the keys that it rotates, and no cache of this type could hold them."""
+        for block in self.blocks:
+            for table in (block.attention.cos, block.attention.sin):
+                if table is not None and table.dtype != self.dtype:
+                    raise BadInput(
+                        f"{block.attention.qkv.name} is rotated in {table.dtype}, the model is {self.dtype}",
+                        hint="make cos and sin in the type of the embedding",
+                    )
 
     @property
     def width(self) -> int:

@@ -10,7 +10,7 @@ nothing beside the other rows, and keeps every shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -101,7 +101,13 @@ class Piece(NamedTuple):
 
 
 class Stepper(Protocol):
-    """A way to run the slots of a `State`."""
+    """A way to run the slots of a `State`.
+
+    `reads_beyond`: a step loads what lies in the cache beyond a row's position, and gives it no weight.
+    """
+
+    @property
+    def reads_beyond(self) -> bool: ...
 
     def prefill(
         self,
@@ -129,6 +135,8 @@ class Portable:
     is never compiled.
     """
 
+    reads_beyond = True
+
     def __init__(
         self,
         decoder: Decoder,
@@ -145,8 +153,8 @@ class Portable:
         self._sampling = sampling
         self._stream = uniform_key(sampling.seed, device=decoder.device) if compiled else None
         self._compiled = compiled
-        self._run_block: Any = torch.compile(forward.run_block) if compiled else forward.run_block
-        self._end_step: Any = torch.compile(self._append) if compiled else self._append
+        self._run_block: Any = _static(forward.run_block) if compiled else forward.run_block
+        self._end_step: Any = _static(self._append) if compiled else self._append
 
     def prefill(
         self,
@@ -193,6 +201,8 @@ class Portable:
     def _step(self, state: State, *, bucket: int) -> None:
         positions = state.position[:, None]
         places = forward.cached_places(self._decoder, positions, slots=None, write=positions, bucket=bucket)
+        if self._compiled:
+            _mark_bucket(places)
         x = forward.embed(self._decoder, state.token[:, None], positions)
         deltas = self._deltas
         if self._factors and not self._compiled and self._decoder.device.type == "cpu":
@@ -207,6 +217,21 @@ class Portable:
         logits = forward.logits_of(self._decoder, x)
         where = state.position + 1
         state.advance(pick(logits, self._sampling, keys=state.key, positions=where, stream=self._stream))
+
+
+def _static(function: Callable[..., Any]) -> Any:
+    """Compiled for the shapes at hand: left to itself, the compiler takes what a second model in the same
+    process has different (widths, numbers of heads) for variable, and gives up on what follows."""
+    return torch.compile(function, dynamic=False)
+
+
+def _mark_bucket(places: Sequence[forward.Place]) -> None:
+    """The one size that changes from step to step: all buckets share a compiled block."""
+    import torch._dynamo
+
+    for mask in {id(place.mask): place.mask for place in places}.values():
+        if mask is not None:
+            torch._dynamo.maybe_mark_dynamic(mask, 2)
 
 
 def _many_shapes() -> AbstractContextManager[None]:
@@ -240,6 +265,10 @@ class Graphed:
         self._state = state
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def reads_beyond(self) -> bool:
+        return self._stepper.reads_beyond
 
     def prefill(
         self,

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 import torch
 
+from flatout.errors import BadInput
 from flatout.multiplex.decoder import Norm
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.forward import normed
@@ -25,6 +29,16 @@ def test_products_come_in_order_of_use_and_without_the_head() -> None:
     assert [one.name for one in wanted] == list(products)
     assert len(products) == 8
     assert decoder.head.name not in products
+
+
+def test_a_table_of_another_type_than_the_model_is_refused() -> None:
+    decoder = read_decoder(tiny_model().to(torch.bfloat16))
+    first, *rest = decoder.blocks
+    assert first.attention.cos is not None
+    wide = dataclasses.replace(first.attention, cos=first.attention.cos.float())
+    blocks = (dataclasses.replace(first, attention=wide), *rest)
+    with pytest.raises(BadInput, match=r"rotated in torch.float32, the model is torch.bfloat16"):
+        dataclasses.replace(decoder, blocks=blocks)
 
 
 def test_a_norm_may_store_its_weight_with_an_offset() -> None:

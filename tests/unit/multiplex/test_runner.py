@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 import torch._dynamo
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from flatout.errors import BadInput
 from flatout.multiplex import runner
@@ -117,6 +118,33 @@ def test_compiled_steps_give_the_same_tokens(
             )
             tokens[mode] = [one.tokens for one in generator.generate(requests, max_new_tokens=8)]
         assert tokens["compiled"] == tokens["eager"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+@torch.no_grad()
+def test_a_block_is_compiled_once_for_all_depths_and_buckets_of_a_model(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two bfloat16 models of different sizes in one process, each over three of the four buckets it has."""
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter, fullgraph=True))
+    torch._dynamo.reset()
+    requests = [
+        Request(prompt=prompt, variant=key if rank else None, key=key)
+        for key, prompt in enumerate(prompts_of([5, 3]))
+    ]
+    for number, changes in enumerate(({}, {"hidden_size": 32, "intermediate_size": 56}), start=1):
+        decoder = read_decoder(tiny_model("qwen2", **changes).to(torch.bfloat16))
+        factors = random_factors(decoder, num_variants=2, rank=rank) if rank else {}
+        caches = []
+        for mode in ("eager", "compiled"):
+            generator = Generator(decoder, slots=2, max_tokens=200, factors=factors, mode=mode)
+            generator.generate(requests, max_new_tokens=1)
+            caches.append(generator.state.cache.storage.float().clone())
+        assert (caches[1] - caches[0]).norm() < 0.02 * caches[0].norm()
+        generator.generate(requests, max_new_tokens=140)
+        assert len(decoder.blocks) == 2
+        assert counter.frame_count == 2 * number  # a block, and the end of a step
 
 
 def test_the_choice_of_a_mode_says_why() -> None:

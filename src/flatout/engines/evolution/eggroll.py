@@ -24,6 +24,7 @@ import torch
 from flatout.engines.evolution import fitness, integer, update
 from flatout.engines.evolution.masters import Masters, OptimizerName, Place
 from flatout.engines.evolution.perturbations import NoiseKind, Perturbations, Recipe
+from flatout.engines.evolution.stacks import stacks_of
 from flatout.engines.evolution.targets import (
     Kind,
     chosen,
@@ -37,14 +38,15 @@ from flatout.multiplex.families import read_decoder
 from flatout.multiplex.generate import Generator
 from flatout.multiplex.requests import Completion, Request
 from flatout.multiplex.rows import Rows
+from flatout.multiplex.runner import Mode
 from flatout.multiplex.sampling import Sampling
 from flatout.multiplex.swap import multiplexed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from flatout.engines.evolution.stacks import Names, Stack
     from flatout.engines.evolution.update import Statistics
-    from flatout.multiplex.factors import Factors
 
 Others = Literal["freeze", "full"]
 Arithmetic = Literal["float", "int8"]
@@ -68,6 +70,7 @@ class _Wanted:
     capacity: int
     sampling: Sampling
     eos: tuple[int, ...]
+    mode: Mode
 
 
 class Eggroll:
@@ -105,14 +108,18 @@ class Eggroll:
         language = kind == "language" or kind == "auto" and is_language_model(model)
         self.decoder = read_decoder(model) if language else None
         self._targets, self._others = _weights(model, self.decoder, patterns=targets, others=others)
+        self._stacks = stacks_of(self._targets, terms=self.num_variants * rank)
         recipe = Recipe(seed=seed, rank=rank, sigma=sigma, kind=noise)
         self._integer: integer.IntegerMasters | None = None
         if arithmetic == "int8":
             self._integer, self._noise = self._in_integers(recipe, share=lr)
         else:
-            self._noise = Perturbations(recipe, targets=self._targets, others=self._others)
+            self._noise = Perturbations(
+                recipe, targets=self._targets, stacks=self._stacks, others=self._others
+            )
             self._floats = Masters(
                 {**self._targets, **self._others},
+                stacks=(*self._stacks, *self._alone),
                 lr=lr,
                 optimizer=optimizer,
                 weight_decay=weight_decay,
@@ -177,6 +184,7 @@ class Eggroll:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         eos: Sequence[int] = (),
+        mode: Mode = "auto",
     ) -> list[list[Completion]]:
         """The completions of every prompt by every member, [members][prompts].
 
@@ -192,6 +200,7 @@ class Eggroll:
             capacity=len(self._variants(range(max(capacity or 0, len(members))))),
             sampling=sampling or Sampling(),
             eos=tuple(eos),
+            mode=mode,
         )
         generator = self._generating(wanted, variants)
         who = [None] if plain else [self._member(index) for index in members]
@@ -231,18 +240,19 @@ class Eggroll:
         coefficients = update.per_variant(shaped, antithetic=self.antithetic)
         kept, device = coefficients, next(iter(self._targets.values())).device
         coefficients = coefficients.to(device, torch.float32)  # once: each copy would wait for the device
-        tally = update.Tally()
-        compared = cosine and self._previous is not None
-        at_once = None if compared else update.AtOnce.of(kept, divisor=self._divisor, device=device)
-        for name in (*self._targets, *self._others):
-            if at_once is not None and self._moved_at_once(name, at_once, tally):
+        before, tally = None, update.Tally()
+        if cosine and self._previous is not None:
+            before = self._previous[0].to(device, torch.float32), self._previous[1]
+        at_once = update.AtOnce.of(kept, divisor=self._divisor, device=device) if before is None else None
+        for names in (*self._stacks, *self._alone):
+            if at_once is not None and self._moves_at_once(names):
+                stack = self._noise.stack(names, variants=range(self.num_variants), epoch=self.noise_epoch)
+                tally.steps.append(self._floats.step_at_once(names, stack, at_once))
                 continue
-            ascent = self._direction(name, coefficients, epoch=self.noise_epoch)
-            before = None
-            if cosine and self._previous is not None:
-                before = self._direction(name, self._previous[0], epoch=self._previous[1])
-            tally.add_direction(ascent.float(), previous=None if before is None else before.float())
-            tally.add_change(self.masters.step(name, ascent))
+            ascent = self._direction(names, coefficients, epoch=self.noise_epoch)
+            if before is not None:
+                tally.compare(ascent, self._direction(names, before[0], epoch=before[1]))
+            tally.steps.append(self.masters.step(names, ascent))
         if self._generator is not None:
             self._generator[1].weights_changed()
         self._previous = kept, self.noise_epoch
@@ -289,38 +299,40 @@ class Eggroll:
                 hint='take antithetic=True and others="freeze"',
             )
         threshold = integer.threshold_of(share, num_variants=self.num_variants, rank=recipe.rank)
-        masters = integer.IntegerMasters(self._targets, threshold=threshold)
+        masters = integer.IntegerMasters(self._targets, stacks=self._stacks, threshold=threshold)
         scales = {name: masters.scale(name, sigma=recipe.sigma, rank=recipe.rank) for name in self._targets}
         device = next(iter(self._targets.values())).device
         table = integer.NoiseTable.drawn(recipe.seed, device=device)
-        return masters, Perturbations(recipe, targets=self._targets, others={}, table=table, scales=scales)
+        noise = Perturbations(
+            recipe, targets=self._targets, stacks=self._stacks, others={}, table=table, scales=scales
+        )
+        return masters, noise
 
     @property
     def _divisor(self) -> float:
         """Factors carry sigma, which the estimate does not: it is part of the learning rate."""
         return self._noise.recipe.sigma * self.population
 
-    def _moved_at_once(self, name: str, at_once: update.AtOnce, tally: update.Tally) -> bool:
-        """Whether the matrix was moved by the kernel that needs no direction."""
-        if self._integer is not None or name in self._others:
-            return False
-        factors = self._noise.in_memory(name, variants=range(self.num_variants), epoch=self.noise_epoch)
-        if factors is None or not self._floats.moves_at_once(name, factors):
-            return False
-        square, change = self._floats.step_at_once(name, factors, gains=at_once.gains, unit=at_once.unit)
-        tally.add_square(square)
-        tally.add_change(change)
-        return True
+    @property
+    def _alone(self) -> tuple[Names, ...]:
+        """The others, each a stack of its own."""
+        return tuple((name,) for name in self._others)
 
-    def _direction(self, name: str, coefficients: Tensor, *, epoch: int) -> Tensor:
-        if name in self._others:
+    def _moves_at_once(self, names: Names) -> bool:
+        """Whether one kernel can take a stack's noise as it is and move the stack."""
+        if self._integer is not None or self._noise.recipe.kind != "int8" or names in self._alone:
+            return False
+        return self._floats.moves_at_once(names)
+
+    def _direction(self, names: Names, coefficients: Tensor, *, epoch: int) -> Tensor:
+        if names in self._alone:
             full = update.full_direction(
-                lambda variants: self._noise.full(name, variants=variants, epoch=epoch), coefficients
+                lambda variants: self._noise.full(names[0], variants=variants, epoch=epoch), coefficients
             )
             return full.div_(self._divisor)
 
-        def draw(variants: range) -> Factors:
-            return self._noise.factors(name, variants=variants, epoch=epoch)
+        def draw(variants: range) -> Stack:
+            return self._noise.stack(names, variants=variants, epoch=epoch)
 
         if self._integer is not None:
             return integer.vote(draw, coefficients.sign())
@@ -342,6 +354,7 @@ class Eggroll:
                 factors=factors,
                 sampling=wanted.sampling,
                 eos=wanted.eos,
+                mode=wanted.mode,
                 # Every variant has an even number of rows, next to each other: both halves of a pair.
                 tile=2 if self.antithetic and wanted.slots % 2 == 0 else 1,
             )

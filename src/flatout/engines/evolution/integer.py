@@ -16,22 +16,22 @@ two.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.engines.evolution.masters import Change
+from flatout.engines.evolution.masters import squares
 from flatout.errors import BadInput
-from flatout.multiplex.factors import Factors
 from flatout.multiplex.noise import UNIT, Side, normals
 from flatout.multiplex.philox import philox, stream_key
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flatout.engines.evolution.stacks import Names, Stack
     from flatout.engines.evolution.update import Draw
 
 TABLE = 1 << 20
@@ -63,39 +63,32 @@ class NoiseTable:
         )
         return cls(seed=seed, values=rows[0])
 
-    def factors(
-        self, parameter: str, *, shape: torch.Size, epoch: int, variants: range, rank: int, scale: float
-    ) -> Factors:
-        """The factors of some variants of one weight."""
-        out_width, in_width = shape
-        sides: dict[Side, int] = {"shrink": in_width, "expand": out_width}
-        drawn = {
-            side: self._slices(parameter, side, epoch=epoch, variants=variants, count=rank * width).view(
-                len(variants), rank, width
-            )
-            for side, width in sides.items()
-        }
-        return Factors(drawn["shrink"], drawn["expand"], scale)
-
-    def _slices(self, parameter: str, side: Side, *, epoch: int, variants: range, count: int) -> Tensor:
-        device = self.values.device
+    def fill(self, names: Names, stack: Stack, *, variants: range, epoch: int) -> None:
+        """Write the noise of `variants` into the first factors of a stack of the matrices `names`."""
+        device, num = self.values.device, len(variants)
         numbers = torch.arange(variants.start, variants.stop, dtype=torch.int64, device=device)
-        fixed = [torch.full_like(numbers, word) for word in (epoch, 0, TABLE_OFFSETS)]
-        words = philox((numbers, fixed[0], fixed[1], fixed[2]), key=stream_key(self.seed, parameter, side))
-        places = (words[0][:, None] + torch.arange(count, device=device)) % TABLE
-        return self.values[places]
+        counters = numbers.expand(len(names), num)
+        fixed = [torch.full_like(counters, word) for word in (epoch, 0, TABLE_OFFSETS)]
+        sides: dict[Side, Tensor] = {"shrink": stack.shrink, "expand": stack.expand}
+        for side, out in sides.items():
+            keys = [stream_key(self.seed, name, side) for name in names]
+            key = torch.tensor(keys, dtype=torch.int64, device=device).T[:, :, None]
+            offsets = philox((counters, fixed[0], fixed[1], fixed[2]), key=key.unbind())[0]
+            steps = torch.arange(out.shape[2:].numel(), device=device)
+            places = (offsets[:, :, None] + steps) % TABLE
+            out[:, :num] = self.values[places].view(len(names), num, *out.shape[2:])
 
 
 def vote(draw: Draw, signs: Tensor) -> Tensor:
-    """sum_v sign_v A_v B_v^T, exact, as int32 [out, in]."""
-    rank = draw(range(1)).rank
+    """sum_v sign_v A_v B_v^T of every matrix of a stack, exact, as int32 [matrices, out, in]."""
+    rank = draw(range(1)).shrink.shape[2]
     block = max(1, EXACT_TERMS // rank)
     total: Tensor | None = None
     for start in range(0, len(signs), block):
-        factors = draw(range(start, min(start + block, len(signs))))
-        gains = signs[start : start + block].to(factors.expand.device, torch.float32)
-        expand = factors.expand.flatten(0, 1).float() * gains.repeat_interleave(rank)[:, None]
-        part = (expand.T @ factors.shrink.flatten(0, 1).float()).to(torch.int32)
+        stack = draw(range(start, min(start + block, len(signs))))
+        gains = signs[start : start + block].to(stack.expand.device, torch.float32)
+        expand = (stack.expand * gains[:, None, None]).flatten(1, 2)
+        part = torch.bmm(expand.mT, stack.shrink.flatten(1, 2).float()).to(torch.int32)
         total = part if total is None else total.add_(part)
     if total is None:
         raise ValueError("a vote of no variants")
@@ -111,18 +104,21 @@ def threshold_of(share: float, *, num_variants: int, rank: int) -> int:
 
 
 class IntegerMasters:
-    """Int8 weights by name; quantising the model's weights is the first thing it does."""
+    """Int8 weights by name, kept in `stacks`; quantising the model's weights is the first thing it does."""
 
-    def __init__(self, weights: Mapping[str, Tensor], *, threshold: int) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], *, stacks: Sequence[Names], threshold: int) -> None:
         self.threshold = threshold
         self._weights = {name: weight.detach() for name, weight in weights.items()}
         self.steps = {name: step_of(weight) for name, weight in self._weights.items()}
-        self._integers = {
-            name: (weight.float() / self.steps[name]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
-            for name, weight in self._weights.items()
+        self._stacks = {
+            names: torch.stack([_quantised(self._weights[name], self.steps[name]) for name in names])
+            for names in stacks
         }
-        for name in self._weights:
-            self._write(name)
+        self._integers = {
+            name: stack[number] for names, stack in self._stacks.items() for number, name in enumerate(names)
+        }
+        for names in self._stacks:
+            self._write(names)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._integers[name]
@@ -132,18 +128,19 @@ class IntegerMasters:
         shift = round(math.log2(self.steps[name] * math.sqrt(rank) / (sigma * UNIT**2)))
         return self.steps[name] * 2.0**-shift
 
-    def step(self, name: str, votes: Tensor) -> Change:
-        """Move every weight whose vote passes the threshold by one."""
-        integers = self._integers[name]
+    def step(self, names: Names, votes: Tensor) -> Tensor:
+        """Move every weight of a stack whose vote passes the threshold by one.
+
+        The squares of the norms of the votes, of the move and of the moved weights, [3].
+        """
+        integers = self._stacks[names]
         moves = (votes > self.threshold).to(torch.int8) - (votes < -self.threshold).to(torch.int8)
         moved = (integers.to(torch.int16) + moves).clamp(-LARGEST, LARGEST).to(torch.int8)
         moves = moved - integers
         integers.copy_(moved)
-        self._write(name)
-        square = self.steps[name] ** 2
-        return Change(
-            moved=moves.float().abs().sum() * square, weights=integers.float().square().sum() * square
-        )
+        written = self._write(names)
+        moved_by = moves * self._steps_of(names)
+        return torch.stack([squares(each) for each in (votes.float(), moved_by, written)])
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat names."""
@@ -161,11 +158,22 @@ class IntegerMasters:
                 )
             integers.copy_(saved)
             self.steps[name] = float(tensors[f"step/{name}"])
-            self._write(name)
+        for names in self._stacks:
+            self._write(names)
 
-    def _write(self, name: str) -> None:
-        weight = self._weights[name]
-        weight.copy_(self._integers[name].to(weight.dtype) * self.steps[name])
+    def _write(self, names: Names) -> Tensor:
+        """The weights of a stack, written into the model; in fp32, where the products are exact."""
+        values = self._stacks[names] * self._steps_of(names)
+        torch._foreach_copy_([self._weights[name] for name in names], list(values.unbind()))
+        return values
+
+    def _steps_of(self, names: Names) -> Tensor:
+        steps = torch.tensor([self.steps[name] for name in names], dtype=torch.float32)
+        return steps.to(self._stacks[names].device)[:, None, None]
+
+
+def _quantised(weight: Tensor, step: float) -> Tensor:
+    return (weight.float() / step).round().clamp(-LARGEST, LARGEST).to(torch.int8)
 
 
 def step_of(weight: Tensor) -> float:

@@ -5,14 +5,13 @@ a bf16 weight it is rounded away, step after step, and nothing is learned.  So t
 *master*), and the model receives its rounding after each step.  A weight that is fp32 already is its own
 master: no copy.
 
-The optimizer is torch's own, one instance per matrix, so that an update can be streamed: one gradient exists
-at a time.
+The optimizer is torch's own, one instance per stack of matrices, so that an update can be streamed: the
+gradients of one stack exist at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -25,7 +24,8 @@ from flatout.units import show_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.multiplex.factors import Factors
+    from flatout.engines.evolution.stacks import Names, Stack
+    from flatout.engines.evolution.update import AtOnce
 
 HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 OptimizerName = Literal["sgd", "adamw"]
@@ -35,24 +35,14 @@ LARGEST_SHARE = 0.25
 MOMENTS = {"sgd": 0, "adamw": 2}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """What one step did to one matrix, as squares of norms: they add up over matrices.
-
-    They stay on the device: reading each would make the host wait once per matrix.
-    """
-
-    moved: Tensor
-    weights: Tensor
-
-
 class Masters:
-    """fp32 masters of `weights` by name; `step` moves one of them and writes the model's weight."""
+    """fp32 masters of `weights` by name; `step` moves one of `stacks` and writes the model's weights."""
 
     def __init__(
         self,
         weights: Mapping[str, Tensor],
         *,
+        stacks: Sequence[Names],
         lr: float,
         optimizer: OptimizerName = "sgd",
         weight_decay: float = 0.0,
@@ -64,66 +54,81 @@ class Masters:
         self.place = choose_place(self._weights, optimizer=optimizer, place=place)
         self._masters = {name: self._master(weight) for name, weight in self._weights.items()}
         self._optimizers = {
-            name: _optimizer(master, kind=optimizer, lr=lr, weight_decay=weight_decay)
-            for name, master in self._masters.items()
+            names: _optimizer(self._masters_of(names), kind=optimizer, lr=lr, weight_decay=weight_decay)
+            for names in stacks
         }
         # Without decay SGD is one addition: the optimizer's own bookkeeping would cost more than it.
         self._only_added = lr if optimizer == "sgd" and weight_decay == 0 else None
+        self._addresses: dict[Names, Tensor | None] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._masters[name].detach()
 
     @torch.no_grad()
-    def step(self, name: str, ascent: Tensor) -> Change:
-        """Move `name` along `ascent`, the direction in which fitness grows."""
-        master, weight = self._masters[name], self._weights[name]
-        ascent = ascent.to(master)
-        if self._only_added is not None:
-            master.add_(ascent, alpha=self._only_added)
-            moved = _squares(ascent) * self._only_added**2
-        else:
-            before = master.detach().clone()
-            master.grad = ascent
-            self._optimizers[name].step()
-            master.grad = None
-            moved = _squares(before.sub_(master.detach()))
-        if weight.data_ptr() != master.data_ptr():
-            weight.copy_(master)
-        return Change(moved=moved, weights=_squares(master.detach()))
+    def step(self, names: Names, ascent: Tensor) -> Tensor:
+        """Move a stack along `ascent` [matrices, ...], the direction in which fitness grows.
 
-    def moves_at_once(self, name: str, factors: Factors) -> bool:
-        """Whether `step_at_once` can take the place of a direction and a `step`."""
-        master, weight = self._masters[name], self._weights[name]
-        on_device = HAS_TRITON and master.device.type == "cuda" and weight.is_contiguous()
-        return on_device and self._only_added is not None and factors.shrink.dtype == torch.int8
+        The squares of the norms of the ascent, of the move and of the moved masters, [3]: still on the
+        device, as reading them would make the host wait once per stack.
+        """
+        masters = self._masters_of(names)
+        ascent = ascent.to(masters[0])
+        ascents, length = list(ascent.unbind()), squares(ascent)
+        if self._only_added is not None:
+            torch._foreach_add_(masters, ascents, alpha=self._only_added)
+            moved = length * self._only_added**2
+        else:
+            before = torch.stack(masters)
+            for master, own in zip(masters, ascents, strict=True):
+                master.grad = own
+            self._optimizers[names].step()
+            self._optimizers[names].zero_grad()
+            moved = squares(before.sub_(torch.stack(masters)))
+        weights = self._weights_of(names)
+        if weights[0].data_ptr() != masters[0].data_ptr():
+            torch._foreach_copy_(weights, masters)
+        return torch.stack((length, moved, squares(torch.stack(torch._foreach_norm(masters)))))
+
+    def moves_at_once(self, names: Names) -> bool:
+        """Whether `step_at_once` can take the place of a direction and a `step`; its factors are int8."""
+        return self._addresses_of(names) is not None
 
     @torch.no_grad()
-    def step_at_once(
-        self, name: str, factors: Factors, *, gains: Tensor, unit: float
-    ) -> tuple[Tensor, Change]:
-        """Move `name` along sum_v unit gains[v] scale E_v, which is never formed; its norm's square first."""
+    def step_at_once(self, names: Names, stack: Stack, at_once: AtOnce) -> Tensor:
+        """Move a stack along sum_v unit gains[v] scale E_v; what `step` returns."""
         from flatout.engines.evolution.kernels.ascend import ascend
 
-        assert self._only_added is not None
-        squares = ascend(
-            self._masters[name].detach(),
-            self._weights[name],
-            expand=factors.expand,
-            shrink=factors.shrink,
-            gains=gains,
-            unit=unit * factors.scale,
+        addresses = self._addresses_of(names)
+        assert addresses is not None and self._only_added is not None
+        return ascend(
+            addresses,
+            stack,
+            gains=at_once.gains,
+            unit=at_once.unit * stack.scales[0],
             lr=self._only_added,
+            like=self._weights[names[0]],
         )
-        return squares[0], Change(moved=squares[0] * self._only_added**2, weights=squares[1])
+
+    def _addresses_of(self, names: Names) -> Tensor | None:
+        """Where the kernel finds a stack; None where it cannot move it."""
+        if not HAS_TRITON or self._only_added is None or self._masters[names[0]].device.type != "cuda":
+            return None
+        if names not in self._addresses:
+            from flatout.engines.evolution.kernels.ascend import address_table
+
+            self._addresses[names] = address_table(self._masters_of(names), self._weights_of(names))
+        return self._addresses[names]
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat names."""
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             found[f"master/{name}"] = master.detach()
-            for key, value in self._optimizers[name].state[master].items():
-                if value is not None:  # SGD without momentum names a buffer that it does not have
-                    found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
+        for names, optimizer in self._optimizers.items():
+            for name in names:
+                for key, value in optimizer.state[self._masters[name]].items():
+                    if value is not None:  # SGD without momentum names a buffer that it does not have
+                        found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
         return found
 
     @torch.no_grad()
@@ -139,21 +144,30 @@ class Masters:
                 )
             master.copy_(saved)
             self._weights[name].copy_(master)
-            state = self._optimizers[name].state[master]
-            state.clear()
-            for flat, value in tensors.items():
-                kind, _, rest = flat.partition("/")
-                key, _, owner = rest.partition("/")
-                if kind == "optimizer" and owner == name:
-                    # AdamW counts its steps on the CPU, wherever the moments are.
-                    state[key] = value.clone() if key == "step" else value.to(master, copy=True)
+        for names, optimizer in self._optimizers.items():
+            for name in names:
+                optimizer.state[self._masters[name]].clear()
+        owners = {name: optimizer for names, optimizer in self._optimizers.items() for name in names}
+        for flat, value in tensors.items():
+            kind, _, rest = flat.partition("/")
+            key, _, name = rest.partition("/")
+            if kind == "optimizer" and name in owners:
+                master = self._masters[name]
+                # The count of steps too: on a GPU AdamW is fused and counts there.
+                owners[name].state[master][key] = value.to(master, copy=True)
+
+    def _masters_of(self, names: Names) -> list[Tensor]:
+        return [self._masters[name] for name in names]
+
+    def _weights_of(self, names: Names) -> list[Tensor]:
+        return [self._weights[name] for name in names]
 
     def _master(self, weight: Tensor) -> torch.nn.Parameter:
         device = weight.device if self.place.value == "device" else torch.device("cpu")
         return torch.nn.Parameter(weight.to(device=device, dtype=torch.float32), requires_grad=True)
 
 
-def _squares(values: Tensor) -> Tensor:
+def squares(values: Tensor) -> Tensor:
     """The square of the norm, without a copy of `values`: they are as large as the model."""
     norm: Tensor = torch.linalg.vector_norm(values)
     return norm.square()
@@ -178,11 +192,8 @@ def choose_place(
 
 
 def _optimizer(
-    master: torch.nn.Parameter, *, kind: OptimizerName, lr: float, weight_decay: float
+    masters: Sequence[Tensor], *, kind: OptimizerName, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    if kind == "sgd":
-        return torch.optim.SGD([master], lr=lr, weight_decay=weight_decay, foreach=False, maximize=True)
-    fused = master.device.type == "cuda"
-    return torch.optim.AdamW(
-        [master], lr=lr, weight_decay=weight_decay, foreach=False, fused=fused, maximize=True
-    )
+    fused = kind == "adamw" and masters[0].device.type == "cuda"
+    make = torch.optim.AdamW if kind == "adamw" else torch.optim.SGD
+    return make(masters, lr=lr, weight_decay=weight_decay, foreach=not fused, fused=fused, maximize=True)

@@ -3,25 +3,28 @@
 Targets are weight matrices and get low-rank factors.  Everything else (`others`) is frozen, or gets a full
 vector of noise per variant.  Noise is a function of a counter, so nothing has to be kept; what a forward runs
 with is *resident* all the same, because it is read at every token and drawn once per epoch.  Resident factors
-live in buffers that are refilled in place: a captured CUDA graph goes on reading the same addresses.
+live in buffers that are refilled in place: a captured CUDA graph goes on reading the same addresses.  Those
+of matrices of one shape are one tensor (see `stacks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from flatout.engines.evolution.stacks import Names, Stack
 from flatout.multiplex import noise
-from flatout.multiplex.factors import Factors
 from flatout.multiplex.noise import FullNoise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from flatout.engines.evolution.integer import NoiseTable
+    from flatout.multiplex.factors import Factors
 
 NoiseKind = Literal["int8", "normal"]
 
@@ -40,7 +43,8 @@ class Recipe:
 class Resident:
     """Factors in memory: those of `variants` at `epoch`."""
 
-    factors: dict[str, Factors]
+    stacks: dict[Names, Stack]
+    factors: dict[str, Factors]  # the same by target
     capacity: int
     refill: noise.Refill
     variants: range = range(0)
@@ -48,37 +52,37 @@ class Resident:
 
 
 class Perturbations:
-    """Draws factors for `targets` and full noise for `others`, both weights by name."""
+    """Draws factors for `targets`, in `stacks`, and full noise for `others`: weights by name."""
 
     def __init__(
         self,
         recipe: Recipe,
         *,
         targets: Mapping[str, Tensor],
+        stacks: Sequence[Names],
         others: Mapping[str, Tensor],
         table: NoiseTable | None = None,
         scales: Mapping[str, float] | None = None,
     ) -> None:
         self.recipe = recipe
         self._targets = targets
+        self._stacks = stacks
         self._others = others
         self._table = table
         self._scales = scales or {}
         self._resident: Resident | None = None
 
     def factors(self, name: str, *, variants: range, epoch: int) -> Factors:
-        """The factors of one target, from memory if they are there."""
-        kept = self.in_memory(name, variants=variants, epoch=epoch)
-        return kept or self._drawn(name, variants=variants, epoch=epoch)
+        """The factors of one target."""
+        return self._drawn((name,), variants=variants, epoch=epoch)[0]
 
-    def in_memory(self, name: str, *, variants: range, epoch: int) -> Factors | None:
-        """The factors of one target, if those of all `variants` are resident."""
+    def stack(self, names: Names, *, variants: range, epoch: int) -> Stack:
+        """The factors of one of the stacks, from memory if they are there."""
         kept = self._resident
         if kept is None or kept.epoch != epoch or not _inside(variants, kept.variants):
-            return None
-        first, last = variants.start - kept.variants.start, variants.stop - kept.variants.start
-        whole = kept.factors[name]
-        return Factors(whole.shrink[first:last], whole.expand[first:last], whole.scale)
+            return self._drawn(names, variants=variants, epoch=epoch)
+        first = variants.start - kept.variants.start
+        return kept.stacks[names].part(range(first, first + len(variants)))
 
     def full(self, name: str, *, variants: range, epoch: int) -> FullNoise:
         """The noise of one of the others."""
@@ -97,15 +101,15 @@ class Perturbations:
         """The factors of all targets in buffers of `capacity` variants, those of `variants` first."""
         kept = self._resident
         if kept is None or kept.capacity != capacity:
-            made = self._buffers(capacity)
-            refill = noise.Refill(made, seed=self.recipe.seed)
-            self._resident = kept = Resident(factors=made, capacity=capacity, refill=refill)
+            self._resident = None  # given back before others are made
+            self._resident = kept = self._buffers(capacity)
         if (kept.variants, kept.epoch) != (variants, epoch):
             kept.epoch = None  # an interrupt below leaves them torn
             if self._table is None:
                 kept.refill(epoch=epoch, pairs=variants)
             else:
-                self._copy_from_table(kept.factors, variants=variants, epoch=epoch)
+                for names, stack in kept.stacks.items():
+                    self._table.fill(names, stack, variants=variants, epoch=epoch)
             kept.variants, kept.epoch = variants, epoch
         return kept.factors
 
@@ -113,46 +117,32 @@ class Perturbations:
         """Give the buffers back."""
         self._resident = None
 
-    def _buffers(self, capacity: int) -> dict[str, Factors]:
-        found = {}
-        for name in self._targets:
-            one = self._drawn(name, variants=range(1), epoch=0)
-            shrink, expand = (
-                torch.zeros(capacity, *side.shape[1:], dtype=side.dtype, device=side.device)
-                for side in (one.shrink, one.expand)
-            )
-            found[name] = Factors(shrink, expand, one.scale)
-        return found
+    def _buffers(self, capacity: int) -> Resident:
+        stacks = {names: self._empty(names, capacity=capacity) for names in self._stacks}
+        factors = {
+            name: stack[number] for names, stack in stacks.items() for number, name in enumerate(names)
+        }
+        refill = noise.Refill(factors, seed=self.recipe.seed)
+        return Resident(stacks=stacks, factors=factors, capacity=capacity, refill=refill)
 
-    def _copy_from_table(self, factors: Mapping[str, Factors], *, variants: range, epoch: int) -> None:
-        for name, whole in factors.items():
-            drawn = self._drawn(name, variants=variants, epoch=epoch)
-            whole.shrink[: len(variants)].copy_(drawn.shrink)
-            whole.expand[: len(variants)].copy_(drawn.expand)
-
-    def _drawn(self, name: str, *, variants: range, epoch: int) -> Factors:
-        weight, recipe = self._targets[name], self.recipe
+    def _drawn(self, names: Names, *, variants: range, epoch: int) -> Stack:
+        stack = self._empty(names, capacity=len(variants))
         if self._table is not None:
-            return self._table.factors(
-                name,
-                shape=weight.shape,
-                epoch=epoch,
-                variants=variants,
-                rank=recipe.rank,
-                scale=self._scales[name],
-            )
-        return noise.draw_factors(
-            name,
-            out_width=weight.shape[0],
-            in_width=weight.shape[1],
-            seed=recipe.seed,
-            epoch=epoch,
-            pairs=variants,
-            rank=recipe.rank,
-            sigma=recipe.sigma,
-            device=weight.device,
-            dtype=self._dtype(weight),
+            self._table.fill(names, stack, variants=variants, epoch=epoch)
+            return stack
+        factors = {name: stack[number] for number, name in enumerate(names)}
+        noise.Refill(factors, seed=self.recipe.seed)(epoch=epoch, pairs=variants)
+        return stack
+
+    def _empty(self, names: Names, *, capacity: int) -> Stack:
+        weight, rank = self._targets[names[0]], self.recipe.rank
+        dtype = self._dtype(weight)
+        expand, shrink = (
+            torch.zeros(len(names), capacity, rank, width, dtype=dtype, device=weight.device)
+            for width in weight.shape
         )
+        scale = self.recipe.sigma / math.sqrt(rank) * noise.unit(dtype) ** 2
+        return Stack(shrink, expand, tuple(self._scales.get(name, scale) for name in names))
 
     def _dtype(self, weight: Tensor) -> torch.dtype:
         if self.recipe.kind == "int8":

@@ -6,15 +6,16 @@ with its antithetic twin.  The estimate of the direction in which fitness grows 
     U = 1/N sum_i f_i s_i E_v(i) = 1/N sum_v c_v E_v,    c_v = f_2v - f_2v+1  (f_v without antithetic pairs)
 
 and, because every E_v is a product of thin factors, U is one product of two tall matrices: no E_v is formed,
-and the sum over a thousand members costs as much as a thousand rows of a forward.
+and the sum over a thousand members costs as much as a thousand rows of a forward.  Matrices of one shape are
+moved together (see `stacks`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,15 +23,14 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.engines.evolution.masters import Change
-    from flatout.multiplex.factors import Factors
+    from flatout.engines.evolution.stacks import Stack
     from flatout.multiplex.noise import FullNoise
 
 # Variants per product: it bounds the fp32 copies of int8 factors.  A constant, so that sums run in the same
 # order in every process.
 BLOCK = 1024
 
-Draw = Callable[[range], "Factors"]
+Draw = Callable[[range], "Stack"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,18 +55,16 @@ def per_variant(fitness: Tensor, *, antithetic: bool) -> Tensor:
 
 
 def direction(draw: Draw, coefficients: Tensor) -> Tensor:
-    """sum_v c_v scale E_v in fp32 [out, in]; `draw` gives the factors of a range of variants."""
+    """sum_v c_v scale E_v in fp32 [matrices, out, in]; `draw` gives a stack's factors of some variants."""
     total: Tensor | None = None
-    scale = 0.0
     for block in blocks(len(coefficients)):
-        factors = draw(block)
-        scale = factors.scale
+        stack = draw(block)
+        gains = coefficients[block.start : block.stop].to(stack.expand.device, torch.float32)
         # Terms of one variant lie next to each other once [variants, rank, width] is flattened.
-        gains = coefficients[block.start : block.stop].to(factors.expand.device, torch.float32) * scale
-        expand = factors.expand.flatten(0, 1).float() * gains.repeat_interleave(factors.rank)[:, None]
-        shrink = factors.shrink.flatten(0, 1).float()
+        expand = (stack.expand * (gains * stack.scales[0])[:, None, None]).flatten(1, 2)
+        shrink = stack.shrink.flatten(1, 2).float()
         with _tensor_cores(expand.device):
-            total = expand.T @ shrink if total is None else total.addmm_(expand.T, shrink)
+            total = torch.bmm(expand.mT, shrink) if total is None else total.baddbmm_(expand.mT, shrink)
     if total is None:
         raise ValueError("a direction of no variants")
     return total
@@ -87,7 +85,7 @@ def _tensor_cores(device: torch.device) -> Iterator[None]:
 
 
 def full_direction(draw: Callable[[range], FullNoise], coefficients: Tensor) -> Tensor:
-    """sum_v c_v scale noise_v in fp32 for a vector with full noise."""
+    """sum_v c_v scale noise_v in fp32 [1, width] for a vector with full noise."""
     total: Tensor | None = None
     scale = 0.0
     for block in blocks(len(coefficients)):
@@ -97,7 +95,7 @@ def full_direction(draw: Callable[[range], FullNoise], coefficients: Tensor) -> 
         total = part if total is None else total.add_(part)
     if total is None:
         raise ValueError("a direction of no variants")
-    return total.mul_(scale)
+    return total.mul_(scale)[None]
 
 
 def blocks(num_variants: int) -> Iterator[range]:
@@ -108,7 +106,7 @@ def blocks(num_variants: int) -> Iterator[range]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtOnce:
-    """Coefficients as the kernel that moves a matrix takes them: `gains` at most 1, times `unit`."""
+    """Coefficients as the kernel that moves a stack takes them: `gains` at most 1, times `unit`."""
 
     gains: Tensor
     unit: float
@@ -117,45 +115,44 @@ class AtOnce:
     def of(cls, coefficients: Tensor, *, divisor: float, device: torch.device) -> AtOnce:
         """Rewards come from the host: their largest is known there, and nothing waits for the device."""
         largest = float(coefficients.abs().max()) or 1.0
-        return cls(gains=(coefficients / largest).to(device, torch.float32), unit=largest / divisor)
+        return cls(gains=(coefficients / largest).to(device, torch.float16), unit=largest / divisor)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the matrices of one update, from which its statistics follow."""
+    """Squares of norms of every stack, from which the statistics of an update follow.
 
-    direction: float | Tensor = 0.0
-    moved: float | Tensor = 0.0
-    weights: float | Tensor = 0.0
-    previous: float | Tensor = 0.0
-    overlap: float | Tensor = 0.0
+    They are added up at the end: each addition would be an operation of the device that the host asks for.
+    """
 
-    def add_direction(self, ascent: Tensor, *, previous: Tensor | None) -> None:
-        self.direction = self.direction + torch.linalg.vector_norm(ascent).square()
-        if previous is not None:
-            self.previous = self.previous + torch.linalg.vector_norm(previous).square()
-            self.overlap = self.overlap + torch.dot(ascent.flatten(), previous.flatten())
+    steps: list[Tensor] = field(default_factory=list)  # [3]: of the direction, the move, the moved masters
+    compared: list[Tensor] = field(default_factory=list)  # [2]: of the direction before, and their product
 
-    def add_square(self, square: Tensor) -> None:
-        """Of a direction that was never formed."""
-        self.direction = self.direction + square
-
-    def add_change(self, change: Change) -> None:
-        self.moved = self.moved + change.moved
-        self.weights = self.weights + change.weights
+    def compare(self, ascent: Tensor, previous: Tensor) -> None:
+        """Note how a stack's direction stands to the one before."""
+        ascent, previous = ascent.float(), previous.float()
+        overlap = torch.dot(ascent.flatten(), previous.flatten())
+        self.compared.append(torch.stack((torch.linalg.vector_norm(previous).square(), overlap)))
 
     def statistics(self, rewards: Tensor) -> Statistics:
         """The figures; the one place where the host waits for the device."""
         known = rewards[torch.isfinite(rewards)].double()
-        moved, weights = float(self.moved), float(self.weights)
-        length = math.sqrt(float(self.direction) * float(self.previous))
+        direction, moved, weights = _sums(self.steps) or (0.0, 0.0, 0.0)
+        previous, overlap = _sums(self.compared) or (0.0, 0.0)
+        length = math.sqrt(direction * previous)
         return Statistics(
-            direction_norm=math.sqrt(float(self.direction)),
+            direction_norm=math.sqrt(direction),
             update_norm=math.sqrt(moved),
             update_share=math.sqrt(moved / weights) if weights else None,
-            cosine=float(self.overlap) / length if length else None,
+            cosine=overlap / length if length else None,
             reward_mean=float(known.mean()) if len(known) else None,
             reward_std=float(known.std(correction=0)) if len(known) else None,
             reward_max=float(known.max()) if len(known) else None,
             reward_failures=rewards.numel() - len(known),
         )
+
+
+def _sums(rows: Sequence[Tensor]) -> list[float]:
+    """Row by row in float64; nothing of no rows."""
+    found: list[float] = torch.stack(list(rows)).double().sum(0).tolist() if rows else []
+    return found

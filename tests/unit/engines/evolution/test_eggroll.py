@@ -298,6 +298,23 @@ def test_resident_noise_gives_the_update_that_redrawn_noise_gives() -> None:
     assert weights(nets[0]).equal(weights(nets[1]))
 
 
+@pytest.mark.parametrize("noise", ["int8", "normal"])
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw"}, {"arithmetic": "int8"}])
+def test_the_update_has_the_same_bits_whichever_members_ran_here(noise: Any, options: dict[str, Any]) -> None:
+    """All of them, or the part of one of two or four processes."""
+    found = []
+    for part in (range(8), range(4, 8), range(2, 4)):
+        net = small_net()
+        es = Eggroll(net, population=8, rank=2, sigma=0.1, lr=0.2, noise=noise, **options)
+        for epoch in range(2):
+            with es.forward(members=part) as members:
+                members(torch.zeros(len(part), 6))
+            es.tell(torch.arange(8.0).roll(epoch))
+        found.append(weights(net))
+    assert found[0].equal(found[1]) and found[0].equal(found[2])
+    assert not found[0].equal(weights(small_net()))
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -329,3 +346,41 @@ def test_a_module_does_not_generate_and_a_language_models_vectors_stay() -> None
     es = Eggroll(small_net(), population=4, sigma=0.1, lr=0.1)
     with pytest.raises(BadInput, match="members"), es.forward(members=range(2, 9)):
         pass
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_moves_the_weights_as_the_operators_do(dtype: torch.dtype, rank: int) -> None:
+    """The noise is the CPU's, so the master weights are too, but for the product's own rounding."""
+    rewards = torch.arange(16.0).roll(5)
+    moved = {}
+    for device in ("cpu", "cuda"):
+        net = small_net().to(device, dtype)
+        es = Eggroll(net, population=16, rank=rank, sigma=0.1, lr=1.0)
+        start = {name: es.masters[name].cpu().clone() for name in es.targets}
+        assert device == "cpu" or all(es._moves_at_once(names) for names in es._stacks)
+        found = es.tell(rewards, cosine=False)
+        moved[device] = {name: es.masters[name].cpu() - start[name] for name in es.targets}, found
+        weights = dict(zip(es.targets, es._targets.values(), strict=True))
+        assert all(weights[name].equal(es.masters[name].to(dtype)) for name in es.targets)
+    for name, wanted in moved["cpu"][0].items():
+        error = (moved["cuda"][0][name] - wanted).norm() / wanted.norm()
+        assert error < 2e-3
+    for figure in ("direction_norm", "update_norm", "update_share"):
+        assert getattr(moved["cuda"][1], figure) == pytest.approx(getattr(moved["cpu"][1], figure), rel=2e-3)
+
+
+@pytest.mark.gpu
+def test_noise_that_is_not_in_memory_gives_the_same_bits_on_a_gpu() -> None:
+    kept, redrawn = small_net().cuda(), small_net().cuda()
+    first, second = (Eggroll(net, population=8, sigma=0.1, lr=0.2) for net in (kept, redrawn))
+    with first.forward() as members:
+        members(torch.zeros(8, 6, device="cuda"))
+    for es in (first, second):
+        es.tell(torch.arange(8.0), cosine=False)
+    assert weights(kept).equal(weights(redrawn))
+    assert not weights(kept).equal(weights(small_net().cuda()))

@@ -6,12 +6,13 @@ import torch
 
 from flatout.engines.evolution.perturbations import Perturbations, Recipe
 
-WEIGHTS = {"a": torch.zeros(6, 4), "b": torch.zeros(3, 6)}
+WEIGHTS = {"a": torch.zeros(6, 4), "b": torch.zeros(3, 6), "c": torch.zeros(6, 4)}
+STACKS = (("a", "c"), ("b",))
 
 
 def made(**changes: object) -> Perturbations:
     recipe = Recipe(**{"seed": 1, "rank": 2, "sigma": 0.5, "kind": "int8", **changes})  # type: ignore[arg-type]
-    return Perturbations(recipe, targets=WEIGHTS, others={"c": torch.zeros(5)})
+    return Perturbations(recipe, targets=WEIGHTS, stacks=STACKS, others={"d": torch.zeros(5)})
 
 
 def test_resident_factors_are_those_that_are_drawn() -> None:
@@ -21,17 +22,20 @@ def test_resident_factors_are_those_that_are_drawn() -> None:
         drawn = fresh.factors(name, variants=range(4, 10), epoch=3)
         assert kept[name].shrink[:6].equal(drawn.shrink) and kept[name].expand[:6].equal(drawn.expand)
         assert kept[name].scale == drawn.scale
-        part = noise.factors(name, variants=range(5, 7), epoch=3)
-        assert part.shrink.data_ptr() == kept[name].shrink[1].data_ptr()
-        assert part.shrink.equal(drawn.shrink[1:3])
+    for names in STACKS:
+        part = noise.stack(names, variants=range(5, 7), epoch=3)
+        assert part.shrink.data_ptr() == kept[names[0]].shrink[1].data_ptr()
+        redrawn = fresh.stack(names, variants=range(5, 7), epoch=3)
+        assert part.shrink.equal(redrawn.shrink) and part.expand.equal(redrawn.expand)
+        assert part.scales == redrawn.scales
 
 
 def test_other_variants_and_epochs_are_not_taken_from_memory() -> None:
     noise, fresh = made(), made()
     noise.resident(variants=range(4), epoch=0, capacity=4)
     for variants, epoch in ((range(2, 6), 0), (range(4), 1)):
-        assert noise.factors("a", variants=variants, epoch=epoch).expand.equal(
-            fresh.factors("a", variants=variants, epoch=epoch).expand
+        assert noise.stack(("b",), variants=variants, epoch=epoch).expand.equal(
+            fresh.stack(("b",), variants=variants, epoch=epoch).expand
         )
 
 
@@ -50,13 +54,17 @@ def test_the_kind_of_noise_follows_the_weights() -> None:
     assert made().factors("a", variants=range(1), epoch=0).shrink.dtype == torch.int8
     assert made(kind="normal").factors("a", variants=range(1), epoch=0).shrink.dtype == torch.float32
     recipe = Recipe(seed=1, rank=1, sigma=0.5, kind="normal")
-    half = Perturbations(recipe, targets={"a": torch.zeros(2, 2, dtype=torch.bfloat16)}, others={})
+    half = Perturbations(
+        recipe, targets={"a": torch.zeros(2, 2, dtype=torch.bfloat16)}, stacks=[("a",)], others={}
+    )
     assert half.factors("a", variants=range(1), epoch=0).shrink.dtype == torch.bfloat16
 
 
 def test_noise_deviates_by_sigma() -> None:
     recipe = Recipe(seed=1, rank=4, sigma=0.5, kind="int8")
-    noise = Perturbations(recipe, targets={"w": torch.zeros(200, 200)}, others={"v": torch.zeros(20000)})
+    noise = Perturbations(
+        recipe, targets={"w": torch.zeros(200, 200)}, stacks=[("w",)], others={"v": torch.zeros(20000)}
+    )
     factors = noise.factors("w", variants=range(8), epoch=0)
     deviation = torch.stack([factors.delta(v) for v in range(8)]).std()
     assert 0.45 < deviation < 0.55

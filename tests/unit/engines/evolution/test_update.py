@@ -8,32 +8,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.evolution import update
-from flatout.engines.evolution.masters import Change
+from flatout.engines.evolution.stacks import Stack
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.noise import FullNoise, draw_factors, draw_full
 
 
-def factors(variants: range, *, rank: int, dtype: torch.dtype = torch.int8) -> Factors:
+def factors(variants: range, *, rank: int, dtype: torch.dtype = torch.int8, parameter: str = "a") -> Factors:
     return draw_factors(
-        "w", out_width=7, in_width=5, seed=1, epoch=2, pairs=variants, rank=rank, sigma=0.3, dtype=dtype
+        parameter, out_width=7, in_width=5, seed=1, epoch=2, pairs=variants, rank=rank, sigma=0.3, dtype=dtype
     )
+
+
+def stack(variants: range, *, rank: int, dtype: torch.dtype = torch.int8) -> Stack:
+    """Two matrices of one shape."""
+    each = [factors(variants, rank=rank, dtype=dtype, parameter=name) for name in "ab"]
+    sides = (torch.stack([getattr(one, side) for one in each]) for side in ("shrink", "expand"))
+    return Stack(*sides, tuple(one.scale for one in each))
 
 
 @given(st.integers(1, 9), st.integers(1, 3), st.sampled_from([torch.int8, torch.float32]))
 def test_the_direction_is_the_sum_over_variants(num: int, rank: int, dtype: torch.dtype) -> None:
     coefficients = torch.linspace(-1, 2, num)
-    found = update.direction(lambda block: factors(block, rank=rank, dtype=dtype), coefficients)
-    whole = factors(range(num), rank=rank, dtype=dtype)
-    expected = sum(float(coefficients[v]) * whole.delta(v) for v in range(num))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found = update.direction(lambda block: stack(block, rank=rank, dtype=dtype), coefficients)
+    for number, parameter in enumerate("ab"):
+        whole = factors(range(num), rank=rank, dtype=dtype, parameter=parameter)
+        expected = sum(float(coefficients[v]) * whole.delta(v) for v in range(num))
+        torch.testing.assert_close(found[number], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_blocks_change_the_direction_by_rounding_only(monkeypatch: pytest.MonkeyPatch) -> None:
     coefficients = torch.linspace(-1, 2, 10)
-    whole = update.direction(lambda block: factors(block, rank=2), coefficients)
+    whole = update.direction(lambda block: stack(block, rank=2), coefficients)
     monkeypatch.setattr(update, "BLOCK", 3)
     assert [len(block) for block in update.blocks(10)] == [3, 3, 3, 1]
-    torch.testing.assert_close(update.direction(lambda b: factors(b, rank=2), coefficients), whole)
+    torch.testing.assert_close(update.direction(lambda b: stack(b, rank=2), coefficients), whole)
 
 
 def test_the_direction_of_a_vector_is_the_sum_over_variants() -> None:
@@ -42,13 +50,13 @@ def test_the_direction_of_a_vector_is_the_sum_over_variants() -> None:
 
     coefficients = torch.tensor([1.0, -2.0, 0.5])
     noise = draw(range(3))
-    expected = (coefficients[:, None] * noise.values * noise.scale).sum(0)
+    expected = (coefficients[:, None] * noise.values * noise.scale).sum(0, keepdim=True)
     torch.testing.assert_close(update.full_direction(draw, coefficients), expected)
 
 
 def test_a_direction_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no variants"):
-        update.direction(lambda block: factors(block, rank=1), torch.zeros(0))
+        update.direction(lambda block: stack(block, rank=1), torch.zeros(0))
     with pytest.raises(ValueError, match="no variants"):
         update.full_direction(lambda block: FullNoise(torch.zeros(0, 1), 1.0), torch.zeros(0))
 
@@ -61,9 +69,9 @@ def test_a_pair_counts_by_its_difference() -> None:
 
 def test_figures_of_an_update() -> None:
     tally = update.Tally()
-    tally.add_direction(torch.tensor([3.0, 0.0]), previous=torch.tensor([1.0, 1.0]))
-    tally.add_direction(torch.tensor([4.0]), previous=torch.tensor([0.0]))
-    tally.add_change(Change(moved=torch.tensor(1.0), weights=torch.tensor(100.0)))
+    tally.compare(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+    tally.compare(torch.tensor([4]), torch.tensor([0]))
+    tally.steps += [torch.tensor([9.0, 0.25, 64.0]), torch.tensor([16.0, 0.75, 36.0])]
     found = tally.statistics(torch.tensor([[0.0, torch.nan], [1.0, 2.0]]))
     assert found.direction_norm == 5.0
     assert found.update_norm == 1.0
@@ -82,5 +90,6 @@ def test_gains_and_unit_are_the_coefficients() -> None:
     coefficients = torch.tensor([0.5, -4.0, 0.0])
     at_once = update.AtOnce.of(coefficients, divisor=2.0, device=coefficients.device)
     assert at_once.gains.abs().max() == 1
-    assert (at_once.gains * at_once.unit).equal(coefficients / 2)
+    assert (at_once.gains.float() * at_once.unit).equal(coefficients / 2)
+    assert at_once.gains.dtype == torch.float16  # as the kernel's product takes them
     assert not update.AtOnce.of(torch.zeros(3), divisor=2.0, device=coefficients.device).gains.any()

@@ -1,4 +1,4 @@
-"""One step of a matrix from the noise of a population.
+"""One step of a stack of matrices from the noise of a population.
 
     U = unit * sum_k gains[k] expand[k]^T shrink[k];    master += lr * U;    weight = rounded master
 
@@ -13,6 +13,7 @@ would in TF32, which takes twice as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,50 +23,67 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flatout.engines.evolution.stacks import Stack
+
 BLOCK = 4096
 
 
 @triton.jit(do_not_specialize=["unit", "lr"])
 def move(
-    master,  # [count] float32
-    weight,  # [count], the model's
-    ascent,  # [count] float32: U without its unit
-    squares,  # [programs, 2]: of U and of the moved master
+    addresses,  # [matrices, 2]: of the master [count] float32 and of the weight [count], the model's
+    like,  # a tensor of the weights' type
+    ascent,  # [matrices, count] float32: U without its unit
+    squares,  # [matrices, programs, 3]: of U, of the move and of the moved master
     unit,
     lr,
     count,
     ROUNDED: tl.constexpr,  # whether the weight is a tensor of its own
     BLOCK: tl.constexpr,
 ):
+    matrix = tl.program_id(1).to(tl.int64)
+    # Tensors begin at whole lines; without the hint every number would be a load of its own.
+    master = tl.multiple_of(tl.load(addresses + 2 * matrix).to(tl.pointer_type(tl.float32)), 16)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    u = tl.load(ascent + at, mask=inside, other=0.0) * unit
+    u = tl.load(ascent + matrix * count + at, mask=inside, other=0.0) * unit
     moved = tl.load(master + at, mask=inside, other=0.0) + lr * u
     tl.store(master + at, moved, mask=inside)
     if ROUNDED:
-        tl.store(weight + at, moved.to(weight.dtype.element_ty), mask=inside)
-    tl.store(squares + 2 * tl.program_id(0), tl.sum(u * u, axis=0))
-    tl.store(squares + 2 * tl.program_id(0) + 1, tl.sum(moved * moved, axis=0))
+        element = like.dtype.element_ty
+        weight = tl.load(addresses + 2 * matrix + 1).to(tl.pointer_type(element))
+        tl.store(tl.multiple_of(weight, 16) + at, moved.to(element), mask=inside)
+    out = squares + 3 * (matrix * tl.num_programs(0) + tl.program_id(0))
+    square = tl.sum(u * u, axis=0)
+    tl.store(out, square)
+    tl.store(out + 1, lr * lr * square)
+    tl.store(out + 2, tl.sum(moved * moved, axis=0))
 
 
-def ascend(
-    master: Tensor, weight: Tensor, *, expand: Tensor, shrink: Tensor, gains: Tensor, unit: float, lr: float
-) -> Tensor:
-    """Move master and weight [out, in]; the squares of the norms of U and of the moved master, [2].
+def address_table(masters: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor | None:
+    """What `ascend` takes for a stack; None where a tensor has gaps or begins inside a line of 16 bytes."""
+    if any(not each.is_contiguous() or each.data_ptr() % 16 for each in (*masters, *weights)):
+        return None
+    rows = [(master.data_ptr(), weight.data_ptr()) for master, weight in zip(masters, weights, strict=True)]
+    return torch.tensor(rows, dtype=torch.int64, device=masters[0].device)
 
-    `expand` [variants, rank, out] and `shrink` [variants, rank, in] are int8, `gains` [variants] at most 1.
+
+def ascend(addresses: Tensor, stack: Stack, *, gains: Tensor, unit: float, lr: float, like: Tensor) -> Tensor:
+    """Move a stack; the squares of the norms of U, of the move and of the moved masters, [3].
+
+    The stack's factors are int8, `gains` [variants] are float16, at most 1, and `like` is one of the weights.
     """
     # A factor is at most 127, so a thousand terms of two of them reach past float16: sums are float32.
-    left = expand.half().mul_(gains.half()[:, None, None]).flatten(0, 1)
-    right = shrink.half().flatten(0, 1)
-    if master.is_cuda:
-        ascent = torch.mm(left.T, right, out_dtype=torch.float32)
+    left = (stack.expand * gains[:, None, None]).flatten(1, 2)
+    right = stack.shrink.flatten(1, 2).half()
+    if like.is_cuda:
+        ascent = torch.bmm(left.mT, right, out_dtype=torch.float32)
     else:
-        ascent = left.T.float() @ right.float()
-    programs = triton.cdiv(master.numel(), BLOCK)
-    squares = torch.empty(programs, 2, device=master.device)
-    move[(programs,)](
-        master, weight, ascent, squares, unit, lr, master.numel(),
-        ROUNDED=weight.data_ptr() != master.data_ptr(), BLOCK=BLOCK, num_warps=8,
+        ascent = left.mT.float() @ right.float()
+    num, count = len(ascent), ascent.shape[1:].numel()
+    programs = triton.cdiv(count, BLOCK)
+    squares = torch.empty(num, programs, 3, device=ascent.device)
+    move[(programs, num)](
+        addresses, like, ascent, squares, unit, lr, count,
+        ROUNDED=like.dtype != torch.float32, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
-    return squares.sum(dim=0)
+    return squares.sum(dim=(0, 1))

@@ -1,13 +1,13 @@
-"""The kernel moves a matrix as the whole operators do, and says by how much."""
+"""The kernel moves matrices as the whole operators do, and says by how much."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flatout.engines.evolution.update import direction
-from flatout.multiplex.factors import Factors
-from tests.kernels import INTERPRETED, Numbers, needs_device
+from flatout.engines.evolution.stacks import Stack
+from flatout.engines.evolution.update import AtOnce, direction
+from tests.kernels import DEVICE, INTERPRETED, Numbers, needs_device
 
 pytestmark = needs_device
 
@@ -18,33 +18,39 @@ pytestmark = needs_device
 def test_a_step_is_the_sum_of_its_members(
     variants: int, rank: int, out_width: int, in_width: int, dtype: torch.dtype
 ) -> None:
-    from flatout.engines.evolution.kernels.ascend import ascend
+    from flatout.engines.evolution.kernels.ascend import address_table, ascend
 
     numbers = Numbers()
-    expand, shrink = numbers.factor(variants, rank, out_width), numbers.factor(variants, rank, in_width)
-    coefficients = numbers.normal(variants)
-    weight = numbers.normal(out_width, in_width, dtype=dtype)
-    master = weight.float()  # of a float32 weight: the weight itself
-
-    def drawn(block: range) -> Factors:
-        return Factors(shrink[block.start : block.stop], expand[block.start : block.stop], 0.01)
-
-    wanted = direction(drawn, coefficients)
-    before = master.clone()
-    largest = coefficients.abs().max().item()
-    squares = ascend(
-        master,
-        weight,
-        expand=expand,
-        shrink=shrink,
-        gains=coefficients / largest,
-        unit=largest * 0.01,
-        lr=0.5,
+    stack = Stack(
+        numbers.factor(2, variants, rank, in_width),
+        numbers.factor(2, variants, rank, out_width),
+        (0.01, 0.01),
     )
+    coefficients = numbers.normal(variants)
+    weights = [numbers.normal(out_width, in_width, dtype=dtype) for _ in range(2)]
+    masters = [weight.float() for weight in weights]  # of a float32 weight: the weight itself
+    wanted = direction(stack.part, coefficients)
+    before = torch.stack(masters)
+    addresses = address_table(masters, weights)
+    assert addresses is not None
+    at_once = AtOnce.of(coefficients, divisor=1.0, device=coefficients.device)
+    squares = ascend(addresses, stack, gains=at_once.gains, unit=at_once.unit * 0.01, lr=0.5, like=weights[0])
+    after = torch.stack(masters)
     scale = wanted.abs().max()
-    assert (master - before - 0.5 * wanted).abs().max() < 2e-3 * scale
+    assert (after - before - 0.5 * wanted).abs().max() < 2e-3 * scale
     # Triton's interpreter cuts bfloat16 where a GPU rounds.
-    off = (weight.float() - master.to(dtype).float()).abs() / master.abs().clamp(min=1e-6)
+    off = (torch.stack(weights).float() - after.to(dtype).float()).abs() / after.abs().clamp(min=1e-6)
     assert off.max() <= (2**-7 if INTERPRETED else 0)
-    torch.testing.assert_close(squares[0], wanted.square().sum(), rtol=2e-3, atol=0)
-    torch.testing.assert_close(squares[1], master.square().sum(), rtol=1e-5, atol=0)
+    expected = torch.stack([wanted.square().sum(), 0.25 * wanted.square().sum(), after.square().sum()])
+    torch.testing.assert_close(squares, expected, rtol=2e-3, atol=0)
+    torch.testing.assert_close(squares[2], expected[2], rtol=1e-5, atol=0)
+
+
+def test_tensors_with_gaps_or_inside_a_line_have_no_table() -> None:
+    from flatout.engines.evolution.kernels.ascend import address_table
+
+    whole = torch.zeros(8, 8, device=DEVICE)
+    table = address_table([whole], [whole])
+    assert table is not None and table.tolist() == [[whole.data_ptr()] * 2]
+    assert address_table([whole[:, :4]], [whole]) is None
+    assert address_table([whole], [whole.flatten()[1:]]) is None
