@@ -18,14 +18,16 @@ demo: $(INSTALLED)
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
 
-# What measures runs alone; everything else runs in $(JOBS) processes of one thread.
+# What judges time runs alone, and so does the page whose commands fill the cores by themselves; everything
+# else runs in $(JOBS) processes of one thread.  The files of tests/cli are the long ones: they come first and
+# in the order given, so that the many short files of tests/unit level the end.
 JOBS ?= 2
-TOGETHER := $(sort $(wildcard tests/cli/test_*_in_chromium.py tests/cli/test_adapt*.py tests/cli/test_steer*.py \
-  tests/cli/test_plan_*.py tests/cli/test_memory_*.py tests/cli/test_embedder_*.py))
+ALONE := $(patsubst %,tests/cli/test_%.py,booked_time coverage_page readme_commands torchrun) tests/planted
+TOGETHER := $(sort $(filter-out $(ALONE),$(wildcard tests/cli/test_*.py))) tests/unit tests/contract tests/gpu
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
-	  tests/unit tests/contract tests/gpu $(TOGETHER)
-	$(BIN)/python -m pytest tests/cli tests/planted $(TOGETHER:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  $(TOGETHER)
+	$(BIN)/python -m pytest $(ALONE)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -41,7 +41,7 @@ SIZES = {
         "trials": 8, "questions": 4, "slots": 16,
     },
     "small": {
-        "texts": 16384, "longest": 192, "rows": 256, "prompt": 64, "new": 64,
+        "texts": 8192, "longest": 192, "rows": 256, "prompt": 64, "new": 64,
         "trials": 200, "questions": 20, "slots": 500,
     },
     "large": {
@@ -82,7 +82,7 @@ def sections_of(name: str, options: argparse.Namespace) -> tuple[str, dict[str, 
         size,
         {
             "extraction": lambda: extraction(subject, **texts, seconds=0.25 * options.seconds),
-            "store": lambda: storing(subject, **texts),
+            "store": lambda: storing(subject, num_texts=min(2048, size["texts"]), longest=size["longest"]),
             "steered": lambda: steered(subject, decoder, load, seconds=0.3 * options.seconds),
             "choices": lambda: choices(subject, decoder, load, seconds=0.15 * options.seconds),
             "trials": lambda: trials(subject, decoder, load, seconds=0.3 * options.seconds),

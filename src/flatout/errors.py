@@ -90,3 +90,10 @@ def import_extra(module: str, *, extra: str) -> ModuleType:
                 f"the package {error.name!r} is not installed", hint=f"pip install 'flatout[{extra}]'"
             ) from error
         raise
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an interrupt is at the bottom of an error: a library that cleans up may raise its own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.measure.evidence import Evidence
+from flatout.measure.evidence import Evidence, Loader
 from flatout.measure.evidence_file import load_evidence
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # No more seconds than the fewest rounds of counterfactuals need: the scripts take a millisecond per step.
 BRIEFLY = ("--seconds", "0.1")
+ARMS = {"warmup", "real", "count", "kernels", "attribution", "memory", "cached", "half"}
+COUNTERFACTUAL = ("cached", "half")
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -59,6 +62,36 @@ def diagnose(
         stderr=done.stderr,
         evidence=load_evidence(path) if path.exists() else None,
     )
+
+
+def unobserved(*command: str, code: int = 0) -> str:
+    """What the command prints where nobody watches it."""
+    done = subprocess.run(
+        [sys.executable, *command], cwd=SCRIPTS, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def arms(evidence: Evidence) -> set[str]:
+    return {step.arm for step in evidence.steps}
+
+
+def the_loader(evidence: Evidence) -> Loader:
+    (loader,) = evidence.loaders
+    return loader
+
+
+def assert_measured(evidence: Evidence, *, anchor: str, batches: int = 1) -> None:
+    """Every arm was run on a loop of the usual kind, and nothing is missing."""
+    assert evidence.job.anchor == anchor
+    assert arms(evidence) == ARMS
+    assert evidence.missing == ()
+    assert {each.name for each in evidence.counterfactuals} == {"cached", "half"}
+    per_step = Counter(step.num_batches for step in evidence.steps).most_common(1)[0][0]
+    assert per_step == batches
+    assert {step.num_backwards for step in evidence.steps} == {batches}
+    assert the_loader(evidence).trains
 
 
 def flatout() -> list[str]:

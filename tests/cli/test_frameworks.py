@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,36 +15,7 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import flatout
-from flatout.measure.evidence import Evidence
-from tests.cli.running import diagnose, line_of
-
-ARMS = {"warmup", "real", "count", "kernels", "attribution", "memory", "cached", "half"}
-
-
-def assert_measured(evidence: Evidence, *, anchor: str, batches: int = 1) -> None:
-    assert evidence.job.anchor == anchor
-    assert {step.arm for step in evidence.steps} == ARMS
-    assert evidence.missing == ()
-    assert {each.name for each in evidence.counterfactuals} == {"cached", "half"}
-    per_step = Counter(step.num_batches for step in evidence.steps).most_common(1)[0][0]
-    assert per_step == batches
-    assert {step.num_backwards for step in evidence.steps} == {batches}
-    (loader,) = evidence.loaders
-    assert loader.trains
-
-
-def test_lightning_books_the_closure_where_it_belongs(tmp_path: Path) -> None:
-    evidence = diagnose("lightning_module.py", save=tmp_path / "evidence.json").measured
-    assert_measured(evidence, anchor="SGD.step")
-    assert {step.num_forwards for step in evidence.steps} == {1}
-    rest_s, optimizer_s = evidence.phase_s("rest"), evidence.phase_s("optimizer")
-    assert rest_s and optimizer_s
-    assert optimizer_s < rest_s / 2
-    assert evidence.phase_s("forward") and evidence.phase_s("backward")
-    assert evidence.loaders[0].place is not None
-    assert evidence.loaders[0].place.line == line_of("lightning_module.py", "loader = DataLoader")
-    (call,) = (call for call in evidence.module_calls if call.module == "Sequential")
-    assert call.place.function == "Module.training_step"
+from tests.cli.running import ARMS, assert_measured, diagnose, line_of
 
 
 def test_the_hugging_face_trainer(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_an_interrupt_ends_all_workers_and_the_same_command_goes_on(tiny: Path, 
     stdout, stderr = process.communicate()
     assert process.returncode == 2, stderr
     assert stdout == ""
-    assert "interrupted; every finished row is kept" in stderr.splitlines()[-1]
+    assert "interrupted; every finished row is kept" in stderr.splitlines()[-1], stderr
     assert not any(child.is_running() for child in children)
     kept = sum(len(path.read_text().splitlines()) for path in (out / "rows").glob("*.jsonl"))
     assert kept > 0

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from flatout import errors
-from flatout.errors import BadInput, FlatoutError, MissingExtra, import_extra
+from flatout.errors import BadInput, FlatoutError, MissingExtra, import_extra, is_interrupt
 
 
 def tree(error: type[FlatoutError]) -> list[type[FlatoutError]]:
@@ -62,3 +62,18 @@ def test_a_module_that_fails_on_another_import_is_not_called_missing(
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         import_extra("breaks_inside", extra="web")
+
+
+def test_an_interrupt_is_found_below_what_a_library_made_of_it() -> None:
+    def cleaned_up() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("did not possess lock")  # noqa: B904 - as Optuna's lock does
+
+    with pytest.raises(RuntimeError) as found:
+        cleaned_up()
+    assert is_interrupt(found.value)
+    assert is_interrupt(KeyboardInterrupt())
+    assert not is_interrupt(RuntimeError("of its own"))
+    assert not is_interrupt(None)

@@ -295,6 +295,8 @@ def _show_status(found: Status) -> None:
             scores = ", ".join(f"{key} {value:.4g}" for key, value in progress.scores.items())
             best = UNKNOWN if progress.best_step is None else f"best at step {progress.best_step}"
             left = "" if progress.done in (None, phase.step) else f", left at step {progress.done}"
+            if left and progress.left_because is not None:
+                left += f" because {progress.left_because}"
             typer.echo(f"  {name:<16}  {best}{left}{f': {scores}' if scores else ''}")
 
 

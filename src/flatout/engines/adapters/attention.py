@@ -103,32 +103,40 @@ def packed_attention(
             f"{type(module).__name__} asks for {', '.join(unknown) or 'a mask, or heads that share keys'}",
             hint="packed rows know plain bidirectional attention only: take a BERT- or RoBERTa-like encoder",
         )
-    if bounds.cumulative is not None:
-        return _variable_length(query, key, value, bounds, scaling), None
-    return _portable(query, key, value, bounds, scaling), None
+    # Not x[0]: its backward would fill a tensor of zeros.
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    return attend(q, k, v, bounds, scaling=scaling).unsqueeze(0), None
 
 
-def _variable_length(
-    query: Tensor, key: Tensor, value: Tensor, bounds: RowBounds, scaling: float | None
+def attend(
+    q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, bounds: RowBounds, *, scaling: float | None
 ) -> Tensor:
+    """Attention of packed tokens, [N, heads, width] in and out."""
+    kernel = _portable if bounds.cumulative is None else _variable_length
+    return kernel(q_NHD, k_NHD, v_NHD, bounds, scaling)
+
+
+def _variable_length(q: Tensor, k: Tensor, v: Tensor, bounds: RowBounds, scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     longest = bounds.layout.frame.longest
-    plain = scaling is None or abs(scaling * query.shape[-1] ** 0.5 - 1) < 1e-6
-    attend = varlen_attn if plain else partial(varlen_attn, scale=scaling)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    plain = scaling is None or abs(scaling * q.shape[-1] ** 0.5 - 1) < 1e-6
+    kernel = varlen_attn if plain else partial(varlen_attn, scale=scaling)
     assert bounds.cumulative is not None
-    out = attend(q, k, v, bounds.cumulative, bounds.cumulative, longest, longest)
+    out = kernel(q, k, v, bounds.cumulative, bounds.cumulative, longest, longest)
     assert isinstance(out, Tensor)
-    return out[None]
+    return out
 
 
-def _portable(query: Tensor, key: Tensor, value: Tensor, bounds: RowBounds, scaling: float | None) -> Tensor:
-    heads, width = query.shape[1], query.shape[3]
+def _portable(q: Tensor, k: Tensor, v: Tensor, bounds: RowBounds, scaling: float | None) -> Tensor:
+    runs = bounds.layout.frame.runs
+    sizes = [run.stop - run.start for run in runs]
+    whole = q, k, v
+    of_runs = [whole] if len(runs) == 1 else zip(*(x.split(sizes) for x in whole), strict=True)
     parts = []
-    for run, mask in zip(bounds.layout.frame.runs, bounds.key_masks, strict=True):
-        shape = (heads, run.num_rows, run.length, width)
-        q, k, v = (x[0, :, run.start : run.stop].view(shape).transpose(0, 1) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-        parts.append(out.transpose(1, 2).reshape(1, -1, heads, width))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    for run, mask, own in zip(runs, bounds.key_masks, of_runs, strict=True):
+        shape = run.num_rows, run.length, *q.shape[1:]
+        query, key, value = (x.view(shape).transpose(1, 2) for x in own)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        parts.append(out.transpose(1, 2).reshape(-1, *q.shape[1:]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -36,13 +36,17 @@ PHASES = ("phase1", "phase2", "phase3")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One adapter, or the router, on its way: `done` is the step at which it was finished."""
+    """One adapter, or the router, on its way: `done` is the step at which it was finished.
+
+    `left_because` says why it left where that was neither its schedule nor its patience.
+    """
 
     best_score: float | None = None  # higher is better; None before the first evaluation
     best_step: int | None = None
     scores: dict[str, float] = field(default_factory=dict)  # of the best weights
     evaluations_without_better: int = 0
     done: int | None = None
+    left_because: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flatout.engines.adapters.products import Dense, Products
+from flatout.engines.adapters.products import Dense, Factor, Products
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,29 @@ class Map:
     expand: Tensor  # [T, R, O]: B
     shrink_gradient: Tensor
     expand_gradient: Tensor
+
+    def bound(self, products: Products) -> BoundMap:
+        """The map for products of one kind."""
+        return BoundMap(
+            weight=self.weight,
+            bias=self.bias,
+            shrink=products.factor(self.shrink),
+            expand=products.factor(self.expand),
+            shrink_gradient=products.factor(self.shrink_gradient),
+            expand_gradient=products.factor(self.expand_gradient),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundMap:
+    """A map whose factors are as products of one kind take them."""
+
+    weight: Tensor
+    bias: Tensor | None
+    shrink: Factor
+    expand: Factor
+    shrink_gradient: Factor
+    expand_gradient: Factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +86,7 @@ class Dropout:
 def adapted_linear(
     x: Tensor,
     *,
-    of: Map,
+    of: BoundMap,
     products: Products,
     anchor: Tensor,
     dropout: Dropout | None = None,
@@ -88,51 +111,53 @@ class _AdaptedLinear(torch.autograd.Function):
         x: Tensor,
         anchor: Tensor,
         gain: Tensor | None,
-        of: Map,
+        of: BoundMap,
         products: Products,
         dropout: Dropout | None,
     ) -> Tensor:
-        x_NK = x.reshape(-1, x.shape[-1])
+        x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         y_NO = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
+        inside = products.split(inside_NK)
         raw = None
         if gain is None:
-            coefficients = products.down(inside_NK, of.shrink)
+            coefficients = products.down(inside, of.shrink)
         else:
             assert isinstance(products, Dense)
-            raw = products.raw(inside_NK, of.shrink)
+            raw = products.raw(inside, of.shrink)
             coefficients = raw * gain
-        products.add_up(y_NO, coefficients, of.expand)
+        products.add_up(products.split(y_NO), coefficients, of.expand)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(inside_NK, mask, gain, raw if ctx.needs_input_grad[2] else None)
             ctx.coefficients, ctx.of, ctx.products, ctx.dropout = coefficients, of, products, dropout
-        return y_NO.view(*x.shape[:-1], -1)
+        return y_NO if x.ndim == 2 else y_NO.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         inside_NK, mask, gain, raw = ctx.saved_tensors
-        of: Map = ctx.of
+        of: BoundMap = ctx.of
         products: Products = ctx.products
-        dy_NO = dy.reshape(-1, dy.shape[-1])
+        dy_NO = dy if dy.ndim == 2 else dy.reshape(-1, dy.shape[-1])
+        outside = products.split(dy_NO)
         gain_gradient = None
         if gain is None:
-            back = products.down(dy_NO, of.expand)
+            back = products.down(outside, of.expand)
         else:
             assert isinstance(products, Dense)
-            back = products.raw(dy_NO, of.expand)
+            back = products.raw(outside, of.expand)
             gain_gradient = back * raw if raw is not None else None
             back = back * gain
-        products.add_outer(of.expand_gradient, ctx.coefficients, dy_NO)
-        products.add_outer(of.shrink_gradient, back, inside_NK)
+        products.add_outer(of.expand_gradient, ctx.coefficients, outside)
+        products.add_outer(of.shrink_gradient, back, products.split(inside_NK))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx_NK = dy_NO @ of.weight
+            dx_NK = torch.mm(dy_NO, of.weight)
             if mask is None:
-                products.add_up(dx_NK, back, of.shrink)
+                products.add_up(products.split(dx_NK), back, of.shrink)
             else:
                 through = torch.zeros_like(dx_NK)
-                products.add_up(through, back, of.shrink)
+                products.add_up(products.split(through), back, of.shrink)
                 ctx.dropout.add_back(dx_NK, through, mask)
-            dx = dx_NK.view(*dy.shape[:-1], -1)
+            dx = dx_NK if dy.ndim == 2 else dx_NK.view(*dy.shape[:-1], -1)
         return dx, None, gain_gradient, None, None, None

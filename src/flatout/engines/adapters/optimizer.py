@@ -52,6 +52,11 @@ class _Group:
     num_steps: int = 0
     active: bool = True
 
+    @property
+    def limit(self) -> float:
+        """The norm to clip to."""
+        return float("inf") if self.settings.clip_norm is None else self.settings.clip_norm
+
     def write_rate(self) -> None:
         if self.optimizer is None:
             return
@@ -160,28 +165,23 @@ class AdapterOptimizer:
 
     def update(self, names: Iterable[str]) -> None:
         """Clip and update these adapters, and what is shared; then zero every gradient."""
-        updated = self._updated(names)
+        updated = [name for name in self._updated(names) if self._groups[name].optimizer is not None]
         if self._scalers:
             self.gradients(names)  # a scale can only be taken back from gradients that are there
-        for name in updated:
-            group, scaler = self._groups[name], self._scalers.get(name)
-            if group.optimizer is None:
-                continue
-            if scaler is not None:
-                scaler.unscale_(group.optimizer)
-            norm = self._clipped(group)
-            if scaler is not None:
-                scaler.step(group.optimizer)
-            else:
-                _step_if_finite(group.optimizer, norm)
-        for scaler in {id(one): one for one in (self._scalers.get(name) for name in updated) if one}.values():
-            scaler.update()
+            self._update_scaled(updated)
+        else:
+            _update_if_finite([self._groups[name] for name in updated])
         self.zero_gradients()
 
-    def _clipped(self, group: _Group) -> Tensor:
-        """Clip the gradients of a group where it asks for it; their norm before that."""
-        limit = float("inf") if group.settings.clip_norm is None else group.settings.clip_norm
-        return torch.nn.utils.clip_grad_norm_(group.parameters, limit, foreach=True)
+    def _update_scaled(self, updated: list[str]) -> None:
+        for name in updated:
+            group, scaler = self._groups[name], self._scalers[name]
+            assert group.optimizer is not None
+            scaler.unscale_(group.optimizer)
+            torch.nn.utils.clip_grad_norm_(group.parameters, group.limit, foreach=True)
+            scaler.step(group.optimizer)
+        for scaler in {id(one): one for one in (self._scalers[name] for name in updated)}.values():
+            scaler.update()
 
     def zero_gradients(self) -> None:
         """Zero the bank's gradients in one kernel, and those of heads and of what is shared in place."""
@@ -269,12 +269,29 @@ def _trained(module: nn.Module | None) -> list[nn.Parameter]:
     return [] if module is None else [one for one in module.parameters() if one.requires_grad]
 
 
-def _step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor) -> None:
-    """Step, or leave all as it is where the gradients' norm is no number; nothing waits for the device.
+def _update_if_finite(groups: list[_Group]) -> None:
+    """Clip and step every group, but leave one as it is where its gradients' norm is no number.
 
     Adapters share products, in which a foreign factor meets a zero; but zero times infinity is no number.  So
     what is not finite must never become a parameter: one adapter that diverges would end all of them.
+
+    The norms of all groups are taken together, and AdamW clips while it reads the gradients, as it takes back
+    the scale of a GradScaler: a dozen launches for all, and nothing waits for the device.
     """
-    # As a GradScaler tells a fused optimizer.
-    optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
-    optimizer.step()
+    gradients = [
+        [parameter.grad for parameter in group.parameters if parameter.grad is not None] for group in groups
+    ]
+    stepping = [(group, own) for group, own in zip(groups, gradients, strict=True) if own]
+    if not stepping:
+        return
+    each = torch.stack(torch._foreach_norm([one for _, own in stepping for one in own]))
+    norms = torch._foreach_norm(each.split([len(own) for _, own in stepping]))
+    whole = torch.stack(norms)
+    is_not_finite = (whole - whole).isnan().float().unbind()
+    divisors = torch._foreach_add(norms, 1e-6)
+    torch._foreach_mul_(divisors, [1 / group.limit for group, _ in stepping])
+    torch._foreach_clamp_min_(divisors, 1.0)
+    for (group, _), divisor, skips in zip(stepping, divisors, is_not_finite, strict=True):
+        optimizer: Any = group.optimizer
+        optimizer.grad_scale, optimizer.found_inf = divisor, skips
+        optimizer.step()

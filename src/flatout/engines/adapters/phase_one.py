@@ -1,24 +1,32 @@
 """Phase 1: an adapter and a head per task, all of them in every step.
 
 Every adapter is trained as if it were alone: own learning rate, schedule, clipping and patience.  One that no
-longer gets better leaves, and the batch gets shorter by its block.  Tasks that write share a decoder, and
-their weights fit together only if they are of the same step: they are judged together, by the mean of their
-scores, and leave together.
+longer gets better leaves, and the batch gets shorter by its block; so does one whose loss stays no number.
+Tasks that write share a decoder, and their weights fit together only if they are of the same step: they are
+judged together, by the mean of their scores, and leave together.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import Assembly
 from flatout.engines.adapters.batches import TaskRows, TrainingBatches
+from flatout.engines.adapters.checkpoint import Progress
 from flatout.engines.adapters.precision import needs_scaler
 from flatout.engines.adapters.stepping import SHARED, AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.trainer import PhaseRun
 from flatout.engines.adapters.validation import Judged, Validation, agreed
+
+LOOK_EVERY = 10  # steps between two looks at losses that are not numbers: a look waits for the GPU
+LOST_AFTER = 20  # steps in a row without a loss that is a number
+LOST = "its loss is not a number"
 
 
 def train_adapters(run: PhaseRun) -> None:
@@ -30,9 +38,6 @@ def train_adapters(run: PhaseRun) -> None:
     batches = training_batches(assembly, tokens=tokens, num_buckets=settings.buckets)
     validation = Validation(assembly, rows=settings.validate_rows, tokens=assembly.config.evaluation.tokens)
     optimizer = make_optimizer(assembly)
-    if run.found is not None:
-        optimizer.load_state(*run.optimizer_state())
-    run.training_state = optimizer.state
     step = FusedStep(
         assembly.encoder,
         optimizer=optimizer,
@@ -41,6 +46,9 @@ def train_adapters(run: PhaseRun) -> None:
         graph=graph_wish(assembly.config.graphs),
         reduce=processes.mean if processes.num > 1 else None,
     )
+    if run.found is not None:
+        step.load_state(*run.optimizer_state())
+    run.training_state = step.state
     chosen = step.decision
     run.on_note(f"steps are {chosen}")
     assembly.train()
@@ -51,10 +59,15 @@ def train_adapters(run: PhaseRun) -> None:
             run.seed(number)
             taken = batches.at(number, tasks=optimizer.active)
             losses = step(taken)
-            by_task = {name: losses[assembly.parts[name].adapter] for name in optimizer.active}
-            run.window.add(by_task, tokens=sum(batch.block.num_tokens for batch in taken))
+            run.window.add(
+                optimizer.active,
+                _of_present(losses, taken),
+                tokens=sum(batch.block.num_tokens for batch in taken),
+            )
         run.step += 1
         rates = {name: optimizer.rate(name) for name in optimizer.active}
+        if run.step % LOOK_EVERY == 0:
+            _drop_lost(run, step, optimizer)
         judged = _evaluate(run, validation, optimizer)
         run.border(
             learning_rates=rates,
@@ -63,6 +76,13 @@ def train_adapters(run: PhaseRun) -> None:
         )
     if step.decision != chosen:
         run.on_note(f"steps became {step.decision}")
+
+
+def _of_present(losses: Tensor, taken: Sequence[TaskBatch]) -> Tensor:
+    """The losses of the adapters that have a batch."""
+    if len(taken) == len(losses):
+        return losses
+    return torch.stack([losses[batch.block.adapter] for batch in taken])
 
 
 def training_batches(assembly: Assembly, *, tokens: dict[str, int], num_buckets: int) -> TrainingBatches:
@@ -150,8 +170,9 @@ def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer
     is_round = run.step % phase.evaluate_every == 0
     due = [name for name in optimizer.active if is_round or run.step == steps_of(assembly, name)]
     judged = agreed({name: validation.judge(name) for name in due}, assembly=assembly)
-    for names in judged_together(assembly):
-        if names[0] not in judged:
+    for every in judged_together(assembly):
+        names = tuple(name for name in every if name in judged)
+        if not names:
             continue
         patiences = [assembly.config.tasks[name].patience or phase.patience for name in names]
         known = [patience for patience in patiences if patience is not None]
@@ -180,6 +201,28 @@ def _let_go(run: PhaseRun, names: tuple[str, ...], optimizer: AdapterOptimizer) 
             if run.step < run.steps:
                 best = run.progress[name].best_step
                 run.on_note(f"{name} leaves at step {run.step}; best at step {best}")
+
+
+def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> None:
+    """Adapters whose loss stays no number leave: a step with such a loss teaches nothing, and in a decoder
+    that several tasks share it teaches none of them.
+    """
+    assembly = run.assembly
+    calls = LOST_AFTER * (assembly.config.phase1.accumulate // assembly.processes.num)
+    counts = step.num_not_finite()
+    lost = [name for name in optimizer.active if assembly.processes.any(counts[name] >= calls)]
+    for name in lost:
+        progress = run.progress.get(name, Progress())
+        run.progress[name] = dataclasses.replace(progress, done=run.step, left_because=LOST)
+        optimizer.finish(name)
+        run.tell(f"{name} left at step {run.step}: {LOST}")
+    for names in judged_together(assembly):
+        if any(name in lost for name in names):
+            for name in set(names) & set(optimizer.active) & run.progress.keys():
+                # The mean that its best score was is one of other tasks.
+                run.progress[name] = dataclasses.replace(
+                    run.progress[name], best_score=None, evaluations_without_better=0
+                )
 
 
 def _score(assembly: Assembly, name: str, judged: Judged) -> float:

@@ -13,15 +13,18 @@ are judged first, and nothing worse replaces them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.decisions import Decision
 from flatout.engines.adapters.assembly import Assembly
 from flatout.engines.adapters.batches import TrainingBatches
 from flatout.engines.adapters.config import PhaseThree
-from flatout.engines.adapters.phase_one import optimizer_of, training_batches
+from flatout.engines.adapters.phase_one import graph_wish, optimizer_of, training_batches
 from flatout.engines.adapters.phase_two import (
     NAME,
     RoutingRows,
@@ -31,8 +34,9 @@ from flatout.engines.adapters.phase_two import (
     judge_router,
     router_losses,
 )
+from flatout.engines.adapters.recorder import Recorder
 from flatout.engines.adapters.router import Route
-from flatout.engines.adapters.stepping import SHARED, AdapterOptimizer, StepSettings
+from flatout.engines.adapters.stepping import SHARED, AdapterOptimizer, StepSettings, half_precision
 from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.trainer import TOTAL, PhaseRun
 from flatout.engines.adapters.validation import Judged, Validation, agreed
@@ -52,6 +56,8 @@ def train_jointly(run: PhaseRun) -> None:
     assembly.train()
     if not run.progress:
         _evaluate(run, validation, held_out)
+    chosen = step.decision
+    run.on_note(f"steps are {chosen}")
     run.begin()
     while run.step < run.steps and not is_done(run):
         step(run.step)
@@ -69,10 +75,19 @@ def train_jointly(run: PhaseRun) -> None:
             routing=figures,
             last=last,
         )
+    if step.decision != chosen:
+        run.on_note(f"steps became {step.decision}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutedBatch(TaskBatch):
+    """A task's batch and what the router sees of its rows."""
+
+    features: Tensor  # [B, H]
 
 
 class JointStep:
-    """One optimizer step on single-task or mixed batches."""
+    """One optimizer step on single-task or mixed batches, recorded where their shapes occur again."""
 
     def __init__(self, run: PhaseRun) -> None:
         assembly = self._assembly = run.assembly
@@ -85,59 +100,87 @@ class JointStep:
         )
         self._features = _bucket_features(assembly, self._batches)
         self.optimizer = _make_optimizer(assembly)
+        self._recorder = Recorder(
+            assembly.encoder,
+            optimizer=self.optimizer,
+            graph=graph_wish(assembly.config.graphs),
+            exchanges=assembly.processes.num > 1,
+        )
+
+    @property
+    def decision(self) -> Decision[str]:
+        """Whether steps are recorded."""
+        return self._recorder.decision
 
     def __call__(self, step: int) -> None:
         phase, processes = self._phase, self._assembly.processes
         self.optimizer.write_rates()
         first = step * phase.accumulate
-        for number in processes.own(range(first, first + phase.accumulate)):
+        own = processes.own(range(first, first + phase.accumulate))
+        for number in own:
+            batches = self.batches(number, step=step)
+            updates = number == own[-1]
             self._run.seed(number)
-            total = self._loss_of(number, step=step)
-            (total / (phase.accumulate // processes.num)).backward()
-        names = self._assembly.names
-        # All of them, zero where a task had no row: AdamW passes over what has no gradient, and a run that
-        # goes on would pass over what an uninterrupted one has a gradient of zero for.
-        processes.mean(self.optimizer.gradients(names))
-        self.optimizer.update(names)
-        self.optimizer.count(names)
+            losses = self._recorder(partial(self._eager, updates=updates), batches, key=updates)
+            tasks = tuple(self._assembly.names[batch.block.adapter] for batch in batches)
+            self._run.window.add(
+                (*tasks, *self._losses.names, TOTAL),
+                losses,
+                tokens=sum(batch.block.num_tokens for batch in batches),
+            )
+        self.optimizer.count(self._assembly.names)
 
-    def _loss_of(self, number: int, *, step: int) -> Tensor:
-        """The scaled loss of one batch."""
-        assembly, router = self._assembly, self._assembly.router
+    def batches(self, number: int, *, step: int) -> list[RoutedBatch]:
+        """Batch `number`: rows of one task or of all, with what the router sees of them."""
+        assembly = self._assembly
         tasks = tasks_of_batch(
             assembly.names, self._phase, number=number, step=step, seed=assembly.config.seed
         )
-        places = self._batches.where(number, tasks=tasks)
-        batches = [rows.batch(bucket, visit=visit) for rows, bucket, visit in places]
-        features_BH = torch.cat(
-            [
-                self._features[rows.adapter, bucket].index_select(0, rows.places(bucket, visit=visit)[1])
-                for rows, bucket, visit in places
-            ]
-        )
-        tasks_B = torch.cat([torch.full_like(batch.block.lengths, batch.block.adapter) for batch in batches])
-        routing = router(features_BH)
-        terms = self._losses.terms(routing, tasks_B=tasks_B, features_BH=features_BH)
-        by_task = self._task_losses(batches, routing.weights)
-        total = self._losses.total(terms, task_loss=torch.stack(list(by_task.values())).mean())
-        self._run.window.add(
-            {**by_task, **terms, TOTAL: total}, tokens=sum(batch.block.num_tokens for batch in batches)
-        )
-        return self.optimizer.scaled(SHARED, total)
+        found = []
+        for rows, bucket, visit in self._batches.where(number, tasks=tasks):
+            batch, (_, places) = rows.batch(bucket, visit=visit), rows.places(bucket, visit=visit)
+            found.append(
+                RoutedBatch(
+                    block=batch.block,
+                    targets=batch.targets,
+                    count=batch.count,
+                    examples=batch.examples,
+                    features=self._features[rows.adapter, bucket].index_select(0, places),
+                )
+            )
+        return found
 
-    def _task_losses(self, batches: Sequence[TaskBatch], weights_BT: Tensor) -> dict[str, Tensor]:
-        encoder = self._assembly.encoder
+    def _eager(self, batches: Sequence[RoutedBatch], *, updates: bool) -> Tensor:
+        """Backward, and the update where it is due; what `losses` says."""
+        processes, names = self._assembly.processes, self._assembly.names
+        total, losses = self.losses(batches)
+        scaled = self.optimizer.scaled(SHARED, total)
+        (scaled / (self._phase.accumulate // processes.num)).backward()
+        if updates:
+            # All of them, zero where a task had no row: AdamW passes over what has no gradient, and a run
+            # that goes on would pass over what an uninterrupted one has a gradient of zero for.
+            processes.mean(self.optimizer.gradients(names))
+            self.optimizer.update(names)
+        return losses
+
+    def losses(self, batches: Sequence[RoutedBatch]) -> tuple[Tensor, Tensor]:
+        """What is minimised; and without gradient the loss of each batch, the router's terms, and it."""
+        features_BH = torch.cat([batch.features for batch in batches])
+        tasks_B = torch.cat([torch.full_like(batch.block.lengths, batch.block.adapter) for batch in batches])
+        routing = self._assembly.router(features_BH)
+        terms = self._losses.terms(routing, tasks_B=tasks_B, features_BH=features_BH)
+        of_tasks = torch.stack(self._task_losses(batches, routing.weights))
+        total = self._losses.total(terms, task_loss=of_tasks.mean())
+        return total, torch.cat((of_tasks, torch.stack((*terms.values(), total)))).detach()
+
+    def _task_losses(self, batches: Sequence[RoutedBatch], weights_BT: Tensor) -> list[Tensor]:
+        assembly, encoder = self._assembly, self._assembly.encoder
         states = encoder(tuple(batch.block for batch in batches), mixture=weights_BT, dropout=True)
-        half = encoder.dtype != torch.float32
-        with torch.autocast(
-            encoder.device.type, dtype=encoder.dtype if half else torch.bfloat16, enabled=half
-        ):
-            return {
-                self._assembly.names[batch.block.adapter]: self._assembly.loss(
-                    batch.block.adapter, state, batch
-                ).float()
+        with half_precision(encoder):
+            return [
+                assembly.loss(batch.block.adapter, state, batch).float()
                 for batch, state in zip(batches, states, strict=True)
-            }
+            ]
 
 
 def tasks_of_batch(

@@ -75,7 +75,7 @@ def train_router(run: PhaseRun) -> None:
         total = losses.total(terms)
         total.backward()
         rate = optimizer.update(run.step)
-        run.window.add({**terms, TOTAL: total}, tokens=0)
+        run.window.add((*terms, TOTAL), torch.stack((*terms.values(), total)), tokens=0)
         run.step += 1
         figures: dict[str, float | None] = {}
         if place == steps_per_epoch - 1:

@@ -17,10 +17,10 @@ Shapes: N tokens, T adapters, R largest rank, K and O widths.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,16 +33,36 @@ Path = Literal["loop", "batched", "dense", "grouped"]
 DENSE_RANKS = 256  # T * R up to which a correction is bound by bytes on current GPUs: computed for an H200
 
 
-class Products(Protocol):
-    """The three thin products; an adapter's scale comes in once, by `down` or by the other two."""
+class Factor(NamedTuple):
+    """What products read of a factor of the bank: views, made once, since a step takes hundreds of them."""
 
-    def down(self, x_NK: Tensor, factor_TRK: Tensor) -> Any:
+    plain: Any
+    turned: Any  # with its last two dimensions exchanged
+
+
+class Products(Protocol):
+    """The three thin products; an adapter's scale comes in once, by `down` or by the other two.
+
+    x, y and the factors are given as `split` and `factor` make them.
+    """
+
+    @property
+    def kind(self) -> Hashable:
+        """Products of one kind take the same views of a factor."""
+
+    def split(self, x_NK: Tensor) -> Any:
+        """Tokens by their adapters."""
+
+    def factor(self, factor_TRK: Tensor) -> Factor:
+        """A factor, or the gradient of one."""
+
+    def down(self, x: Any, factor: Factor) -> Any:
         """The coefficients of every token: x times its adapter's factor."""
 
-    def add_up(self, y_NO: Tensor, coefficients: Any, factor_TRO: Tensor) -> None:
+    def add_up(self, y: Any, coefficients: Any, factor: Factor) -> None:
         """Add coefficients times the adapter's factor to y."""
 
-    def add_outer(self, gradient_TRK: Tensor, coefficients: Any, x_NK: Tensor) -> None:
+    def add_outer(self, gradient: Factor, coefficients: Any, x: Any) -> None:
         """Add the sum over each adapter's tokens of coefficients times x to the gradient of a factor."""
 
 
@@ -91,51 +111,58 @@ class Loop:
     ranks: tuple[int, ...]
     scales: tuple[float, ...]
 
-    def down(self, x_NK: Tensor, factor_TRK: Tensor) -> list[Tensor]:
-        return [
-            x_NK[span.start : span.stop] @ factor_TRK[span.adapter, : self.ranks[span.adapter]].T
-            for span in self.spans
-        ]
+    @property
+    def kind(self) -> Hashable:
+        return "loop", tuple(span.adapter for span in self.spans)
 
-    def add_up(self, y_NO: Tensor, coefficients: list[Tensor], factor_TRO: Tensor) -> None:
-        for span, part in zip(self.spans, coefficients, strict=True):
-            t = span.adapter
-            y_NO[span.start : span.stop].addmm_(part, factor_TRO[t, : self.ranks[t]], alpha=self.scales[t])
+    def split(self, x_NK: Tensor) -> list[Tensor]:
+        return [x_NK[span.start : span.stop] for span in self.spans]
 
-    def add_outer(self, gradient_TRK: Tensor, coefficients: list[Tensor], x_NK: Tensor) -> None:
-        for span, part in zip(self.spans, coefficients, strict=True):
-            t = span.adapter
-            add_product(
-                gradient_TRK[t, : self.ranks[t]], part.T, x_NK[span.start : span.stop], alpha=self.scales[t]
-            )
+    def factor(self, factor_TRK: Tensor) -> Factor:
+        parts = [factor_TRK[span.adapter, : self.ranks[span.adapter]] for span in self.spans]
+        return Factor(parts, [part.T for part in parts])
+
+    def down(self, x: list[Tensor], factor: Factor) -> list[Tensor]:
+        return [torch.mm(own, turned) for own, turned in zip(x, factor.turned, strict=True)]
+
+    def add_up(self, y: list[Tensor], coefficients: list[Tensor], factor: Factor) -> None:
+        for span, own, part, plain in zip(self.spans, y, coefficients, factor.plain, strict=True):
+            own.addmm_(part, plain, alpha=self.scales[span.adapter])
+
+    def add_outer(self, gradient: Factor, coefficients: list[Tensor], x: list[Tensor]) -> None:
+        for span, into, part, own in zip(self.spans, gradient.plain, coefficients, x, strict=True):
+            add_product(into, part.T, own, alpha=self.scales[span.adapter])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batched:
-    """One batched product over adapters `first` ... `last - 1`, which have `tokens` each."""
+    """One batched product over adapters `first` ... `last - 1`, which have as many tokens each."""
 
     first: int
     last: int
     alpha: float  # the scale, where all adapters have one
     scales: Tensor | None  # [T, 1, 1], otherwise
 
-    def down(self, x_NK: Tensor, factor_TRK: Tensor) -> Tensor:
-        coefficients_TNR = torch.bmm(self._by_adapter(x_NK), factor_TRK[self.first : self.last].mT)
+    @property
+    def kind(self) -> Hashable:
+        return "batched", self.first, self.last
+
+    def split(self, x_NK: Tensor) -> Tensor:
+        return x_NK.view(self.last - self.first, -1, x_NK.shape[1])
+
+    def factor(self, factor_TRK: Tensor) -> Factor:
+        own = factor_TRK[self.first : self.last]
+        return Factor(own, own.mT)
+
+    def down(self, x: Tensor, factor: Factor) -> Tensor:
+        coefficients_TNR = torch.bmm(x, factor.turned)
         return coefficients_TNR if self.scales is None else coefficients_TNR.mul_(self.scales)
 
-    def add_up(self, y_NO: Tensor, coefficients: Tensor, factor_TRO: Tensor) -> None:
-        self._by_adapter(y_NO).baddbmm_(coefficients, factor_TRO[self.first : self.last], alpha=self.alpha)
+    def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
+        y.baddbmm_(coefficients, factor.plain, alpha=self.alpha)
 
-    def add_outer(self, gradient_TRK: Tensor, coefficients: Tensor, x_NK: Tensor) -> None:
-        add_products(
-            gradient_TRK[self.first : self.last],
-            coefficients.mT,
-            self._by_adapter(x_NK),
-            alpha=self.alpha,
-        )
-
-    def _by_adapter(self, x_NK: Tensor) -> Tensor:
-        return x_NK.view(self.last - self.first, -1, x_NK.shape[-1])
+    def add_outer(self, gradient: Factor, coefficients: Tensor, x: Tensor) -> None:
+        add_products(gradient.plain, coefficients.mT, x, alpha=self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,20 +177,28 @@ class Dense:
     last: int
     gain: Tensor
 
-    def down(self, x_NK: Tensor, factor_TRK: Tensor) -> Tensor:
-        return self.raw(x_NK, factor_TRK).mul_(self.gain)
+    @property
+    def kind(self) -> Hashable:
+        return "dense", self.first, self.last
 
-    def raw(self, x_NK: Tensor, factor_TRK: Tensor) -> Tensor:
-        return x_NK @ self._flat(factor_TRK).T
+    def split(self, x_NK: Tensor) -> Tensor:
+        return x_NK
 
-    def add_up(self, y_NO: Tensor, coefficients: Tensor, factor_TRO: Tensor) -> None:
-        y_NO.addmm_(coefficients, self._flat(factor_TRO))
+    def factor(self, factor_TRK: Tensor) -> Factor:
+        flat = factor_TRK[self.first : self.last].flatten(0, 1)
+        return Factor(flat, flat.T)
 
-    def add_outer(self, gradient_TRK: Tensor, coefficients: Tensor, x_NK: Tensor) -> None:
-        add_product(self._flat(gradient_TRK), coefficients.T, x_NK)
+    def down(self, x: Tensor, factor: Factor) -> Tensor:
+        return self.raw(x, factor).mul_(self.gain)
 
-    def _flat(self, factor_TRK: Tensor) -> Tensor:
-        return factor_TRK[self.first : self.last].flatten(0, 1)
+    def raw(self, x: Tensor, factor: Factor) -> Tensor:
+        return torch.mm(x, factor.turned)
+
+    def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
+        y.addmm_(coefficients, factor.plain)
+
+    def add_outer(self, gradient: Factor, coefficients: Tensor, x: Tensor) -> None:
+        add_product(gradient.plain, coefficients.T, x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,14 +208,24 @@ class Grouped:
     offsets: Tensor
     scales: Tensor  # [N, 1]
 
-    def down(self, x_NK: Tensor, factor_TRK: Tensor) -> Tensor:
-        return F.grouped_mm(x_NK, factor_TRK.mT, offs=self.offsets).mul_(self.scales)
+    @property
+    def kind(self) -> Hashable:
+        return "grouped"
 
-    def add_up(self, y_NO: Tensor, coefficients: Tensor, factor_TRO: Tensor) -> None:
-        y_NO.add_(F.grouped_mm(coefficients, factor_TRO, offs=self.offsets))
+    def split(self, x_NK: Tensor) -> Tensor:
+        return x_NK
 
-    def add_outer(self, gradient_TRK: Tensor, coefficients: Tensor, x_NK: Tensor) -> None:
-        gradient_TRK.add_(F.grouped_mm(coefficients.T, x_NK, offs=self.offsets))
+    def factor(self, factor_TRK: Tensor) -> Factor:
+        return Factor(factor_TRK, factor_TRK.mT)
+
+    def down(self, x: Tensor, factor: Factor) -> Tensor:
+        return F.grouped_mm(x, factor.turned, offs=self.offsets).mul_(self.scales)
+
+    def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
+        y.add_(F.grouped_mm(coefficients, factor.plain, offs=self.offsets))
+
+    def add_outer(self, gradient: Factor, coefficients: Tensor, x: Tensor) -> None:
+        gradient.plain.add_(F.grouped_mm(coefficients.T, x, offs=self.offsets))
 
 
 def products_of(

@@ -27,6 +27,8 @@ from torch.nn import functional as F
 from flatout.engines.adapters.router import Routing
 from flatout.errors import BadInput
 
+TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterLosses:
@@ -56,6 +58,11 @@ class RouterLosses:
         if wrong:
             raise BadInput("losses of the router: " + "; ".join(wrong))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `terms` computes."""
+        return tuple(name for name in TERMS if getattr(self, name))
+
     def terms(self, routing: Routing, *, tasks_B: Tensor, features_BH: Tensor) -> dict[str, Tensor]:
         """Every loss of a batch without its weight, by name; one whose weight is 0 is left out."""
         log_probabilities_BT = routing.log_probabilities
@@ -68,7 +75,7 @@ class RouterLosses:
             "entropy": lambda: mean_entropy(log_probabilities_BT),
             "temperature": lambda: distance_from_one(routing.temperature),
         }
-        return {name: compute() for name, compute in computed.items() if getattr(self, name)}
+        return {name: computed[name]() for name in self.names}
 
     def total(self, terms: dict[str, Tensor], *, task_loss: Tensor | None = None) -> Tensor:
         """The weighted sum that is minimised; entropy is a bonus and counts against it."""

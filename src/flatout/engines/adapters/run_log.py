@@ -30,6 +30,7 @@ class StepRecord:
     tokens_per_s: float | None = None
     steps_per_s: float | None = None
     elapsed_s: float | None = None  # of the phase, resumed parts included
+    notes: tuple[str, ...] = ()  # what happened since the last report
 
 
 class RunLog(run_log.RunLog):

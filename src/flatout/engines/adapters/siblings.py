@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from flatout.engines.adapters.bank import AdapterBank, Site
 from flatout.engines.adapters.low_rank import Dropout
-from flatout.engines.adapters.products import Dense, Products, add_products
+from flatout.engines.adapters.products import Dense, Factor, Products, add_products
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +37,43 @@ class Stacked:
     shrink_gradient: Tensor
     expand_gradient: Tensor
 
-    def of_adapters(self, factor: Tensor) -> Tensor:
-        """[M, C, width] as [M, T, R, width]."""
-        return factor.view(self.num, self.num_adapters, -1, factor.shape[-1])
+    def bound(self, products: Products) -> BoundStack:
+        """The maps for products of one kind."""
+        factors = self.shrink, self.expand, self.shrink_gradient, self.expand_gradient
+        if isinstance(products, Dense):
+            rank = self.shrink.shape[1] // self.num_adapters
+            own = slice(products.first * rank, products.last * rank)
+            views = [Factor(factor[:, own], factor[:, own].mT) for factor in factors]
+        else:
+            of_maps = [factor.view(self.num, self.num_adapters, -1, factor.shape[2]) for factor in factors]
+            views = [Factor([products.factor(one) for one in each], None) for each in of_maps]
+        return BoundStack(
+            num=self.num,
+            weight=self.weight,
+            bias=self.bias,
+            shrink=views[0],
+            shrinks=tuple(views[0].plain),
+            expand=views[1],
+            shrink_gradient=views[2],
+            expand_gradient=views[3],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundStack:
+    """Stacked maps whose factors are as products of one kind take them.
+
+    Of dense products a factor is that of all maps [M, C, width]; of others `plain` lists one per map.
+    """
+
+    num: int
+    weight: Tensor
+    bias: Tensor | None
+    shrink: Factor
+    shrinks: tuple[Any, ...]  # map by map
+    expand: Factor
+    shrink_gradient: Factor
+    expand_gradient: Factor
 
 
 def stackable(sites: Sequence[Site]) -> bool:
@@ -80,7 +114,7 @@ def stack(
 def adapted_siblings(
     x: Tensor,
     *,
-    of: Stacked,
+    of: BoundStack,
     products: Products,
     anchor: Tensor,
     dropout: Dropout | None = None,
@@ -101,47 +135,48 @@ class _Siblings(torch.autograd.Function):
         x: Tensor,
         anchor: Tensor,
         gain: None,
-        of: Stacked,
+        of: BoundStack,
         products: Products,
         dropout: Dropout | None,
     ) -> Tensor:
-        x_NK = x.reshape(-1, x.shape[-1])
+        x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
-        ctx.coefficients = [products.down(inside_NK, shrink) for shrink in of.of_adapters(of.shrink)]
-        for y_NO, own, expand in zip(
-            y.chunk(of.num, dim=1), ctx.coefficients, of.of_adapters(of.expand), strict=True
-        ):
-            products.add_up(y_NO, own, expand)
+        inside = products.split(inside_NK)
+        ctx.coefficients = [products.down(inside, shrink) for shrink in of.shrinks]
+        for y_NO, own, expand in zip(y.chunk(of.num, dim=1), ctx.coefficients, of.expand.plain, strict=True):
+            products.add_up(products.split(y_NO), own, expand)
         ctx.save_for_backward(inside_NK, mask)
         ctx.of, ctx.products, ctx.dropout = of, products, dropout
-        return y.view(*x.shape[:-1], -1)
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         inside_NK, mask = ctx.saved_tensors
-        of: Stacked = ctx.of
+        of: BoundStack = ctx.of
         products: Products = ctx.products
         shape, dy = dy.shape[:-1], dy.reshape(-1, dy.shape[-1])
-        backs = []
+        inside, backs = products.split(inside_NK), []
         for dy_NO, own, expand, expand_gradient, shrink_gradient in zip(
             dy.chunk(of.num, dim=1),
             ctx.coefficients,
-            of.of_adapters(of.expand),
-            of.of_adapters(of.expand_gradient),
-            of.of_adapters(of.shrink_gradient),
+            of.expand.plain,
+            of.expand_gradient.plain,
+            of.shrink_gradient.plain,
             strict=True,
         ):
-            backs.append(products.down(dy_NO, expand))
-            products.add_outer(expand_gradient, own, dy_NO)
-            products.add_outer(shrink_gradient, backs[-1], inside_NK)
+            outside = products.split(dy_NO)
+            backs.append(products.down(outside, expand))
+            products.add_outer(expand_gradient, own, outside)
+            products.add_outer(shrink_gradient, backs[-1], inside)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = dy @ of.weight
+            dx = torch.mm(dy, of.weight)
             into = dx if mask is None else torch.zeros_like(dx)
-            for back, shrink in zip(backs, of.of_adapters(of.shrink), strict=True):
-                products.add_up(into, back, shrink)
+            into_each = products.split(into)
+            for back, shrink in zip(backs, of.shrinks, strict=True):
+                products.add_up(into_each, back, shrink)
             if mask is not None:
                 ctx.dropout.add_back(dx, into, mask)
             dx = dx.view(*shape, -1)
@@ -157,41 +192,39 @@ class _DenseSiblings(torch.autograd.Function):
         x: Tensor,
         anchor: Tensor,
         gain: Tensor | None,
-        of: Stacked,
+        of: BoundStack,
         products: Dense,
         dropout: Dropout | None,
     ) -> Tensor:
-        x_NK = x.reshape(-1, x.shape[-1])
+        x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
-        rank = of.shrink.shape[1] // of.num_adapters
-        own = slice(products.first * rank, products.last * rank)
-        raw_MNC = torch.bmm(inside_NK.expand(of.num, -1, -1), of.shrink[:, own].mT)
+        raw_MNC = torch.bmm(inside_NK.expand(of.num, -1, -1), of.shrink.turned)
         differs = ctx.needs_input_grad[2]
         weights_NC = products.gain if gain is None else gain
         coefficients_MNC = raw_MNC * weights_NC if differs else raw_MNC.mul_(weights_NC)
-        _by_map(y, of.num).baddbmm_(coefficients_MNC, of.expand[:, own])
+        _by_map(y, of.num).baddbmm_(coefficients_MNC, of.expand.plain)
         ctx.save_for_backward(inside_NK, mask, weights_NC, coefficients_MNC, raw_MNC if differs else None)
-        ctx.of, ctx.own, ctx.dropout = of, own, dropout
-        return y.view(*x.shape[:-1], -1)
+        ctx.of, ctx.dropout = of, dropout
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         inside_NK, mask, weights_NC, coefficients_MNC, raw_MNC = ctx.saved_tensors
-        of: Stacked = ctx.of
+        of: BoundStack = ctx.of
         shape, dy = dy.shape[:-1], dy.reshape(-1, dy.shape[-1])
         dy_MNO = _by_map(dy, of.num)
-        back_MNC = torch.bmm(dy_MNO, of.expand[:, ctx.own].mT)
+        back_MNC = torch.bmm(dy_MNO, of.expand.turned)
         gain_gradient = None if raw_MNC is None else (back_MNC * raw_MNC).sum(0)
         back_MNC.mul_(weights_NC)
-        add_products(of.expand_gradient[:, ctx.own], coefficients_MNC.mT, dy_MNO)
-        add_products(of.shrink_gradient[:, ctx.own], back_MNC.mT, inside_NK.expand(of.num, -1, -1))
+        add_products(of.expand_gradient.plain, coefficients_MNC.mT, dy_MNO)
+        add_products(of.shrink_gradient.plain, back_MNC.mT, inside_NK.expand(of.num, -1, -1))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = dy @ of.weight
+            dx = torch.mm(dy, of.weight)
             into = dx if mask is None else torch.zeros_like(dx)
-            for back_NC, shrink_CK in zip(back_MNC, of.shrink[:, ctx.own], strict=True):
+            for back_NC, shrink_CK in zip(back_MNC.unbind(), of.shrinks, strict=True):
                 into.addmm_(back_NC, shrink_CK)
             if mask is not None:
                 ctx.dropout.add_back(dx, into, mask)

@@ -7,26 +7,21 @@ each alone, in one pass.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flatout.decisions import Decision
-from flatout.engines.adapters import graphs
-from flatout.engines.adapters.blocks import shapes_of
 from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.optimizer import SHARED as SHARED
 from flatout.engines.adapters.optimizer import AdapterOptimizer as AdapterOptimizer
 from flatout.engines.adapters.optimizer import StepSettings as StepSettings
+from flatout.engines.adapters.recorder import Recorder
 from flatout.errors import BadInput
 
-GRAPH_TOKENS = 65_536  # tokens of a step beyond which its kernels outlast their launches: assumed
-SEEN_BEFORE = 1  # times that shapes must have occurred before they are worth recording
-KEPT_GRAPHS = 24
-KEPT_COUNTS = 4096  # shapes whose occurrences are counted
 CPU_STATES = 131_072  # numbers in the states of one pass on a CPU: more leave the caches (measured)
 
 
@@ -54,11 +49,34 @@ class FusedStep:
         self._loss, self._accumulation, self._reduce = loss, accumulation, reduce
         self._micro = 0
         self._present: set[str] = set()  # adapters with a batch since the last update
-        self._seen: Counter[object] = Counter()
-        self._graphs: OrderedDict[object, graphs.Captured] = OrderedDict()
-        self._pool: Any = None
-        self._wish = graph
-        self.decision = self._first_decision()
+        self._recorder = Recorder(encoder, optimizer=optimizer, graph=graph, exchanges=reduce is not None)
+        self._graphs = self._recorder.graphs
+        self._bad = torch.zeros(len(self.bank), device=encoder.device)  # calls in a row without a finite loss
+        self._bad_of = self._bad.unbind()
+        self._zero = torch.zeros((), device=encoder.device, dtype=encoder.dtype)
+
+    @property
+    def decision(self) -> Decision[str]:
+        """Whether steps are recorded."""
+        return self._recorder.decision
+
+    def num_not_finite(self) -> dict[str, int]:
+        """Calls in a row, the last one included, in which an adapter's loss was not finite.
+
+        Waits for the device.
+        """
+        return {name: int(count) for name, count in zip(self.bank.names, self._bad.tolist(), strict=True)}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The optimizer's, and what is counted here; at an update."""
+        tensors, numbers = self.optimizer.state()
+        return tensors, {**numbers, "not_finite": self.num_not_finite()}
+
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.optimizer.load_state(tensors, numbers)
+        counts = numbers.get("not_finite", {})
+        self._bad.copy_(torch.tensor([float(counts.get(name, 0)) for name in self.bank.names]))
 
     def __call__(self, batches: Sequence[Any]) -> Tensor:
         """Losses [adapters] on the device; NaN for those without a batch."""
@@ -70,41 +88,31 @@ class FusedStep:
         updates = self._micro == self._accumulation
         if updates:
             self.optimizer.write_rates()
-        losses = self._run(batches, updates=updates)
+        losses = self._recorder(
+            lambda given: self._eager(given, updates=updates),
+            batches,
+            key=tuple(sorted(self._present)) if updates else None,
+        )
         if updates:
             self.optimizer.count(self._present)
             self._micro, self._present = 0, set()
         return losses
 
-    def _run(self, batches: Sequence[Any], *, updates: bool) -> Tensor:
-        if self.decision.value == "eager":
-            return self._eager(batches, updates=updates)
-        present = tuple(sorted(self._present)) if updates else ()
-        key = (graphs.signature(batches), present, updates)
-        captured = self._graphs.get(key)
-        if captured is None:
-            if len(self._seen) >= KEPT_COUNTS:
-                self._seen.clear()
-            self._seen[key] += 1
-            tokens = sum(batch.block.num_tokens for batch in batches)
-            if self._seen[key] <= SEEN_BEFORE or (self._wish == "auto" and tokens > GRAPH_TOKENS):
-                return self._eager(batches, updates=updates)
-            captured = self._capture(batches, updates=updates)
-            if captured is None:
-                return self._eager(batches, updates=updates)
-            self._graphs[key] = captured
-            if len(self._graphs) > KEPT_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
-        return captured.replay(batches)
-
     def _eager(self, batches: Sequence[Any], *, updates: bool) -> Tensor:
-        losses = [loss for part in self._parts(batches) for loss in self._backward(part)]
+        done = [self._backward(part) for part in self._parts(batches)]
+        losses = done[0] if len(done) == 1 else torch.cat(done)
+        self._count_bad(batches, losses)
         if updates:
             if self._reduce is not None:
                 self._reduce(self.optimizer.gradients(self._present))
             self.optimizer.update(self._present)
-        return self._by_adapter(batches, torch.stack(losses))
+        return self._by_adapter(batches, losses)
+
+    def _count_bad(self, batches: Sequence[Any], losses: Tensor) -> None:
+        """On the device: one more where the loss is not finite, and zero where it is."""
+        own = [self._bad_of[batch.block.adapter] for batch in batches]
+        torch._foreach_add_(own, 1.0)
+        torch._foreach_mul_(own, list(_is_bad(losses).float().unbind()))
 
     def _parts(self, batches: Sequence[Any]) -> list[list[Any]]:
         """The batches of each pass: all in one on a GPU, and no more than its caches hold on a CPU."""
@@ -120,26 +128,36 @@ class FusedStep:
             tokens += batch.block.num_tokens
         return parts
 
-    def _backward(self, batches: Sequence[Any]) -> list[Tensor]:
-        """One pass forwards and backwards; the losses, detached."""
+    def _backward(self, batches: Sequence[Any]) -> Tensor:
+        """One pass forwards and backwards; the losses [batches], detached."""
         states = self.encoder(tuple(batch.block for batch in batches), dropout=True)
-        half = self.encoder.dtype != torch.float32
-        # A cast that autocast keeps for later would belong to the graph that made it.
-        with torch.autocast(
-            self.encoder.device.type,
-            dtype=self.encoder.dtype if half else torch.bfloat16,
-            enabled=half,
-            cache_enabled=False,
-        ):
+        with half_precision(self.encoder):
             losses = [
                 self._loss(batch.block.adapter, state, batch).float()
                 for batch, state in zip(batches, states, strict=True)
             ]
-        names = [self.bank.names[batch.block.adapter] for batch in batches]
-        parts = [self.optimizer.scaled(name, loss) for name, loss in zip(names, losses, strict=True)]
-        total = torch.stack(parts).sum()
+        found = torch.stack(losses)
+        self._guard(states, found.detach())
+        if self.optimizer.scales_losses:
+            names = [self.bank.names[batch.block.adapter] for batch in batches]
+            total = torch.stack(
+                [self.optimizer.scaled(*pair) for pair in zip(names, losses, strict=True)]
+            ).sum()
+        else:
+            total = found.sum()
         (total if self._accumulation == 1 else total / self._accumulation).backward()
-        return [loss.detach() for loss in losses]
+        return found.detach()
+
+    def _guard(self, states: Sequence[Tensor], losses: Tensor) -> None:
+        """Let no gradient of a loss that is not finite into the encoder.
+
+        There, dense products multiply foreign rows by zero, and zero times no number is no number: one task
+        would take the step from all.
+        """
+        if not states[0].requires_grad:  # heads alone
+            return
+        for state, is_bad in zip(states, _is_bad(losses).unbind(), strict=True):
+            state.register_hook(partial(_unless, is_bad, self._zero))
 
     def _by_adapter(self, batches: Sequence[Any], losses: Tensor) -> Tensor:
         if len(batches) == len(self.bank):
@@ -149,38 +167,23 @@ class FusedStep:
             every[batch.block.adapter] = losses[place]
         return every
 
-    def _capture(self, batches: Sequence[Any], *, updates: bool) -> graphs.Captured | None:
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        kept = self.encoder.prepare(shapes_of(tuple(batch.block for batch in batches)))
-        try:
-            return graphs.capture(
-                lambda fixed: self._eager(fixed, updates=updates),
-                batches,
-                device=self.encoder.device,
-                pool=self._pool,
-                kept=kept,
-            )
-        except RuntimeError as error:  # a loss that asks the device for a number cannot be recorded
-            reason = str(error).splitlines()[0]
-            self.decision = Decision(
-                value="eager", reason=f"the step cannot be recorded: {reason}", source="measured"
-            )
-            return None
 
-    def _first_decision(self) -> Decision[str]:
-        reason = None
-        if self.encoder.device.type != "cuda":
-            reason = "CUDA graphs need a GPU"
-        elif self._wish == "off":
-            reason = "graphs are turned off"
-        elif self.optimizer.scales_losses:
-            reason = "loss scaling reads a flag of the device at every update"
-        elif self._reduce is not None:
-            reason = "the processes exchange gradients at every update"
-        if reason is not None:
-            return Decision(value="eager", reason=reason, source="computed")
-        return Decision(
-            value="graph",
-            reason=f"shapes that occur again are recorded, up to {GRAPH_TOKENS} tokens a step",
-            source="assumed",
-        )
+def _is_bad(losses: Tensor) -> Tensor:
+    """True where a loss is not finite; two kernels, where isfinite takes four."""
+    return (losses - losses).isnan()
+
+
+def _unless(is_bad: Tensor, zero: Tensor, gradient: Tensor) -> Tensor:
+    return torch.where(is_bad, zero, gradient)
+
+
+def half_precision(encoder: PackedEncoder) -> torch.autocast:
+    """What heads and losses compute in: the encoder's precision where that is half."""
+    half = encoder.dtype != torch.float32
+    # A cast that autocast keeps for later would belong to the graph that made it.
+    return torch.autocast(
+        encoder.device.type,
+        dtype=encoder.dtype if half else torch.bfloat16,
+        enabled=half,
+        cache_enabled=False,
+    )

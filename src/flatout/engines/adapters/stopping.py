@@ -7,6 +7,7 @@ checkpoint and ends.  A second one ends the process at once.
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 import threading
 from types import FrameType
@@ -42,7 +43,7 @@ def after_evaluation(
     progress: Progress, *, score: float, scores: dict[str, float], step: int, patience: int | None
 ) -> tuple[Progress, bool]:
     """The progress after one more evaluation, and whether its weights are the best so far."""
-    if progress.best_score is None or score > progress.best_score:
+    if not math.isnan(score) and (progress.best_score is None or score > progress.best_score):
         return Progress(best_score=score, best_step=step, scores=scores), True
     waited = progress.evaluations_without_better + 1
     done = step if patience is not None and waited >= patience else None

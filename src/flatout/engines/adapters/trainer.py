@@ -6,7 +6,9 @@ Losses stay on the device until a report is due: reading one would wait for the 
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,23 +36,28 @@ class Window:
     """Losses since the last report, summed on the device."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._counts: Counter[tuple[str, ...]] = Counter()
         self.tokens = 0
         self.steps = 0
         self._began_s = time.perf_counter()
 
-    def add(self, losses: Mapping[str, Tensor], *, tokens: int) -> None:
-        for name, loss in losses.items():
-            before = self._sums.get(name)
-            self._sums[name] = loss.detach() if before is None else before + loss.detach()
-            self._counts[name] = self._counts.get(name, 0) + 1
+    def add(self, names: tuple[str, ...], losses: Tensor, *, tokens: int) -> None:
+        """Losses [names] of one batch."""
+        before = self._sums.get(names)
+        self._sums[names] = losses.detach() if before is None else before + losses.detach()
+        self._counts[names] += 1
         self.tokens += tokens
 
     def closed(self) -> tuple[dict[str, float], float]:
         """The mean losses and the seconds since the window was opened."""
-        losses = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-        return losses, time.perf_counter() - self._began_s
+        sums: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for names, totals in self._sums.items():
+            for name, total in zip(names, totals.tolist(), strict=True):
+                sums[name] += total
+                counts[name] += self._counts[names]
+        return {name: sums[name] / counts[name] for name in sums}, time.perf_counter() - self._began_s
 
 
 class PhaseRun:
@@ -77,6 +84,7 @@ class PhaseRun:
         self.progress: dict[str, Progress] = {}
         self.best: dict[str, Tensor] = {}
         self.window = Window()
+        self._notes: list[str] = []  # since the last report
         self.training_state: TrainingState = lambda: ({}, {})
         self._kept_at: int | None = None
         self._elapsed_s = 0.0
@@ -139,6 +147,11 @@ class PhaseRun:
             )
         return is_best
 
+    def tell(self, note: str) -> None:
+        """Say what happened, here and in the next report, which is due at this step's border."""
+        self.on_note(note)
+        self._notes.append(note)
+
     def keep_best(self, weights: Mapping[str, Tensor]) -> None:
         self.best |= self._copied(weights)
 
@@ -153,7 +166,7 @@ class PhaseRun:
         """The end of a step: report, keep a checkpoint, stop, each where it is due."""
         config = self.assembly.config
         self.window.steps += 1
-        if self.step % config.log_every == 0 or validation or routing or last:
+        if self.step % config.log_every == 0 or validation or routing or self._notes or last:
             self._report(learning_rates, validation=validation or {}, routing=routing or {})
         if self.step % config.checkpoint_every == 0 or last:
             self.keep(finished=last)
@@ -204,10 +217,12 @@ class PhaseRun:
             tokens_per_s=self.window.tokens * self.assembly.processes.num / seconds if seconds else None,
             steps_per_s=steps_per_s,
             elapsed_s=self.elapsed_s(),
+            notes=tuple(self._notes),
         )
         if self._log is not None:
             self._log.write(record)
-        known = [losses[TOTAL]] if TOTAL in losses else list(losses.values())
+        shown = [losses[TOTAL]] if TOTAL in losses else losses.values()
+        known = [loss for loss in shown if math.isfinite(loss)]
         line = self._live.shown(
             loss=sum(known) / len(known) if known else None,
             lr=max(learning_rates.values(), default=None),
@@ -220,7 +235,7 @@ class PhaseRun:
         if accuracy is not None:
             scores += f" · routing {accuracy:.1f} %"
         self._on_line(f"{self.phase} {self.step}/{self.steps} | {line}{scores}")
-        self.window = Window()
+        self.window, self._notes = Window(), []
 
     def _stop_if_asked(self) -> None:
         # Other processes are asked seldom: the answer waits for the GPU.

@@ -246,6 +246,7 @@ def _report(config: AdaptConfig, evaluation: Evaluation | None) -> RunReport:
         evaluation=evaluation,
         records=records,
         device=_device_name(config),
+        notes=tuple(f"{record.phase}: {note}." for record in records for note in record.notes),
     )
 
 

@@ -4,7 +4,7 @@
     positive, negative = activations.halves()
 
 The limit is a plain forward over the distinct tokens, cut after the last wanted layer.  Batches are filled by
-a budget of tokens with texts of similar length together, the longest first; the two answers of a pair share
+a budget of tokens with texts of similar length together, the shortest first; the two answers of a pair share
 the computation of their prompt where that saves more than a second, short pass costs.  While a GPU runs a
 batch, the texts of the next are tokenised and the results of the last travel to the host.  A batch that does
 not fit halves the budget, and what is done stays done.
@@ -18,6 +18,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from flatout.decisions import Decision
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
 from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.steering.landing import Landing
+from flatout.engines.steering.landing import Landing, switching_often
 from flatout.engines.steering.passes import Reader
 from flatout.engines.steering.positions import Position, name_of, token_range
 from flatout.engines.steering.questions import Pair
@@ -156,7 +157,7 @@ def extract(
     row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
     max_rows = max(1, BATCH_BYTES // row_bytes) if on_gpu else None
     try:
-        with Landing(result.fill) as landing:
+        with Landing(result.fill) as landing, switching_often() if on_gpu else nullcontext():
             run_batches(reader, parts(), batch_tokens=budget.value, on_values=landing.take, max_rows=max_rows)
     finally:  # an interrupt or an error keeps what was computed before it
         if keeping is not None:
@@ -208,6 +209,7 @@ class _Result:
         self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
         self._num_given = len(texts)
         self.values = torch.empty(self._sides * len(texts), num_layers, width)
+        self._views = self.values.unbind()
         self.keys = [""] * len(self.values)
         self.sequences: list[tuple[int, ...]] = []
         self.ranges: list[tuple[int, int]] = []
@@ -245,13 +247,14 @@ class _Result:
         self._place(sequences, values)
 
     def _place(self, sequences: Sequence[int], values: Tensor) -> None:
-        # Row by row: as one indexed assignment it would first make a copy of all in float32.
-        for number, value in zip(sequences, values.unbind(), strict=True):
-            for row in self._rows[number]:
-                self.values[row].copy_(value)
-            self._num_done += len(self._rows[number])
-        if sequences:
-            self._on_progress(self._num_done, len(self.values))
+        if not sequences:
+            return
+        taken = zip(sequences, values.unbind(), strict=True)
+        pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
+        # An indexed assignment would first make a copy of all in float32.
+        torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
+        self._num_done += len(pairs)
+        self._on_progress(self._num_done, len(self.values))
 
 
 class _Keeping:

@@ -29,7 +29,7 @@ from flatout.engines.steering.questions import Question, read_questions, split_q
 from flatout.engines.steering.report_data import StudyRecord, load_record, save_record
 from flatout.engines.steering.settings import SearchSettings, chosen_layers, save_settings
 from flatout.engines.steering.workers import Crew, end_with_starter, plan_workers
-from flatout.errors import BadInput, Interrupted, import_extra
+from flatout.errors import BadInput, Interrupted, import_extra, is_interrupt
 
 if TYPE_CHECKING:
     from flatout.engines.steering.engine import PackedTrials
@@ -96,7 +96,9 @@ def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> Stud
                     prepared(
                         settings, split, opened, vectors, engine=engine, study=theirs, on_event=on_event
                     ).run(trials=settings.trials)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, RuntimeError) as error:  # a lock of Optuna's turns one into the other
+                if not is_interrupt(error):
+                    raise
                 raise Interrupted(
                     "interrupted", hint=f"every finished row is kept in {settings.out}; run it again to go on"
                 ) from None
@@ -139,7 +141,9 @@ def join_search(settings: SearchSettings, *, worker: str | None, say: Say, on_ev
         say(f"{name} has joined the study {settings.study_name!r}")
         try:
             work.run(trials=settings.trials, batch_trials=_batch_trials(settings, where.value))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            if not is_interrupt(error):
+                raise
             raise Interrupted("interrupted", hint="every finished row is kept") from None
 
 

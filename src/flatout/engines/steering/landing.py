@@ -8,14 +8,17 @@ handed on at once.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+SWITCH_S = 0.0001
 PENDING = 2  # copies in flight: one would stall the host, more would only hold memory
 
 
@@ -24,6 +27,21 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def switching_often() -> Iterator[None]:
+    """Threads take turns fifty times as often as Python's default, 5 ms.
+
+    Every operator that is launched lets other threads run, and would then wait so long for one that tokenises
+    or sorts results: a GPU runs dry while a thousand launches wait.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Landing:

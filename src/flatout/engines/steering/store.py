@@ -34,6 +34,8 @@ from flatout.engines.steering.tiers import Tier, Tiers
 from flatout.errors import BadInput, import_extra
 from flatout.whole_files import remove_leftovers, write_whole
 
+MOST_OPEN = 64
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
@@ -79,6 +81,7 @@ class Store:
         self._index = Index(self.folder)
         self._written = _Rate()
         self._read = _Rate()
+        self._open: dict[str, Any] = {}  # shards by name, the last used last
         remove_leftovers(self.folder)
 
     def put(self, space: Space, *, keys: Sequence[bytes], layers: Sequence[int], values: Tensor) -> Path:
@@ -160,10 +163,15 @@ class Store:
         )
 
     def _load(self, shard: Shard, layer: int) -> Tensor:
-        """One layer of a shard as a view of the mapped file."""
-        safetensors: Any = import_extra("safetensors", extra="steering")
-        with safetensors.safe_open(shard.path, framework="pt") as file:
-            block: Tensor = file.get_tensor(f"layer.{layer}")
+        """One layer of a shard as a view of the mapped file, which stays open: every layer is wanted next."""
+        file = self._open.pop(shard.path.name, None)
+        if file is None:
+            safetensors: Any = import_extra("safetensors", extra="steering")
+            file = safetensors.safe_open(shard.path, framework="pt")
+        self._open[shard.path.name] = file
+        if len(self._open) > MOST_OPEN:
+            self._open.pop(next(iter(self._open)))
+        block: Tensor = file.get_tensor(f"layer.{layer}")
         return block
 
     def _keep_budget(self, written: Path) -> None:

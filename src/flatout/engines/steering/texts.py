@@ -41,8 +41,8 @@ def encoded_ahead(
 ) -> Iterator[tuple[Sequence[int], Encoded]]:
     """Windows of texts or pairs: the places of some, and these encoded, while a thread tokenises the next.
 
-    The shortest texts come first, a quarter of a window: they start the work, and show at once what is wrong
-    with them.  The others follow from the longest on.  Equal texts lie in one window.
+    The shortest texts come first, a quarter of a window of them: they start the work, and show at once what
+    is wrong with them.  Equal texts lie in one window.
     """
     _check(texts)
     windows = _windows(texts, window_characters)
@@ -114,11 +114,10 @@ def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> l
     if characters is None or sum(map(len, whole)) <= characters:
         return [range(len(texts))]
     order = sorted(range(len(texts)), key=lambda place: (len(whole[place]), whole[place]))
-    end = _reach(order, 0, whole, characters=characters // 4)
-    windows: list[Sequence[int]] = [order[:end]]
-    order, start = order[end:][::-1], 0
+    windows: list[Sequence[int]] = []
+    start = 0
     while start < len(order):
-        end = _reach(order, start, whole, characters=characters)
+        end = _reach(order, start, whole, characters=characters if windows else characters // 4)
         windows.append(order[start:end])
         start = end
     return windows

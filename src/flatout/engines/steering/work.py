@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatout.data import TokenBudgetBatches
 from flatout.decisions import Decision
 from flatout.engines.steering.passes import Fork, Range, Reader, Tokens
 from flatout.engines.steering.texts import common_tokens
@@ -114,7 +113,7 @@ def run_batches(
     on_values: Callable[[Sequence[int], Tensor], None],
     max_rows: int | None = None,
 ) -> None:
-    """Compute all work, of each part the longest first; what fills no batch waits for the next part.
+    """Compute all work, of each part the shortest first; what fills no batch waits for the next part.
 
     The first part waits for nothing, so that the device begins.  A batch that runs out of memory halves the
     budget of the rest.
@@ -128,16 +127,19 @@ def run_batches(
     _run(reader, waiting, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
 
 
-def _batches(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> TokenBudgetBatches:
-    return TokenBudgetBatches(
-        [one.cost for one in work],
-        tokens=batch_tokens,
-        max_rows=max_rows,
-        too_long="alone",
-        shuffle=False,
-        rank=0,
-        num_ranks=1,
-    )
+def _batches(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> list[list[int]]:
+    """Places of work that is computed together, the shortest first.
+
+    So the last batch has the fewest rows: while its values come home, nothing else runs.
+    """
+    batches: list[list[int]] = []
+    for place in sorted(range(len(work)), key=lambda place: work[place].cost):
+        rows = len(batches[-1]) + 1 if batches else 0
+        if rows and rows * work[place].cost <= batch_tokens and rows <= (max_rows or rows):
+            batches[-1].append(place)
+        else:
+            batches.append([place])
+    return batches
 
 
 def _full(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> tuple[list[Work], list[Work]]:

@@ -74,7 +74,9 @@ def test_every_kind_of_products_is_the_plain_one(
     theirs, ours = x.clone().requires_grad_(), x.clone().requires_grad_()
     expected, gradients = plainly(theirs, of, spans, scales)
     products = products_of(path, spans, ranks=own, scales=scales, rank=R, dtype=torch.float32, device=CPU)
-    y = adapted_linear(ours[None], of=of, products=products, anchor=torch.zeros((), requires_grad=True))[0]
+    y = adapted_linear(
+        ours[None], of=of.bound(products), products=products, anchor=torch.zeros((), requires_grad=True)
+    )[0]
     y.pow(2).sum().backward()
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-3)
@@ -93,7 +95,9 @@ def test_absent_adapters_are_not_touched(path: Path) -> None:
         path, spans, ranks=(R,) * 5, scales=(2.0,) * 5, rank=R, dtype=torch.float32, device=CPU
     )
     x = torch.randn(7, K)
-    y = adapted_linear(x, of=of, products=products, anchor=torch.zeros((), requires_grad=True))
+    y = adapted_linear(
+        x, of=of.bound(products), products=products, anchor=torch.zeros((), requires_grad=True)
+    )
     expected, gradients = plainly(x, of, spans, (2.0,) * 5)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
     y.pow(2).sum().backward()
@@ -107,10 +111,10 @@ def test_gradients_add_up_over_backwards() -> None:
         "loop", spans, ranks=(8, 16), scales=(2.0, 3.0), rank=R, dtype=torch.float32, device=CPU
     )
     x, anchor = torch.randn(7, K), torch.zeros((), requires_grad=True)
-    adapted_linear(x, of=of, products=products, anchor=anchor).sum().backward()
+    adapted_linear(x, of=of.bound(products), products=products, anchor=anchor).sum().backward()
     once = of.shrink_gradient.clone()
     assert once.any()
-    adapted_linear(x, of=of, products=products, anchor=anchor).sum().backward()
+    adapted_linear(x, of=of.bound(products), products=products, anchor=anchor).sum().backward()
     torch.testing.assert_close(of.shrink_gradient, 2 * once)
 
 
@@ -123,10 +127,11 @@ def test_a_mixture_has_gradients_to_its_weights() -> None:
     each = torch.einsum("nk,trk,tro->nto", x, a, b)
     expected = F.linear(x, of.weight, of.bias) + (each * weights[:, :, None]).sum(1)
     theirs = torch.autograd.grad(expected.pow(2).sum(), (x, weights, a, b))
+    products = Dense(first=0, last=3, gain=gain)
     y = adapted_linear(
         x,
-        of=of,
-        products=Dense(first=0, last=3, gain=gain),
+        of=of.bound(products),
+        products=products,
         anchor=torch.zeros((), requires_grad=True),
         gain=gain,
     )
@@ -153,7 +158,11 @@ def test_dropout_zeroes_the_share_it_should_and_its_gradient_is_that_of_the_kept
     )
     torch.manual_seed(0)
     y = adapted_linear(
-        x, of=of, products=products, anchor=torch.zeros((), requires_grad=True), dropout=dropout
+        x,
+        of=of.bound(products),
+        products=products,
+        anchor=torch.zeros((), requires_grad=True),
+        dropout=dropout,
     )
     y.sum().backward()
     inside = x.detach() * mask

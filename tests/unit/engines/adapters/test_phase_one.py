@@ -160,3 +160,37 @@ def test_a_task_may_have_fewer_steps_and_leaves_at_the_end_of_its_own_schedule(
         optimizer = make_optimizer(assembly)
         assert (steps_of(assembly, "sentiment"), steps_of(assembly, "translation")) == (4, 6)
         assert optimizer.rate("sentiment") == 0.001
+
+
+def test_an_adapter_whose_loss_stays_no_number_leaves_and_the_others_go_on(
+    model: Path, tmp_path: Path
+) -> None:
+    """Translation and summarisation share the decoder: one of them leaving must not hold the other."""
+    settings = tiny_settings(model, tmp_path)
+    writing = settings["tasks"]["translation"]
+    tasks = {**settings["tasks"], "summarisation": {**writing, "rank": 2}}
+    phase = {**settings["phase1"], "accumulate": 1, "steps": 24, "evaluate_every": 4, "patience": 100}
+    with opened(model, tmp_path / "run", tasks=tasks, phase1=phase, log_every=50) as assembly:
+        lines: list[str] = []
+        run = phase_run(assembly, "phase1", steps=24, lines=lines)
+        plain = assembly.loss
+
+        def spoilt(adapter: int, states: Any, batch: Any) -> Any:
+            loss = plain(adapter, states, batch)
+            return loss * float("nan") if assembly.names[adapter] == "summarisation" else loss
+
+        assembly.loss = spoilt
+        before = {name: value.clone() for name, value in assembly.weights().items()}
+        train_adapters(run)
+        assert "summarisation left at step 20: its loss is not a number" in lines
+        assert any(line.startswith("phase1 20/24 | ") and "loss nan" not in line for line in lines)
+        lost = run.progress["summarisation"]
+        assert lost.done == 20 and lost.left_because == "its loss is not a number"
+        after = assembly.weights()
+        for name in ("sentiment", "translation"):
+            assert run.progress[name].done == 24 and run.progress[name].left_because is None
+            own = [key for key in after if key.split("/")[1] == name]
+            assert own and all(not after[key].equal(before[key]) for key in own)
+        assert run.progress["translation"].best_step is not None
+        assert all(after[key].equal(before[key]) for key in after if "/summarisation/" in key)
+        assert all(value.isfinite().all() for value in run.best.values())

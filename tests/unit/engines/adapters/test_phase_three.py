@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.adapters import graphs
 from flatout.engines.adapters.config import PhaseThree
 from flatout.engines.adapters.phase_three import (
     JointStep,
@@ -67,11 +69,31 @@ def test_the_loss_of_the_tasks_alone_moves_the_router(model: Path, tmp_path: Pat
         step = JointStep(run)
         assembly.router.gumbel = noise == "gumbel"
         assembly.train()
-        total = step._loss_of(0, step=0)
+        total, _ = step.losses(step.batches(0, step=0))
         total.backward()
         (found,) = (p.grad for name, p in assembly.router.named_parameters() if name == "tasks.weight")
         assert found is not None and found.abs().sum() > 0
         assert assembly.bank.gradients.abs().sum() > 0
+
+
+def test_a_step_tells_every_loss_by_its_name_and_is_recorded_only_on_a_gpu(
+    model: Path, tmp_path: Path
+) -> None:
+    """Single-task and mixed batches have other names; a replay knows them without running the losses."""
+    with joint(model, tmp_path / "run", single_task_first=1.0, single_task_last=0.0) as assembly:
+        run = phase_run(assembly, "phase3", steps=4)
+        step = JointStep(run)
+        assert str(step.decision) == "eager (computed: CUDA graphs need a GPU)"
+        assembly.train()
+        step(0)
+        step(3)
+        kinds = [names[: names.index("router")] for names in run.window._sums]
+        assert {len(tasks) for tasks in kinds} == {1, 2} and kinds[-1] == ("sentiment", "translation")
+        losses, _ = run.window.closed()
+        assert {"sentiment", "translation", "router", "consistency", "total"} <= losses.keys()
+        assert all(math.isfinite(loss) for loss in losses.values())
+        for batch in step.batches(0, step=3):
+            assert "features" in graphs.tensors_of(batch), "a replay copies what the router sees"
 
 
 def test_everything_learns_and_rates_differ_tenfold(assembly: Any) -> None:

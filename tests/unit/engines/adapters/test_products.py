@@ -68,5 +68,5 @@ def test_coefficients_of_foreign_adapters_are_zero_in_dense_products() -> None:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    coefficients = products.down(torch.ones(3, 4), torch.ones(2, 2, 4))
+    coefficients = products.down(products.split(torch.ones(3, 4)), products.factor(torch.ones(2, 2, 4)))
     assert coefficients.tolist() == [[8, 8, 0, 0], [8, 8, 0, 0], [0, 0, 12, 12]]

@@ -60,7 +60,7 @@ def test_together_is_each_alone(
                 biases=[linear.bias for linear in linears],
             )
             torch.manual_seed(0)
-            results = adapted_siblings(own, of=stacked, dropout=dropout, **common)
+            results = adapted_siblings(own, of=stacked.bound(products), dropout=dropout, **common)
         else:
             results = ()
             for linear, site in zip(linears, sites, strict=True):
@@ -73,7 +73,7 @@ def test_together_is_each_alone(
                     expand_gradient=bank.gradients[:, :, site.expand],
                 )
                 torch.manual_seed(0)  # siblings share the dropout of their input
-                results += (adapted_linear(own, of=of, dropout=dropout, **common),)
+                results += (adapted_linear(own, of=of.bound(products), dropout=dropout, **common),)
         sum((place + 1) * y.pow(2).sum() for place, y in enumerate(results)).backward()
         assert own.grad is not None
         gradient = gain.grad if gain is not None else torch.zeros(())

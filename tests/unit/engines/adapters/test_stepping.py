@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.decisions import Decision
+from flatout.engines.adapters import preparation
 from flatout.engines.adapters.bank import AdapterBank
+from flatout.engines.adapters.blocks import shapes_of
 from flatout.engines.adapters.encoder import PackedEncoder
+from flatout.engines.adapters.products import Path
 from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
 from flatout.errors import BadInput
 from tests.packed_encoders import (
@@ -188,3 +192,72 @@ def test_batches_out_of_order_and_foreign_banks_are_refused() -> None:
         setup.step(batches(blocks())[::-1])
     with pytest.raises(BadInput, match="different banks"):
         FusedStep(setup.encoder, optimizer=Setup().optimizer, loss=setup.loss)
+
+
+class Spoilt(Setup):
+    """The loss of adapter b is not a number while `spoils` is on."""
+
+    spoils = True
+
+    def __init__(self, *, path: Path | None = None) -> None:
+        super().__init__()
+        self.encoder._path = path
+
+    def loss(self, adapter: int, states: Tensor, batch: Any) -> Tensor:
+        loss = super().loss(adapter, states, batch)
+        return loss * float("nan") if adapter == 1 and self.spoils else loss
+
+
+@pytest.mark.parametrize("path", ["loop", "dense"])
+def test_a_loss_that_is_no_number_takes_nothing_from_the_others(path: Path) -> None:
+    """Dense products meet foreign rows with a zero, and zero times no number is no number."""
+    plain, spoilt = Setup(), Spoilt(path=path)
+    given = batches(blocks())
+    before = spoilt.bank.factors[1].clone()
+    for _ in range(2):
+        expected, losses = plain.step(given), spoilt.step(given)
+        assert losses.isnan().tolist() == [False, True, False]
+        torch.testing.assert_close(losses[[0, 2]], expected[[0, 2]], rtol=1e-5, atol=1e-6)
+    assert spoilt.bank.factors[1].equal(before)
+    for number in (0, 2):
+        torch.testing.assert_close(
+            spoilt.bank.factors[number], plain.bank.factors[number], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_losses_that_are_no_numbers_are_counted_in_a_row_and_across_a_resume() -> None:
+    setup, given = Spoilt(), batches(blocks())
+    for _ in range(3):
+        setup.step(given)
+    assert setup.step.num_not_finite() == {"a": 0, "b": 3, "c": 0}
+    other = Spoilt()
+    other.step.load_state(*setup.step.state())
+    other.step([batch for batch in given if batch.block.adapter != 0])
+    assert other.step.num_not_finite() == {"a": 0, "b": 4, "c": 0}
+    other.spoils = False
+    other.step(given)
+    assert other.step.num_not_finite() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_the_products_that_a_gpu_takes_for_equal_blocks_give_the_gradients_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batched ones, and dense ones for query, key and value; here on a CPU."""
+    given = blocks(((3, 8), (2, 12), (6, 4)))
+    found = []
+    for as_on_gpu in (False, True):
+        if as_on_gpu:
+            monkeypatch.setattr(
+                preparation,
+                "choose_path",
+                lambda *given, **options: Decision(value="batched", reason="as on a GPU", source="assumed"),
+            )
+        setup = Setup()
+        states = setup.encoder(given)
+        kinds = setup.encoder.prepare(shapes_of(given))
+        assert (kinds.siblings is not None) == as_on_gpu
+        torch.stack([state.pow(3).mean() for state in states]).sum().backward()
+        found.append((torch.cat([state.flatten() for state in states]).detach(), setup.bank.gradients))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert found[0][1].any()

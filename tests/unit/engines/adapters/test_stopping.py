@@ -39,3 +39,10 @@ def test_without_patience_nothing_is_finished_early() -> None:
     for step in range(2, 50):
         progress, is_best = after_evaluation(progress, score=0.5, scores={}, step=step, patience=None)
         assert not is_best and progress.done is None
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    progress, is_best = after_evaluation(Progress(), score=float("nan"), scores={}, step=1, patience=3)
+    assert not is_best and progress.best_score is None and progress.evaluations_without_better == 1
+    progress, is_best = after_evaluation(progress, score=-5.0, scores={}, step=2, patience=3)
+    assert is_best and progress.best_score == -5.0

@@ -27,18 +27,19 @@ def assembly(model: Path, tmp_path: Path) -> Iterator[Any]:
 
 
 def advance(run: PhaseRun, *, last: bool = False) -> None:
-    run.window.add({"sentiment": torch.tensor(float(run.step))}, tokens=10)
+    run.window.add(("sentiment",), torch.tensor([float(run.step)]), tokens=10)
     run.step += 1
     run.border(learning_rates={"sentiment": 0.1}, last=last)
 
 
 def test_a_window_holds_means_until_it_is_read() -> None:
     window = Window()
-    for value in (1.0, 2.0, 6.0):
-        window.add({"a": torch.tensor(value, requires_grad=True)}, tokens=5)
-    window.add({"b": torch.tensor(4.0)}, tokens=5)
+    for value in (1.0, 2.0):
+        window.add(("a",), torch.tensor([value], requires_grad=True), tokens=5)
+    for value in (6.0, 7.0):
+        window.add(("a", "b"), torch.tensor([value, value - 2]), tokens=5)
     losses, seconds = window.closed()
-    assert losses == {"a": 3.0, "b": 4.0} and seconds > 0 and window.tokens == 20
+    assert losses == {"a": 4.0, "b": 4.5} and seconds > 0 and window.tokens == 20
 
 
 def test_reports_and_checkpoints_come_when_they_are_due(assembly: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from flatout.engines.adapters import checkpoint, verbs
+from flatout.engines.adapters.assembly import Assembly
 from flatout.engines.adapters.checkpoint import BEST, PHASES, TRAINING
 from flatout.engines.adapters.report_data import load_evaluation
 from flatout.engines.adapters.run_log import read_log
@@ -282,3 +283,27 @@ def test_bad_rows_are_named_by_their_line_before_anything_is_written(model: Path
     given["tasks"]["sentiment"] = {"data": {**generated(), "sauce": "x"}}
     with pytest.raises(BadInput, match="did you mean source"):
         verbs.train(given)
+
+
+def test_why_an_adapter_left_is_in_the_log_the_status_and_the_report(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Assembly.loss
+
+    def spoilt(self: Any, adapter: int, states: Any, batch: Any) -> Any:
+        loss = plain(self, adapter, states, batch)
+        return loss * float("nan") if self.names[adapter] == "sentiment" else loss
+
+    monkeypatch.setattr(Assembly, "loss", spoilt)
+    out = tmp_path / "run"
+    settings = tiny_settings(model, out, log_every=100, checkpoint_every=100)
+    settings = with_phase(settings, "phase1", steps=21, accumulate=1, evaluate_every=100)
+    notes: list[str] = []
+    outcome = verbs.train(settings, phases=("phase1",), on_note=notes.append)
+    said = "sentiment left at step 20: its loss is not a number"
+    assert said in notes
+    assert [record.notes for record in read_log(out) if record.step == 20] == [(said,)]
+    progress = outcome.status.phases[0].progress["sentiment"]
+    assert (progress.done, progress.left_because) == (20, "its loss is not a number")
+    _, page = verbs.evaluate(out)
+    assert f"phase1: {said}." in page.read_text(encoding="utf-8")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.landing import Landing
+from flatout.engines.steering.landing import Landing, switching_often
 
 
 def landed_from(device: str, *, batches: int = 8) -> tuple[list[int], list[Tensor]]:
@@ -46,3 +48,13 @@ def test_an_error_of_the_receiver_is_not_lost() -> None:
 
     with pytest.raises(ValueError, match="no room"), Landing(refuse) as landing:
         landing.take([0], torch.zeros(1, 4, device="cuda"))
+
+
+def test_threads_take_turns_as_before_once_the_work_is_done() -> None:
+    before = sys.getswitchinterval()
+    with switching_often():
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before
+    with contextlib.suppress(KeyboardInterrupt), switching_often():
+        raise KeyboardInterrupt
+    assert sys.getswitchinterval() == before

@@ -130,10 +130,10 @@ def test_one_text_that_does_not_fit_is_an_error_that_says_so() -> None:
         run(Short(columns=4), plan(pairs=[]), batch_tokens=5)
 
 
-def test_batches_stay_within_the_budget_and_begin_with_the_longest() -> None:
+def test_batches_stay_within_the_budget_and_begin_with_the_shortest() -> None:
     reader = Short(columns=10**6)
     run(reader, plan(pairs=[]), batch_tokens=8)
-    assert reader.batches == [5, 8, 1]  # columns of each batch, its padding included
+    assert reader.batches == [4, 4, 5]  # columns of each batch, its padding included
 
 
 def test_what_fills_no_batch_waits_for_the_next_part_but_for_the_first() -> None:

@@ -1,0 +1,227 @@
+"""Scripts that end in their own way, or are ended: `flatout diagnose` loses nothing and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flatout.measure.evidence_file import load_evidence
+from tests.cli.running import (
+    ARMS,
+    BRIEFLY,
+    COUNTERFACTUAL,
+    ENVIRONMENT,
+    SCRIPTS,
+    arms,
+    diagnose,
+    flatout,
+    line_of,
+    losses,
+    the_loader,
+    unobserved,
+)
+
+
+def test_a_script_that_raises_shows_its_own_traceback(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "raise", save=tmp_path / "evidence.json")
+    assert outcome.code == 2
+    line = line_of("misbehaves.py", 'raise Unlucky("the third step")')
+    assert f'misbehaves.py", line {line}, in train' in outcome.stderr
+    assert "flatout/measure" not in outcome.stderr
+    assert "runpy" not in outcome.stderr
+    last = outcome.stderr.splitlines()[-1]
+    assert last.startswith("flatout: misbehaves.py raised Unlucky: the third step after 2 measured steps")
+    assert outcome.evidence is not None
+    assert (outcome.evidence.job.ended, outcome.evidence.job.exit_code) == ("crashed", 1)
+    assert len(outcome.evidence.steps) == 2
+
+
+def test_the_exit_code_of_a_script_that_ends_early_passes_through(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "exit", save=tmp_path / "evidence.json")
+    assert outcome.code == 3
+    assert outcome.evidence is not None
+    assert (outcome.evidence.job.ended, outcome.evidence.job.exit_code) == ("finished", 3)
+    assert len(outcome.evidence.steps) == 2
+    assert [reason for reason in outcome.evidence.missing if "ended before it was steady" in reason]
+
+
+def test_a_script_that_never_trains(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "idle", save=tmp_path / "evidence.json")
+    assert outcome.code == 2
+    assert outcome.stdout == "nothing to train\n"
+    assert len(outcome.stderr.splitlines()) == 1
+    assert "ended without a training step" in outcome.stderr
+
+
+def test_a_script_that_swallows_the_end_is_ended_by_force(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "swallow", save=tmp_path / "evidence.json")
+    assert arms(outcome.measured) == ARMS
+    assert outcome.stdout.count("swallowed\n") == 2
+
+
+def test_training_on_a_thread(tmp_path: Path) -> None:
+    evidence = diagnose("misbehaves.py", "thread", save=tmp_path / "evidence.json").measured
+    assert arms(evidence) == ARMS
+    assert the_loader(evidence).trains
+    assert (evidence.phase_s("backward") or 0.0) > 0.0
+
+
+def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "half", save=tmp_path / "evidence.json")
+    evidence = outcome.measured
+    assert arms(evidence) == ARMS - {"half"}
+    assert evidence.counterfactual("cached") is not None
+    assert evidence.counterfactual("half") is None
+    assert "half batch: the script raised on half a batch" in evidence.missing
+    assert "Traceback" not in outcome.stderr
+
+
+def test_a_module_of_a_package_that_ends_before_the_plan_does(tmp_path: Path) -> None:
+    package = tmp_path / "jobs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(SCRIPTS / "plain_loop.py", package / "train.py")
+    options = (*BRIEFLY, "-m")
+    outcome = diagnose(
+        "jobs.train", "--steps", "9", save=Path("evidence.json"), options=options, folder=tmp_path
+    )
+    assert outcome.code in (0, 1), outcome.stderr
+    assert "trained 9 steps" in outcome.stdout
+    evidence = outcome.evidence
+    assert evidence is not None
+    assert (evidence.job.ended, evidence.job.exit_code) == ("finished", 0)
+    assert evidence.job.command == ("-m", "jobs.train", "--steps", "9")
+    assert len(evidence.steps) == 8
+    assert str(the_loader(evidence).place).startswith("jobs/train.py:")
+    assert [reason for reason in evidence.missing if "ended" in reason]
+
+
+def test_a_job_that_is_kept_running_trains_as_if_nobody_watched(tmp_path: Path) -> None:
+    command = ("plain_loop.py", "--workers", "2", "--persistent", "--hook", "--steps", "500", "--exit", "5")
+    options = (*BRIEFLY, "--keep-running")
+    outcome = diagnose(*command, save=tmp_path / "evidence.json", options=options)
+    assert outcome.code == 5, outcome.stderr
+    alone = unobserved(*command, code=5)
+    assert losses(outcome.stdout) == losses(alone)
+    assert len(losses(alone)) == 500
+    assert outcome.stdout.startswith(alone)
+    evidence = outcome.evidence
+    assert evidence is not None
+    assert (evidence.job.ended, evidence.job.exit_code) == ("measured", 5)
+    assert arms(evidence) == ARMS - set(COUNTERFACTUAL)
+    assert len(evidence.steps) < 499
+
+
+# Interruptions
+
+
+class Running:
+    """A diagnosis in progress, with two forked workers that stay, that has come to the counterfactuals."""
+
+    MARK = "FLATOUT_TEST_RUN"
+
+    def __init__(self, save: Path, *, terminal: int | None = None) -> None:
+        self.save = save
+        self.mark = str(save)
+        self.process = subprocess.Popen(
+            [*flatout(), "--save", str(save), "plain_loop.py", "--workers", "2", "--persistent"],
+            cwd=SCRIPTS,
+            env={**ENVIRONMENT, self.MARK: self.mark},
+            stdin=terminal if terminal is not None else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            # the tests run on one thread, so the child may run Python before it becomes flatout
+            preexec_fn=(lambda: take_terminal(terminal)) if terminal is not None else None,  # noqa: PLW1509
+        )
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if "cached" in line:
+                break
+
+    def alive(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get(self.MARK) == self.mark
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def finish(self) -> list[str]:
+        """The rest of what it says, once it has ended."""
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            rest = stream.read().splitlines()
+        self.process.wait()
+        return rest
+
+
+def take_terminal(terminal: int) -> None:
+    """Make `terminal` the controlling terminal: what is typed there reaches this login as signals."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def pseudo_terminal() -> Iterator[tuple[int, int]]:
+    ours, theirs = os.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def assert_interrupted(running: Running) -> None:
+    said = running.finish()
+    assert running.alive() == []
+    assert running.process.returncode == 2
+    evidence = load_evidence(running.save)
+    assert evidence.job.ended == "interrupted"
+    assert len(evidence.steps) > 10
+    expected = f"flatout: interrupted after {len(evidence.steps)} measured steps"
+    assert [line for line in said if line.startswith(expected)]
+
+
+def test_control_c_in_a_terminal_keeps_the_evidence_and_leaves_nothing_running(
+    tmp_path: Path, pseudo_terminal: tuple[int, int]
+) -> None:
+    ours, theirs = pseudo_terminal
+    running = Running(tmp_path / "evidence.json", terminal=theirs)
+    assert len(running.alive()) >= 4  # flatout, the job and its two workers
+    os.write(ours, b"\x03")
+    assert_interrupted(running)
+
+
+def test_sigterm_keeps_the_evidence_and_leaves_nothing_running(tmp_path: Path) -> None:
+    running = Running(tmp_path / "evidence.json")
+    assert len(running.alive()) >= 4
+    running.process.send_signal(signal.SIGTERM)
+    assert_interrupted(running)
+
+
+def test_a_job_killed_in_the_middle_leaves_its_evidence_and_no_workers(tmp_path: Path) -> None:
+    running = Running(tmp_path / "evidence.json")
+    (job,) = psutil.Process(running.process.pid).children()
+    assert len(job.children()) >= 2
+    job.kill()
+    (said,) = (line for line in running.finish() if line.startswith("flatout: plain_loop.py"))
+    assert running.alive() == []
+    assert running.process.returncode == 2
+    evidence = load_evidence(running.save)
+    assert evidence.job.ended == "crashed"
+    assert len(evidence.steps) > 10
+    assert f"was ended by SIGKILL after {len(evidence.steps)} measured steps" in said
