@@ -37,6 +37,8 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "peers": peers,
         "caps": caps,
         "flushes": flushes,
+        "expandable": expandable,
+        "finder": finder,
     }
     return re.sub(r"<!-- memory: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
 
@@ -64,7 +66,10 @@ def measured(folder: Path) -> str:
 def accuracy(folder: Path) -> str:
     """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
     estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
-    unseen = latest(folder, "unseen-estimates")
+    unseen = {
+        "**unseen, first look**": latest(folder, "unseen-first-look"),
+        "unseen, looked at since": latest(folder, "unseen-estimates"),
+    }
     if estimates is None:
         return NOT_MEASURED
     lines = [
@@ -77,8 +82,9 @@ def accuracy(folder: Path) -> str:
         if first is not None:
             named["held out, first look"] = first["summary"][quantity]
         named |= {"held out": groups["held out"], "all": groups["all"]}
-        if unseen is not None:
-            named["**never looked at**"] = unseen["summary"][OURS][quantity]["all"]
+        for name, found in unseen.items():
+            if found is not None:
+                named[name] = found["summary"][OURS][quantity]["all"]
         lines += [row([quantity, name, *figures(summary)]) for name, summary in named.items()]
     return "\n".join(lines)
 
@@ -153,12 +159,18 @@ def caps(folder: Path) -> str:
                 good = [round(found[f"{name}_{key}_share"] * count) for key in ("trains", "near")]
                 counts = [f"{each} of {count}" for each in good]
                 lines.append(row(["predicted first and then tried", words, *counts]))
-    if table is not None and predicted is not None:
-        again = held_against(table["rows"], {each["label"]: each for each in predicted["rows"]})
+    since = latest(folder, "searches-predictions")
+    for searches, batches, said in (
+        (fresh, since, "the same, with the rules made since"),
+        (table, predicted, "older ones, with the rules made since"),
+    ):
+        if searches is None or batches is None:
+            continue
+        again = held_against(searches["rows"], {each["label"]: each for each in batches["rows"]})
         for name, words in ANSWERS.items():
             if f"{name}_trains" in again:
                 counts = [f"{again[f'{name}_{key}']} of {again['count']}" for key in ("trains", "near")]
-                lines.append(row(["which the rule was made from", words, *counts]))
+                lines.append(row([said, words, *counts]))
     return "\n".join(lines)
 
 
@@ -175,6 +187,50 @@ def flushes(folder: Path) -> str:
         speed = f"{each['batch_size'] / each['step_s']:.1f}"
         cells = [each["case"], str(each["batch_size"]), each["arm"], speed, f"{each['flushes_per_step']:.1f}"]
         lines.append(row(cells))
+    return "\n".join(lines)
+
+
+def expandable(folder: Path) -> str:
+    """Steps with segments that expand: what was predicted before, beside what was measured."""
+    table = latest(folder, "expandable")
+    if table is None:
+        return NOT_MEASURED
+    lines = ["| configuration | allocated: off by | reserved: off by |", "|---|--:|--:|"]
+    for each in table["rows"]:
+        if "largest" in each or each["predicted"] is None:
+            continue
+        off = [each["predicted"][name] / each[f"peak_{name}_bytes"] - 1 for name in QUANTITIES]
+        lines.append(row([f"`{each['case']}`", *(f"{100 * share:+.2f} %" for share in off)]))
+    return "\n".join(lines)
+
+
+def finder(folder: Path) -> str:
+    """Lightning's search on the GPU under the same caps, beside the predicted batches and the largest."""
+    names = ("lightning", "caps", "predictions")
+    table, searches, predicted = (latest(folder, name) for name in names)
+    if table is None or searches is None or predicted is None:
+        return NOT_MEASURED
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from benchmarks.memory.accuracy import largest_trained
+
+    largest = {each["label"]: largest_trained(each) for each in searches["rows"] if each.get("fails_at")}
+    ours = {each["label"]: each for each in predicted["rows"]}
+    lines = [
+        "| configuration | largest that trains | BatchSizeFinder | seconds on the GPU | safe | tight |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for each in table["rows"]:
+        label = each["label"]
+        if label in largest and label in ours:
+            found = [
+                largest[label],
+                each["found"],
+                round(each["seconds"]),
+                ours[label]["safe"],
+                ours[label]["tight"],
+            ]
+            lines.append(row([f"`{label}`", *map(str, found)]))
     return "\n".join(lines)
 
 

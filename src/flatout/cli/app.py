@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 import flatout
-from flatout.errors import FlatoutError, Interrupted
+from flatout.errors import FlatoutError, Interrupted, is_interrupt
 
 CRASHED, INTERRUPTED, READER_GONE = 2, 130, 141
 
@@ -52,6 +52,9 @@ class DefectsExitWithTwo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and is_interrupt(error):
+            typer.echo("flatout: interrupted", err=True)
+            raise SystemExit(INTERRUPTED) from None
         if isinstance(error, Exception):
             traceback.print_exception(error)
             typer.echo("flatout: this is a defect of flatout, not of your job", err=True)

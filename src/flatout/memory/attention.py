@@ -159,7 +159,9 @@ def backward_workspace(func: Any, args: Any) -> tuple[tuple[int, ...], ...]:
         rows = batch * heads * _up(length, 128)
         return ((rows * _up(width, 32) * 4, rows * 4),)
     product = rows * width * query.dtype.itemsize
-    blocks = batch * heads * (_up(length, 128) * _up(width, 64) + 8 * _up(length, 128) // 128) * 4
+    # one tile of the query's gradient for each block of rows, with a lock of four words
+    tile = 64 if width <= 64 or query.dtype not in HALF else 128
+    blocks = batch * heads * (_up(length, tile) * _up(width, 64) + 4 * _up(length, tile) // 64) * 4
     return ((product, rows * 4, rows * 4), (rows * 4, blocks))
 
 

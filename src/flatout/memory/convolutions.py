@@ -2,8 +2,11 @@
 
     copies       its kernels want channels last: inputs, results and weights in the usual order are copied,
                  and channels are padded to what a load takes (8 in half precision, 4 in float32 and, forward,
-                 in float16).  Kernels of one position are plain products where they can be, and an image of
-                 fewer than four channels is read as it lies at stride 1
+                 in float16), those of weights too.  Kernels of one position are plain products where they can
+                 be, and an image of fewer than four channels is read as it lies at stride 1.  Patches are
+                 copied from 8 pixels on
+    images out   a transposed convolution to fewer than four channels writes them as they lie in float32; in
+                 half precision they are padded like those of an input
     gradients    PyTorch brings the gradient into the order of the input first
     weights      the gradient of a weight is cut into tiles of 128 x 128 for each position of the kernel;
                  where these are fewer than the multiprocessors, several share one and leave partial sums
@@ -12,7 +15,8 @@
 
 cuDNN chooses kernels on the GPU, so this is a description of its choices and not a law: it was drawn from
 allocations of single convolutions and of ResNet, ConvNeXt and U-Net jobs on an H200 (cuDNN 9.19), all of
-which were looked at.
+which were looked at; padded weights, copied patches and images out from the peaks of a CLIP, a mixer, a ViT
+and an autoencoder.  At small batches patches in float32 may not be copied, which is not followed.
 """
 
 from __future__ import annotations
@@ -43,11 +47,17 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
         return _groups(_turned_weight(x, weight, groups) + _padded_input(x, weight))
     if _is_depthwise(x, groups) or not _copies(x, weight, stride) or _is_read_directly(x, stride):
         return ()
-    patches = tuple(stride) == tuple(weight.shape[2:])  # each input is read once
-    if patches and not transposed and (x.dtype.itemsize > 2 or max(stride) < WIDE_PATCH):
-        return ()
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
+    is_half = x.dtype.itemsize <= 2
     multiple = {torch.bfloat16: 8, torch.float16: 4}.get(x.dtype, 1)
+    if not transposed and tuple(stride) == tuple(weight.shape[2:]):  # patches: each input is read once
+        if max(stride) < WIDE_PATCH:
+            return ()
+        multiple = multiple if is_half else _load(x)
+    if _writes_image(weight, transposed):
+        if not is_half:
+            return ()
+        out = out // weight.shape[1] * _load(x)
     return ((_copied_bytes(x, weight, out, multiple=multiple),),)
 
 
@@ -59,28 +69,28 @@ def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group
         return _depthwise_backward(gradient, x, weight, mask) if _is_channels_last(x) else ()
     turned = () if _in_order_of(x, gradient) else (_num_bytes(gradient),)
     copies = _copies(x, weight, stride)
+    num_output = gradient.numel()
+    if _writes_image(weight, args[7]):
+        copies = copies and x.dtype.itemsize <= 2
+        num_output = num_output // weight.shape[1] * _load(x)
     result: list[Group] = []
     if mask[0]:
         group = turned + _turned_weight(x, weight, groups)
-        result.append(
-            group + ((_copied_bytes(x, weight, gradient.numel(), multiple=_load(x)),) if copies else ())
-        )
+        result.append(group + ((_copied_bytes(x, weight, num_output, multiple=_load(x)),) if copies else ()))
     if mask[1]:
         parts = _partial_sums(x, weight, num_multiprocessors)
-        result.append((*turned, _weight_gradient(x, weight, gradient, stride, copies=copies, parts=parts)))
+        direct = x.dtype.itemsize > 2 and (_is_read_directly(x, stride) or _writes_image(weight, args[7]))
+        copied = 0 if direct else _copied_bytes(x, weight, num_output, multiple=_load(x))
+        result.append((*turned, _weight_gradient(x, weight, copies=copies, parts=parts, copied=copied)))
     return tuple(group for group in result if group)
 
 
-def _weight_gradient(
-    x: Tensor, weight: Tensor, gradient: Tensor, stride: Any, *, copies: bool, parts: int
-) -> int:
+def _weight_gradient(x: Tensor, weight: Tensor, *, copies: bool, parts: int, copied: int) -> int:
     if _is_channels_last(x):
         return parts + sum(_padded_input(x, weight))
     if math.prod(weight.shape[2:]) == 1 and _is_aligned(x) and not copies:
         return int(x.shape[0] * weight.numel() * 4)  # one product for each sample, then their sum
-    if x.dtype.itemsize > 2 and _is_read_directly(x, stride):
-        return parts
-    return parts + _copied_bytes(x, weight, gradient.numel(), multiple=_load(x))
+    return parts + copied
 
 
 def _partial_sums(x: Tensor, weight: Tensor, num_multiprocessors: int) -> int:
@@ -146,6 +156,10 @@ def _is_read_directly(x: Tensor, stride: Any) -> bool:
     return x.shape[1] < FEW_CHANNELS and all(each == 1 for each in stride)
 
 
+def _writes_image(weight: Tensor, transposed: bool) -> bool:
+    return transposed and weight.shape[1] < FEW_CHANNELS
+
+
 def _copies(x: Tensor, weight: Tensor, stride: Any) -> bool:
     """Whether cuDNN copies to channels last; kernels of one position are plain products where they can be."""
     if _is_channels_last(x):
@@ -162,7 +176,8 @@ def _load(x: Tensor) -> int:
 
 
 def _copied_bytes(x: Tensor, weight: Tensor, num_output: int, *, multiple: int) -> int:
-    num_weights = weight.numel() if math.prod(weight.shape[2:]) > 1 else 0
+    padded = _padded(weight, multiple) if weight.shape[1] == x.shape[1] else weight.numel()
+    num_weights = padded if math.prod(weight.shape[2:]) > 1 else 0
     return int((_padded(x, multiple) + num_output + num_weights) * x.dtype.itemsize + HEAD_BYTES)
 
 

@@ -44,6 +44,7 @@ PROMOTE = {
 # fmt: on
 NOT_OVERRIDDEN = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attention"}
 _installed: list[torch.library.Library] = []
+_without_data: list[None] = []
 
 
 def install(*, compute_capability: tuple[int, int] | None) -> None:
@@ -56,6 +57,14 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
         warnings.simplefilter("ignore", UserWarning)
         _install_kernels(library, compute_capability=compute_capability)
     _install_autocast_questions()
+    install_for_no_data()
+
+
+def install_for_no_data() -> None:
+    """What no tensor without data can do by itself, on the CPU or on CUDA; once for a process."""
+    if _without_data:
+        return
+    _without_data.append(None)
     _install_foreach()
     _install_scaler()
     _install_module_apply()

@@ -27,7 +27,7 @@ from flatout.units import show_bytes
 
 MAX_BATCH = 2**20
 NUM_NEIGHBOURS = 4  # sizes above an answer that are tried before it is taken
-LOOKED_BELOW = 0.04  # of a batch: how far below it others have to train too
+LOOKED_BELOW = 0.10  # of a batch: how far below it others have to train too
 
 StepAt: TypeAlias = Callable[[int], Trace | SizedTrace]
 

@@ -1,10 +1,8 @@
 """A short real run of a job, well below the limit: it measures what a trace cannot know.
 
 The job is built on the GPU and stepped a few times at one or two small batches, exactly as the trace steps
-it.  Peak bytes come from PyTorch's allocator, the CUDA context from the driver: what the driver says is used,
-less what it said before, less what the allocator reserved.  The probe runs in a child process, whose context
-goes away with it; memory that others take or free meanwhile is counted as context, so a probe wants its GPU
-to itself.
+it.  Peak bytes come from PyTorch's allocator, the CUDA context from the driver (see `context`).  The probe
+runs in a child process, whose context goes away with it.
 
 A process that has asked CUDA for anything, even for the number of GPUs, cannot fork a child that uses CUDA:
 the job is then sent to a fresh process, which works for jobs made of importable functions.
@@ -15,6 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import multiprocessing
+import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from flatout.hardware.nvml import read_gpus
 from flatout.hardware.snapshot import GpuSnapshot
 from flatout.memory.border import calling
 from flatout.memory.child import run_in_child
+from flatout.memory.context import Reading, context_of, reading_of
 from flatout.memory.forecast import Forecaster
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.receipts import Measured, Receipt, store_receipt
@@ -168,14 +168,14 @@ def measure(
     job: Job, recipe: Recipe, sizes: dict[str, int], batch_sizes: tuple[int, ...], device_index: int
 ) -> Receipt:
     """Step the job for real in this process, which must be a child: its settings and context stay."""
-    base_bytes = _used_bytes(device_index)  # NVML answers without a context
+    before = _reading(device_index, reserved_bytes=0)  # NVML answers without a context
     _check_cuda(device_index)
     import torch
 
     torch.cuda.set_device(device_index)
     if recipe.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    probes = []
+    probes, readings = [], []
     counts = (0, 0)
     for batch_size in batch_sizes:
         try:
@@ -189,6 +189,8 @@ def measure(
                 ) from None
             raise
         probes.append(measured)
+        readings.append(_reading(device_index, reserved_bytes=torch.cuda.memory_reserved(device_index)))
+    context = context_of(before, readings)
     return Receipt(
         device=torch.cuda.get_device_name(device_index),
         torch_version=str(torch.__version__),
@@ -199,7 +201,8 @@ def measure(
         other_sizes={name: size for name, size in sizes.items() if name != BATCH},
         num_parameters=counts[0],
         num_trainable=counts[1],
-        context_bytes=_context_bytes(device_index, base_bytes),
+        context_bytes=context.num_bytes,
+        context_missing=context.missing,
         probes=tuple(probes),
     )
 
@@ -293,20 +296,8 @@ def _gpu(device_index: int) -> GpuSnapshot | None:
     return next((gpu for gpu in found if gpu.cuda_index == device_index), None)
 
 
-def _used_bytes(device_index: int) -> int | None:
-    gpu = _gpu(device_index)
-    return None if gpu is None else gpu.memory_used_bytes
-
-
-def _context_bytes(device_index: int, base_bytes: int | None) -> int | None:
-    """None where NVML does not answer, or where others freed more than the context takes."""
-    import torch
-
-    used_bytes = _used_bytes(device_index)
-    if used_bytes is None or base_bytes is None:
-        return None
-    found = used_bytes - base_bytes - torch.cuda.memory_reserved(device_index)
-    return found if found > 0 else None
+def _reading(device_index: int, *, reserved_bytes: int) -> Reading:
+    return reading_of(_gpu(device_index), pid=os.getpid(), reserved_bytes=reserved_bytes)
 
 
 def _cudnn_version() -> str | None:

@@ -62,6 +62,7 @@ class Receipt:
     num_trainable: int
     context_bytes: int | None
     probes: tuple[Measured, ...]
+    context_missing: str | None = None  # why there are no context_bytes
 
     def __post_init__(self) -> None:
         batches = [probe.batch_size for probe in self.probes]

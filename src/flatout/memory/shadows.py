@@ -3,7 +3,9 @@
 Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths or of rates.
 These are small, so they are computed for real next to their fake counterparts, and such branches go the way
 the real run goes.  Where a value comes from floating point there is none: choices among several (argmax,
-top-k) are answered evenly, comparisons as true, and every such answer is noted as a guess.
+top-k) are answered evenly, comparisons as true, and every such answer is noted as a guess.  A single number
+that is drawn evenly from a range decides whether a layer is dropped (`torch.rand([]) < share`): it counts as
+the upper end of its range, at which as few as possible are.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ LARGEST = 1 << 25  # elements; larger integer tensors are not computed
 LARGEST_FLOAT = 1 << 8
 UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VALUE = "_flatout_value"
+UNIFORM = {aten.rand.default, aten.rand_like.default, aten.uniform_.default}
 # the place of the indices among the results; None where they are the only one
 CHOICES = {
     aten.topk.default: 1,
@@ -60,6 +63,9 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str,
         return
     if func in CHOICES and value_of(args[0]) is None:
         _choose_evenly(func, args, outs, guess=guess)
+        return
+    if func in UNIFORM and outs[0].numel() == 1:
+        _draw_highest(func, args, outs[0], guess=guess)
         return
     if torch.Tag.nondeterministic_seeded in func.tags or func.overloadpacket in UNWRITTEN:
         _forget(outs)
@@ -137,6 +143,15 @@ def _choose_evenly(func: Any, args: Any, outs: list[Tensor], *, guess: Callable[
         count = torch.arange(indices.numel(), dtype=indices.dtype).reshape(indices.shape)
         setattr(indices, VALUE, count % max(1, choices))
     guess(str(func), "every choice equally often")
+
+
+def _draw_highest(func: Any, args: Any, drawn: Tensor, *, guess: Callable[[str, str], None]) -> None:
+    """The largest number below the end of the range, which is 1 unless `uniform_` was given another."""
+    end = args[2] if func is aten.uniform_.default and len(args) > 2 else 1.0
+    with _disable_current_modes():
+        limit = torch.full(tuple(drawn.shape), end, dtype=drawn.dtype)
+        setattr(drawn, VALUE, torch.nextafter(limit, torch.full_like(limit, -torch.inf)))
+    guess(str(func), "a number drawn evenly taken as the upper end of its range")
 
 
 def _dimension(func: Any, args: Any) -> int:

@@ -2,8 +2,9 @@
 
 The step runs under PyTorch's fake tensors: shapes and dtypes are computed, memory is not taken, so a 7B
 model traces on a laptop.  Fake tensors live on the CPU, and `cuda_rules` makes the CPU choose as CUDA would;
-the trace therefore belongs into a process of its own (`child`).  On a machine with a GPU the same trace can
-run on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself.
+the trace therefore belongs into a process of its own (`child`).  On a machine with a GPU the same trace is
+meant to run on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; no such trace has been
+compared with a measurement.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
 from flatout.memory.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import Component, Guess, Phase, Trace
-from flatout.memory.workspaces import Workspaces
+from flatout.memory.workspaces import COPIES_FIRST, Workspaces
 
 aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
@@ -133,7 +134,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _log(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Births by one operation: its results, then the blocks its kernel takes."""
+        """Births by one operation: its results, then the blocks its kernel takes, or copies before both."""
         name = str(func)
         component: Component | None = None
         is_cast = self.autocast is not None and kwargs.get("dtype") is self.autocast
@@ -144,13 +145,17 @@ class Tracer(TorchDispatchMode):
         accumulates = self.phase == "backward" and not torch.is_grad_enabled()
         if func in IN_PLACE and (accumulates or attention.adds_in_place()):
             self._note_sum(func, args, out)
+        groups = self.workspaces.of(func, args, kwargs)
+        before = groups if func in COPIES_FIRST else ()
+        copies = [self._workspace(block, f"workspace of {name}") for group in before for block in group]
         for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
             if isinstance(leaf, Tensor):
                 self.track(leaf, name, component)
+        self.events.extend(~number for number in copies)
         if self.phase != "setup":
             for num_bytes in self.workspaces.lasting(func, in_backward=self.phase == "backward"):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
-        for group in self.workspaces.of(func, args, kwargs):
+        for group in groups[len(before) :]:
             held = [self._workspace(block, f"workspace of {name}") for block in group]
             self.events.extend(~number for number in held)
 
@@ -192,6 +197,7 @@ def trace_job(
     """
     start_s = time.perf_counter()
     sizes = dict(sizes if sizes is not None else job.sizes)
+    cuda_rules.install_for_no_data()
     dynamic_sizes.declare(true_share=job.true_share)
     batch_on_host = job.make_batch(**sizes)
     gc.collect()

@@ -28,6 +28,8 @@ Group = tuple[int | Formula, ...]  # blocks that are held together
 
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 BIASED_PRODUCT = aten.addmm.default
+# which copy what does not lie in rows before they make their results
+COPIES_FIRST = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default}
 HOPPER = (9, 0)
 ASSUMED_MULTIPROCESSORS = 132  # of an H200: where a GPU's own are not known
 PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 20

@@ -103,6 +103,13 @@ def test_efficient_holds_blocks_of_accumulators() -> None:
     assert second == (rows * 4, 2_099_200)
 
 
+def test_efficient_takes_tiles_of_64_rows_for_narrow_heads() -> None:
+    """Windows of 49 positions, as in Swin: one tile each, and its lock of four words."""
+    x = torch.empty(6, 3, 49, 32, dtype=torch.float16, device="meta")
+    _first, (_rows, blocks) = backward_workspace(EFFICIENT_BACKWARD, (x, x, x))
+    assert blocks == 6 * 3 * (64 * 64 + 4) * 4
+
+
 def test_flash_rounds_rows_and_width_up() -> None:
     x = query(torch.float16, length=130, width=40)
     rows = 4 * 8 * 256

@@ -55,6 +55,40 @@ def test_copies_are_as_large_as_measured(
     assert num_bytes == pytest.approx(measured, rel=2e-3)
 
 
+@pytest.mark.parametrize(("dtype", "channels"), [(FULL, 4), (BRAIN, 8)])
+def test_patches_are_copied_with_channels_of_input_and_weight_padded(
+    dtype: torch.dtype, channels: int
+) -> None:
+    """In float32 of a CLIP in evaluation and of a mixer, in bfloat16 of a ViT, as their peaks have it."""
+    x, weight = meta(4, 3, 64, 64, dtype=dtype), meta(512, 3, 16, 16, dtype=dtype)
+    ((num_bytes,),) = forward(x, weight, stride=16)
+    values = 4 * channels * 64 * 64 + 4 * 512 * 4 * 4 + 512 * channels * 16 * 16
+    assert num_bytes == pytest.approx(values * dtype.itemsize, abs=512)
+    assert forward(meta(4, 3, 64, 64, dtype=dtype), meta(96, 3, 4, 4, dtype=dtype), stride=4) == ()
+
+
+def test_a_transposed_convolution_to_an_image_pads_it_in_half_precision_and_copies_nothing_in_full() -> None:
+    """The last layer of an autoencoder: 64 channels to 3, twice as large."""
+    spans = ([2, 2], [1, 1], [1, 1])
+    for dtype in (FULL, BRAIN):
+        x, weight = meta(2, 64, 8, 8, dtype=dtype), meta(64, 3, 4, 4, dtype=dtype)
+        gradient = meta(2, 3, 16, 16, dtype=dtype)
+        found = convolutions.forward((x, weight, None, *spans, True, [0, 0], 1), {})
+        args = (gradient, x, weight, None, *spans, True, [0, 0], 1, [True, True, False])
+        of_input, of_weight = (
+            *convolutions.backward(args, {}, num_multiprocessors=NUM_MULTIPROCESSORS),
+            (0,),
+        )[:2]
+        if dtype is FULL:
+            assert found == () and of_input == (
+                NUM_MULTIPROCESSORS // 17 * weight.numel() * 4,
+            )  # partial sums
+        else:
+            padded = (x.numel() + 2 * 8 * 16 * 16 + weight.numel()) * 2
+            assert found[0][0] == of_input[0] == pytest.approx(padded, abs=512)
+            assert of_weight[0] > padded
+
+
 def test_nothing_is_copied_that_lies_channels_last_or_is_a_plain_product() -> None:
     last = {"channels_last": True}
     assert forward(meta(8, 64, 56, 56, **last), meta(64, 64, 3, 3, **last)) == ()

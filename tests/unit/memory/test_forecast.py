@@ -215,6 +215,16 @@ def test_expandable_segments_are_simulated_in_every_answer() -> None:
     assert expandable[1] != plain[1]
 
 
+def test_no_answer_flushes_under_expandable_segments() -> None:
+    """Where nothing is free, a request is held against the cap as a whole, though free pages serve a part."""
+    forecaster = Forecaster(mlp_job(width=512), expandable_segments=True)
+    largest = forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB)
+    assert 0 < largest.safe <= largest.tight and largest.num_flushes == 0
+    for batch_size in (largest.safe, largest.tight):
+        step = sized(forecaster.trace(Recipe(), {"batch_size": batch_size}))
+        assert forecaster.simulate(step, cap_bytes=200 * MIB).num_flushes == 0
+
+
 def test_multiprocessors_that_are_assumed_are_said() -> None:
     unknown = estimate_job(mlp_job(), device="24GB")
     assert unknown.workspaces.source == "assumed"

@@ -52,6 +52,39 @@ def test_the_reserve_is_as_measured(kind: Any, options: dict[str, Any], reserve_
     assert [shape[::2] for shape in made.result[1:]] == [tuple(state.shape[::2]) for state in states]
 
 
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "rows", "options", "packed", "workspace_mib"),
+    [
+        (nn.LSTM, 640, 64, {"num_layers": 2}, False, 184.125),
+        (nn.LSTM, 512, 64, {"num_layers": 2, "bidirectional": True}, False, 318.0),
+        (nn.LSTM, 640, 64, {"num_layers": 2}, True, 117.875),
+        (nn.GRU, 640, 64, {"num_layers": 2}, False, 156.3125),
+        (nn.GRU, 640, 64, {"num_layers": 2}, True, 95.6875),
+        (nn.RNN, 640, 16, {"num_layers": 2}, False, 48.578125),
+        (nn.LSTM, 640, 176, {"num_layers": 2}, False, 434.59375),
+    ],
+)
+def test_the_workspace_is_as_measured(
+    kind: Any, width: int, rows: int, options: dict[str, Any], packed: bool, workspace_mib: float
+) -> None:
+    """Single calls of 128 steps in float32; packed ones are 64 to 128 long, evenly spread."""
+
+    def call() -> None:
+        x = torch.empty(rows, 128, width)
+        layer = kind(width, width, batch_first=True, **options)
+        if packed:
+            with torch.utils._python_dispatch._disable_current_modes():
+                lengths = torch.linspace(64, 128, rows).round().long()
+            layer(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        else:
+            layer(x)
+
+    assert int(workspace_mib * MIB) in under_rules(call).sizes_of(EMPTY)
+
+
 def test_evaluation_keeps_no_reserve() -> None:
     made = under_rules(lambda: run(nn.LSTM, False))
     assert 5_243_136 not in made.sizes_of(EMPTY)

@@ -70,6 +70,26 @@ def test_choices_are_even_and_noted() -> None:
     assert set(made.guesses) == {"every choice equally often"}
 
 
+def layers_kept(share: float) -> int:
+    return sum(not bool(torch.rand([]) < share) for _ in range(3))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
+def test_a_draw_that_decides_drops_no_layer(share: float) -> None:
+    made = under_rules(layers_kept, share)
+    assert made.result == 3
+    assert set(made.guesses) == {"a number drawn evenly taken as the upper end of its range"}
+
+
+def of_ranges() -> list[Any]:
+    return values_of(torch.empty(1).uniform_(2.0, 4.0), torch.rand(2))
+
+
+def test_a_draw_stays_below_the_end_of_its_own_range() -> None:
+    (drawn,), several = under_rules(of_ranges).result
+    assert 3.999 < drawn < 4.0 and several is None
+
+
 def of_known_scores() -> list[Any]:
     return values_of(torch.tensor([3, 9, 4]).argmax(), torch.tensor([3, 9, 4]).sort().indices)
 

@@ -17,7 +17,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def step() -> SizedTrace:
-    return sized(traced(language_model_job(), Recipe(clip_norm=1.0), batch_size=8))
+    return sized(traced(language_model_job(), Recipe(clip_norm=1.0), batch_size=16))
 
 
 def two_steps(*, left: int = 6 * MIB) -> SizedTrace:

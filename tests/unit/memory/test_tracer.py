@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.memory.child import run_in_child
 from flatout.memory.job import Job, Recipe
 from flatout.memory.replay import sized
 from flatout.memory.trace import Trace
+from flatout.memory.tracer import trace_job
 from tests.small_jobs import (
     alive_at_end_of_first_step,
     bytes_by_component,
@@ -21,6 +23,7 @@ from tests.small_jobs import (
     language_model_job,
     mlp_job,
     traced,
+    under_rules,
 )
 
 WIDTH = 32
@@ -230,3 +233,36 @@ def test_a_process_that_traced_is_the_only_one_changed() -> None:
     before = nn.Module._apply
     traced(mlp_job())
     assert nn.Module._apply is before
+
+
+def shared_and_scaled() -> Trace:
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    job = job_of(
+        make, lambda batch_size: torch.zeros(batch_size, 3, dtype=torch.long), sizes={"batch_size": 2}
+    )
+    return trace_job(job, Recipe(precision="pure-bf16"), device="meta")
+
+
+def test_a_trace_on_another_device_than_the_cpu_needs_no_rules_of_cuda() -> None:
+    """As on CUDA: modules are moved and cast, and shared weights stay shared."""
+    trace = run_in_child(shared_and_scaled)
+    assert trace.num_parameters == 16 * 8
+    assert [each.num_bytes for each in trace.storages if each.component == "parameters"] == [16 * 8 * 2]
+    assert (
+        sum(each.num_bytes for each in trace.storages if each.component == "optimizer state")
+        == 2 * 16 * 8 * 2
+    )
+
+
+def test_a_layer_norm_copies_before_it_makes_its_result() -> None:
+    def normed() -> None:
+        x = torch.empty(4, 8, 16).transpose(1, 2)
+        torch.nn.functional.layer_norm(x, (8,))
+
+    ops = [born.op for born in under_rules(normed).storages]
+    first = next(at for at, op in enumerate(ops) if "layer_norm" in op)
+    assert ops[first].startswith("workspace of") and ops[first + 1].startswith("aten.native_layer_norm")

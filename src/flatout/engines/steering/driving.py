@@ -41,6 +41,7 @@ FIRST = "0"  # the name of the worker that starts the others
 RECORD = "result.json"
 MOST_BATCH_TRIALS = 32
 GPU_ROWS, CPU_ROWS = 256, 64
+INTERRUPTS = (KeyboardInterrupt, RuntimeError, OSError)  # a lock of Optuna's turns one into another
 
 Say = Callable[[str], None]
 OnEvent = Callable[["Event"], None]
@@ -96,7 +97,7 @@ def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> Stud
                     prepared(
                         settings, split, opened, vectors, engine=engine, study=theirs, on_event=on_event
                     ).run(trials=settings.trials)
-            except (KeyboardInterrupt, RuntimeError) as error:  # a lock of Optuna's turns one into the other
+            except INTERRUPTS as error:
                 if not is_interrupt(error):
                     raise
                 raise Interrupted(
@@ -141,7 +142,7 @@ def join_search(settings: SearchSettings, *, worker: str | None, say: Say, on_ev
         say(f"{name} has joined the study {settings.study_name!r}")
         try:
             work.run(trials=settings.trials, batch_trials=_batch_trials(settings, where.value))
-        except (KeyboardInterrupt, RuntimeError) as error:
+        except INTERRUPTS as error:
             if not is_interrupt(error):
                 raise
             raise Interrupted("interrupted", hint="every finished row is kept") from None

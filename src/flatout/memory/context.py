@@ -1,0 +1,69 @@
+"""The CUDA context of one process: what the driver holds for it beside PyTorch's segments.
+
+Where NVML counts memory by process it is this process's share, less what the allocator reserved.  Containers
+often hide processes, or number them as the host does; then it is what the driver says is used, less what it
+said before, less what the allocator reserved.  Such a difference is only true while nobody else moves, so it
+is taken several times, and where they disagree there is no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flatout.hardware.snapshot import GpuSnapshot
+from flatout.units import show_bytes
+
+LIKE_BYTES = 64 << 20  # kernels that a library loads late make a context grow by less
+MOST_BYTES = 3 << 30  # no context is larger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A GPU as the driver sees it, and what PyTorch's allocator of this process holds of it."""
+
+    used_bytes: int | None
+    own_bytes: int | None  # of this process
+    pids: frozenset[int]  # of all processes that the driver names, by whatever numbers
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """Its size, or why that is not known."""
+
+    num_bytes: int | None
+    missing: str | None
+
+
+def reading_of(gpu: GpuSnapshot | None, *, pid: int, reserved_bytes: int) -> Reading:
+    processes = (gpu.processes if gpu is not None else None) or ()
+    return Reading(
+        used_bytes=None if gpu is None else gpu.memory_used_bytes,
+        own_bytes=next((each.used_bytes for each in processes if each.pid == pid), None),
+        pids=frozenset(each.pid for each in processes),
+        reserved_bytes=reserved_bytes,
+    )
+
+
+def context_of(before: Reading, readings: Sequence[Reading]) -> Context:
+    """From a reading without a context, and some with it, each after a part of the work."""
+    last = readings[-1]
+    if last.own_bytes is not None and last.own_bytes > last.reserved_bytes:
+        return Context(num_bytes=last.own_bytes - last.reserved_bytes, missing=None)
+    if before.used_bytes is None or any(each.used_bytes is None for each in readings):
+        return _unknown("the driver does not say how much of the GPU is used")
+    came = last.pids - before.pids
+    if len(came) > 1 or before.pids - last.pids:
+        return _unknown("another process came to this GPU or left it during the probe")
+    found = [(each.used_bytes or 0) - before.used_bytes - each.reserved_bytes for each in readings]
+    if max(found) - min(found) > LIKE_BYTES or not 0 < found[-1] <= MOST_BYTES:
+        said = " and ".join(show_bytes(each) for each in sorted({min(found), max(found)}))
+        return _unknown(
+            f"another process moved on this GPU during the probe: the driver's figures leave {said} for it"
+        )
+    return Context(num_bytes=found[-1], missing=None)
+
+
+def _unknown(reason: str) -> Context:
+    return Context(num_bytes=None, missing=reason)
