@@ -222,7 +222,7 @@ def main() -> None:
     print(json.dumps(result))
     if options.save is not None:
         options.save.mkdir(parents=True, exist_ok=True)
-        slug = result["hardware"].lower().replace(" ", "-").replace("/", "-") or "cpu"
+        slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
         path = options.save / f"evolution-{'-'.join(options.models)}_{slug}_{result['date']}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
