@@ -89,7 +89,7 @@ def opened(model: Path, out: Path, **changes: Any) -> Any:
     from flatout.engines.adapters.processes import Processes
 
     config = make_config(tiny_settings(model, out, **changes))
-    return Assembly(config, processes=Processes(device=torch.device("cpu")))
+    return Assembly(config, processes=Processes(device=torch.device(changes.get("device", "cpu"))))
 
 
 def phase_run(assembly: Any, phase: str, *, steps: int, lines: list[str] | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path as FolderPath
 from typing import Any, get_args
 
 import pytest
@@ -13,8 +14,10 @@ from flatout.engines.adapters import attention
 from flatout.engines.adapters.bank import AdapterBank
 from flatout.engines.adapters.blocks import layout
 from flatout.engines.adapters.encoder import PackedEncoder
+from flatout.engines.adapters.phase_three import JointStep
 from flatout.engines.adapters.products import Path, add_product, add_products
 from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
+from tests.adapting import opened, phase_run, save_tiny, tiny_settings
 from tests.packed_encoders import (
     Batch,
     batches,
@@ -182,6 +185,33 @@ def test_a_loss_that_asks_the_device_goes_on_eagerly_and_says_why() -> None:
     for given in steps()[:4]:
         assert trained.step(given).isfinite().all()
     assert trained.step.decision.value == "eager" and "recorded" in trained.step.decision.reason
+
+
+def test_a_recorded_joint_step_moves_everything_as_the_eager_one(tmp_path: FolderPath) -> None:
+    """Phase 3: adapters, heads and router in one step, on mixed batches whose shapes come again."""
+    model = save_tiny(tmp_path / "tiny")
+    found = []
+    for graphs in (False, True):
+        settings = tiny_settings(model, tmp_path / f"run-{graphs}")
+        # A recorded step draws other numbers for dropout than one that runs operator by operator.
+        changes: dict[str, Any] = {
+            "tasks": {name: {**task, "dropout": 0.0} for name, task in settings["tasks"].items()},
+            **{part: {**settings[part], "dropout": 0.0} for part in ("decoder", "router")},
+            "phase3": {
+                **settings["phase3"], "single_task_first": 0.0, "single_task_last": 0.0, "noise": "softmax"
+            },
+        }  # fmt: skip
+        with opened(model, tmp_path / f"run-{graphs}", device="cuda", graphs=graphs, **changes) as assembly:
+            step = JointStep(phase_run(assembly, "phase3", steps=12))
+            assembly.train()
+            for number in range(12):
+                step(number)
+            assert step.decision.value == ("graph" if graphs else "eager")
+            assert bool(step._recorder.graphs) == graphs
+            found.append({name: value.clone() for name, value in assembly.weights().items()})
+    eager, recorded = found
+    for name, value in eager.items():
+        torch.testing.assert_close(recorded[name], value, rtol=2e-2, atol=2e-3, msg=name)
 
 
 def test_without_adapters_it_is_the_plain_model() -> None:
