@@ -11,7 +11,7 @@ so many trials.  Entries are written in place, so captured steps stay valid.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -163,7 +163,8 @@ class PackedTrials:
             if on_finished is not None:
                 on_finished(number, tokens)
 
-        for one in [one for one in queue if one.is_done(generator, max_new_tokens)]:
+        ends = set(generator.state.eos.tolist())  # asked once: the device answers when its work is done
+        for one in [one for one in queue if one.is_done(ends, max_new_tokens)]:
             finish(one.number, one.tokens)
         seating = _Seating([one for one in queue if one.number not in found], self._tables, self._slots)
 
@@ -220,9 +221,8 @@ class _Begun:
     row: TextRow
     tokens: tuple[int, ...]
 
-    def is_done(self, generator: Generator, max_new_tokens: int) -> bool:
+    def is_done(self, ends: Set[int], max_new_tokens: int) -> bool:
         """Whether the known tokens are the whole text."""
-        ends = set(generator.state.eos.tolist()) if self.tokens else set()
         return len(self.tokens) >= max_new_tokens or any(token in ends for token in self.tokens)
 
     def request(self, variant: int | None, *, max_new_tokens: int) -> Request:
