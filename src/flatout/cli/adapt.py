@@ -185,7 +185,8 @@ def predict(
     """
     from flatout.engines.adapters.verbs import predict as answer
 
-    texts = [text] if text is not None else [line for line in sys.stdin.read().splitlines() if line.strip()]
+    lines = [text] if text is not None else sys.stdin.read().splitlines()
+    texts = [line for line in lines if line.strip()]
     if not texts:
         raise BadInput("no text is given", hint="as an argument, or as lines on stdin")
     answers = answer(run, texts, context=context, task=task, model=model, device=device)

@@ -121,7 +121,9 @@ def _given(
     given |= dict(_pair(text, flag="--set") for text in settings)
     if task_options:
         options = dict(_pair(text, flag="--task-option") for text in task_options)
-        given["task_options"] = {**given.get("task_options", {}), **options}
+        kept = given.get("task_options") or {}
+        # What is no table is refused with the rest of the config.
+        given["task_options"] = {**kept, **options} if isinstance(kept, dict) else kept
     return given
 
 

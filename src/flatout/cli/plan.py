@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,7 +156,8 @@ def show(
         cache=not no_cache,
         on_progress=_say,
     )
-    planned = plan_config(conf, options)
+    with redirect_stdout(sys.stderr):  # what the model's own code prints is no part of the answer
+        planned = plan_config(conf, options)
     if json_output:
         _print_document(planned.to_json())
     else:
@@ -239,16 +242,18 @@ def fit(
         on_progress=_say,
     )
     try:
-        fitted = fit_config(
-            conf,
-            options,
-            effective_batch=effective,
-            allow=tuple(allow or ()),
-            choose=choose,
-            to_apply=apply,
-        )
+        with redirect_stdout(sys.stderr):
+            fitted = fit_config(
+                conf,
+                options,
+                effective_batch=effective,
+                allow=tuple(allow or ()),
+                choose=choose,
+                to_apply=apply,
+            )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted: nothing was written, and what was traced is kept") from None
+        kept = "" if no_cache else ", and what was traced is kept"
+        raise KeyboardInterrupt(f"interrupted: nothing was written{kept}") from None
     edits, unwritable = _edits(fitted, needed=apply)
     if json_output:
         backup = _write(fitted) if apply else None
@@ -323,7 +328,8 @@ def _write(fitted: ConfigFit) -> Backup | None:
     backup = apply_config(fitted)
     if backup is not None:
         names = ", ".join(saved.path for saved in backup.files)
-        _say(f"wrote {names}; flatout plan undo {fitted.opened.config.path} takes it back")
+        conf = shlex.quote(str(fitted.opened.config.path))
+        _say(f"wrote {names}; flatout plan undo {conf} takes it back")
     return backup
 
 

@@ -183,11 +183,13 @@ def _item(text: str, *, indent: int = 0) -> RenderableType:
 
 
 def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
-    if evidence.step_s is None:
+    taken = instruments(evidence)
+    if not taken:
         yield Text("Nothing could be examined.")
         return
-    yield Text(f"No findings: {len(all_rules())} rules saw nothing that costs time here.", style="green")
-    yield Text(f"checked: {', '.join(instruments(evidence))}")
+    where = "in what was measured" if evidence.missing else "here"
+    yield Text(f"No findings: {len(all_rules())} rules saw nothing that costs time {where}.", style="green")
+    yield Text(f"checked: {', '.join(taken)}")
 
 
 def _ranks(evidence: Evidence) -> Iterator[RenderableType]:

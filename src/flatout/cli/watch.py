@@ -108,7 +108,7 @@ def watch(
             _replay(
                 replay,
                 root=log,
-                speed=speed or DEFAULT_SPEED,
+                speed=DEFAULT_SPEED if speed is None else speed,
                 web=web,
                 json_output=json_output,
                 host=host,

@@ -124,7 +124,10 @@ def bound(evidence: Evidence) -> str:
         )
     phases = phase_means(evidence)
     longest = max(phases, key=lambda phase: phases[phase])
-    return f"Most of the step is {longest}: {show_share(phases[longest] / _whole(evidence, phases))}."
+    share = phases[longest] / _whole(evidence, phases)
+    part = "Most" if share > 0.5 else "The largest part"
+    what = "the rest, outside all these phases" if longest == "rest" else longest
+    return f"{part} of the step is {what}: {show_share(share)}."
 
 
 def phase_means(evidence: Evidence, *, device: bool = False) -> dict[str, float]:

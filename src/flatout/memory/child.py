@@ -6,6 +6,7 @@ neither may reach the caller.  The child is forked, so that models given as obje
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import traceback
@@ -52,6 +53,8 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: A
 
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    # It logs the traceback of every error, and the error itself is what comes back.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
         answer: tuple[str, Any] = ("result", function(*args, **kwargs))
     except FlatoutError as error:

@@ -67,6 +67,12 @@ class Job:
             raise BadInput(f"true_share={self.true_share} of {self.name} must be above 0 and at most 1")
         if "batch_size" not in self.sizes:
             raise BadInput(f"the sizes of {self.name} lack batch_size: {dict(self.sizes)}")
+        if type(self.loss).__module__ == "torch.nn.modules.loss":
+            kind = type(self.loss).__name__
+            raise BadInput(
+                f"the loss of {self.name} is {kind}, which takes outputs and targets, not (model, batch)",
+                hint=f"give loss=lambda model, batch: {kind}()(model(batch[0]), batch[1])",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

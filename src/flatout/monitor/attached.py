@@ -98,12 +98,14 @@ class JobMeter:
             return "ended"
         if self._is_own:
             return "running"
+        # Only a job that reports says when it ends; of another it is not known that it died.
+        gone: JobState = "died" if (self.folder / CHANNEL_FILE).exists() else "ended"
         if not is_alive(self.run.pid, self.run.process_started_s):
-            return "died"
+            return gone
         try:
             status = psutil.Process(self.run.pid).status()
         except psutil.Error:
-            return "died"
+            return gone
         return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
 
 

@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,7 @@ def whole_lines(path: Path) -> bytes | None:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return None
     return data[: data.rfind(b"\n") + 1]
 

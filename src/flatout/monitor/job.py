@@ -59,8 +59,9 @@ class WatchedRun:
         from flatout.monitor.history import HistoryWriter
         from flatout.monitor.line import LineWriter
         from flatout.monitor.runs import CHANNEL_FILE, create_run, this_run
-        from flatout.monitor.sampler import Sampler
+        from flatout.monitor.sampler import Sampler, period_of
 
+        period_of(hz)  # before there is a folder
         run = this_run(name, time_s=time.time())
         self.pid = os.getpid()
         self.folder = create_run(run, root)

@@ -11,6 +11,7 @@ torch is watched from the moment the script itself imports it: importing it earl
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -27,6 +28,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from flatout.codec import decode, encode
+from flatout.errors import FlatoutError
 from flatout.monitor.sinks.chosen import SinkChoice
 
 MODULE = "flatout.monitor.launched"
@@ -63,11 +65,32 @@ def main() -> None:
     else:
         sys.path[0] = str(Path(target).resolve().parent)
     sys.excepthook = _show_error
-    begin(options)
-    if options.module:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(target, run_name="__main__")
+    interrupted: list[bool] = []
+    atexit.register(_end_by_interrupt, interrupted)  # the first to be registered is the last to be called
+    try:
+        begin(options)
+    except FlatoutError as error:
+        _say(" ".join("; ".join(filter(None, (error.message, error.hint))).split()))
+        raise SystemExit(error.exit_code) from None
+    try:
+        if options.module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
+    except KeyboardInterrupt:
+        interrupted.append(True)
+        raise
+
+
+def _end_by_interrupt(interrupted: list[bool]) -> None:
+    """Let SIGINT end the process, as it ends a script alone: shells and schedulers look at that.
+
+    CPython does so where the last source text that it ran was interrupted, which `-m` is not.  A signal sent
+    from here would cut off what is still to come, such as the flush of the script's open files.
+    """
+    if interrupted:
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 def begin(options: LaunchOptions) -> None:
@@ -111,12 +134,18 @@ def _first_rank_only(options: LaunchOptions, stack: ExitStack, opened: Callable[
 
 def _end(run: Any, stack: ExitStack) -> None:
     """The last words: what bounded the run, and where it is kept."""
+    if os.getpid() != run.pid:  # a forked child has neither the threads nor the files to end
+        return
     from flatout.monitor.job import end_watching
+    from flatout.monitor.sampler import FAILED
     from flatout.monitor.verdict import verdict
 
     samples = run.sampler.recent() if run.sampler is not None else ()
     end_watching()
     stack.close()
+    failures = [note for sample in samples for note in sample.notes if FAILED in note]
+    for note in dict.fromkeys(failures):
+        _say(f"what is kept of this run is not whole: {note}")
     if samples:
         found = verdict(samples)
         if found.bound != "unknown":
@@ -125,7 +154,11 @@ def _end(run: Any, stack: ExitStack) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"flatout: {message}", file=sys.stderr)
+    from flatout.monitor.line import is_writable
+
+    if is_writable(sys.stderr):  # without one, print would take stdout, which is the script's
+        with contextlib.suppress(OSError):
+            print(f"flatout: {message}", file=sys.stderr)
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

@@ -93,7 +93,9 @@ class LineWriter:
 
     def write(self, samples: Sequence[Sample]) -> None:
         stream = self._stream or sys.stderr
-        if not stream.isatty():
+        if not is_writable(stream):
+            return
+        if not getattr(stream, "isatty", bool)():  # what a job puts in place of stderr may know little
             self._write_plain(stream, samples)
             return
         line = live_line(samples)
@@ -130,7 +132,14 @@ class LineWriter:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        self._end_line(self._stream or sys.stderr)
+        stream = self._stream or sys.stderr
+        if is_writable(stream):
+            self._end_line(stream)
+
+
+def is_writable(stream: TextIO | None) -> bool:
+    """A job may close its stderr, or have none."""
+    return stream is not None and not getattr(stream, "closed", False)
 
 
 def _tqdm_in_use() -> Any:

@@ -8,8 +8,6 @@ run, in which it may have died, always comes from the finest tier.
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import BadInput
-from flatout.monitor.history import GRAINS, read_tier, replay, segments
+from flatout.monitor.history import GRAINS, parse_lines, read_tier, replay, segments, whole_lines
 from flatout.monitor.merging import merge
 from flatout.monitor.runs import Run, RunState, read_run, state_of
 from flatout.monitor.sample import Sample
-from flatout.monitor.verdict import ENOUGH_SAMPLES, QUESTIONS
+from flatout.monitor.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
 from flatout.monitor.window import Verdict, Window
 
 NUM_STRETCHES = 60
@@ -121,15 +119,8 @@ def _samples(folder: Path, point_s: float) -> Iterator[Sample]:
 
 def _tail(folder: Path, tier: str) -> list[Sample]:
     """The samples of the last files of a tier; torn lines are dropped."""
-    found = []
-    for path in segments(folder, tier)[-TAIL_FILES:]:
-        data = path.read_bytes()
-        for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines():
-            try:
-                found.append(Sample.from_json(json.loads(line)))
-            except (ValueError, BadInput):
-                continue
-    return found
+    files = segments(folder, tier)[-TAIL_FILES:]
+    return [sample for path in files for sample in parse_lines(whole_lines(path) or b"")]
 
 
 def _groups(samples: Iterator[Sample], start_s: float, length_s: float) -> Iterator[list[Sample]]:
@@ -155,9 +146,10 @@ def _points(samples: list[Sample], length_s: float, start_s: float) -> list[Samp
 
 def _verdict(samples: Sequence[Sample]) -> Verdict | None:
     """The same questions as live, asked of a stretch of any length."""
+    samples = stepping(samples)
     if len(samples) < ENOUGH_SAMPLES:
         return None
-    window = Window(samples=tuple(samples), mean=merge(samples))
+    window = Window(samples=samples, mean=merge(samples))
     return next((answer for question in QUESTIONS if (answer := question(window)) is not None), None)
 
 

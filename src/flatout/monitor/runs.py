@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import re
@@ -80,8 +81,16 @@ def create_run(run: Run, root: Path | None = None) -> Path:
     """Make the folder of a run and write whose it is; OSError where that cannot be."""
     started = datetime.datetime.fromtimestamp(run.started_s).strftime("%Y%m%d-%H%M%S")
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run.name).strip("-.")[:LONGEST_NAME] or "job"
-    folder = (root or runs_folder()) / f"{started}-{plain}-{run.pid}"
-    folder.mkdir(parents=True, exist_ok=True)
+    root = root or runs_folder()
+    root.mkdir(parents=True, exist_ok=True)
+    name = f"{started}-{plain}-{run.pid}"
+    for number in itertools.count(1):  # a process may begin two runs in one second
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        break
     write_run(folder, run)
     return folder
 

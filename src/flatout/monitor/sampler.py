@@ -26,6 +26,7 @@ LOWEST_HZ, HIGHEST_HZ = 0.1, 10.0
 GAP_PERIODS = 3.0
 RECENT_S = 120.0
 CLOCK_JUMP_S = 2.0
+FAILED = " failed: "  # in the note about a listener
 
 Listener = Callable[[Sample], None]
 
@@ -47,9 +48,7 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        if not LOWEST_HZ <= hz <= HIGHEST_HZ:
-            raise BadInput(f"{hz} samples a second", hint=f"choose from {LOWEST_HZ} to {HIGHEST_HZ:g}")
-        self.period_s = 1.0 / hz
+        self.period_s = period_of(hz)
         self.job = job
         self.listeners: list[Listener] = list(listeners)
         self.latest: Sample | None = None
@@ -134,7 +133,7 @@ class Sampler:
         try:
             listener(sample)
         except (OSError, FlatoutError) as error:
-            note = f"{getattr(listener, '__qualname__', type(listener).__name__)} failed: {error}"
+            note = f"{getattr(listener, '__qualname__', type(listener).__name__)}{FAILED}{error}"
             if note not in sample.notes:
                 self._notes.append(note)
 
@@ -183,6 +182,13 @@ class Sampler:
                 )
         self._last_job = (total_j, sample)
         return sample
+
+
+def period_of(hz: float) -> float:
+    """The seconds between two samples; BadInput where they would be too many or too few."""
+    if not LOWEST_HZ <= hz <= HIGHEST_HZ:
+        raise BadInput(f"{hz} samples a second", hint=f"choose from {LOWEST_HZ} to {HIGHEST_HZ:g}")
+    return 1.0 / hz
 
 
 def next_deadline(due_s: float, now_s: float, period_s: float) -> float:

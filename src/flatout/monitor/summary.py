@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flatout.codec import encode
+from flatout.monitor.channel import read_channel
 from flatout.monitor.merging import merge
 from flatout.monitor.recorded import Recorded, Stretch
-from flatout.monitor.sample import GpuSample, Sample
+from flatout.monitor.runs import CHANNEL_FILE
+from flatout.monitor.sample import GpuSample, JobSample, Sample
 from flatout.monitor.window import Verdict
 
 SUMMARY_FORMAT = "flatout-run-summary"
@@ -70,7 +73,8 @@ class Summary:
 
 def summarise(recorded: Recorded) -> Summary:
     whole = merge(recorded.points)
-    job, gpu = whole.job, job_gpu(whole)
+    job = None if whole.job is None else _to_its_end(whole.job, recorded.folder)
+    gpu = job_gpu(whole)
     steps = total(recorded.points, lambda job: job.steps)
     rows = total(recorded.points, lambda job: job.samples)
     energy_j = energy_of_job(recorded.points)
@@ -104,6 +108,15 @@ def summarise(recorded: Recorded) -> Summary:
         energy_per_sample_j=_over(energy_j, rows),
         bounds=bound_shares(recorded),
     )
+
+
+def _to_its_end(job: JobSample, folder: Path) -> JobSample:
+    """With the steps after the last sample, which stand in the channel alone."""
+    last = read_channel(folder / CHANNEL_FILE)
+    if last is None or not last.steps:
+        return job
+    loss = job.loss if last.loss is None else last.loss
+    return replace(job, steps=last.steps, samples=last.samples, loss=loss)
 
 
 def job_gpu(sample: Sample) -> GpuSample | None:

@@ -18,7 +18,7 @@ from flatout.monitor.merging import merge
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.urgent import is_held_down, memory_runs_out, stands_still
 from flatout.monitor.window import Verdict, Window
-from flatout.units import show_bytes, show_ratio, show_seconds, show_share
+from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 WINDOW_S = 60.0
 ENOUGH_SAMPLES = 5
@@ -27,6 +27,8 @@ BUSY_SHARE = 0.7  # of the time some kernel ran; below it the GPU stood still fo
 FILLED_SHARE = 0.3  # of its processors; below it kernels are too small for the GPU
 IDLE_SHARE = 0.01
 IDLE_MEMORY_SHARE = 0.05  # a context without work takes some hundred megabytes
+COMPUTING_CORES = 0.5  # that a loop keeps busy if most of it is computation
+CROWDED_SHARE = 0.9  # of the CPU; above it a job may be kept from its work by others
 
 DATA_RULES = ("FO101", "FO102", "FO103")
 TRANSFER_RULES = ("FO201",)
@@ -42,9 +44,10 @@ def verdict(samples: Sequence[Sample]) -> Verdict:
 
 def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     """Every answer that applies, the most urgent first; there is always one."""
-    recent = _stepping([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
+    recent = stepping([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
     if len(recent) < ENOUGH_SAMPLES:
-        reason = f"{len(recent)} samples so far; a verdict needs {ENOUGH_SAMPLES}"
+        number = f"{len(recent)} sample{'' if len(recent) == 1 else 's'}"
+        reason = f"{number} so far; a verdict needs {ENOUGH_SAMPLES}"
         return (_unknown(reason, action="wait a few seconds"),)
     last = recent[-1].job
     if last is not None and last.state in ("ended", "died"):
@@ -54,7 +57,7 @@ def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     return tuple(found) or (_unknown_of(window),)
 
 
-def _stepping(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+def stepping(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Without the start of the job: imports and the first batch leave a GPU idle whatever its steps do."""
     last = samples[-1].job
     if last is None or not last.steps:
@@ -186,8 +189,10 @@ def _healthy(window: Window) -> Verdict | None:
         return None
     evidence: tuple[str, ...] = (f"{show_share(waited[0])} of the step is a wait for data",)
     if gpu is None:
-        if window.mean.gpus:
+        if window.mean.gpus or _stands_idle(window):
             return None
+        if _busy_cores(window) is not None:
+            evidence += (_show_cores(window),)
         return Verdict(
             bound="compute",
             sentence=f"the CPU computes for {show_share(1 - waited[0])} of the step",
@@ -216,6 +221,29 @@ def _healthy(window: Window) -> Verdict | None:
         rules=COMPUTE_RULES,
         missing=missing,
     )
+
+
+def _busy_cores(window: Window) -> float | None:
+    """The cores that the job keeps busy, or what all processes do, of which it is a part."""
+    own = [process.cpu_cores for process in window.mean.processes if process.of_job]
+    known = [cores for cores in own if cores is not None]
+    host = window.mean.host
+    if known:
+        return sum(known)
+    return None if host.cpu_share is None or host.cores is None else host.cpu_share * host.cores
+
+
+def _show_cores(window: Window) -> str:
+    cores, share = _busy_cores(window), window.mean.host.cpu_share
+    shown = f"it keeps at most {UNKNOWN if cores is None else f'{cores:.2g}'} cores busy"
+    is_crowded = share is not None and share > CROWDED_SHARE
+    return f"{shown}; all processes together take {show_share(share)} of the CPU" if is_crowded else shown
+
+
+def _stands_idle(window: Window) -> bool:
+    """A loop that does not wait for its loader may still do nothing, or wait for something else."""
+    cores = _busy_cores(window)
+    return cores is not None and cores < COMPUTING_CORES
 
 
 QUESTIONS: tuple[Callable[[Window], Verdict | None], ...] = (
@@ -247,7 +275,12 @@ def _unknown_of(window: Window) -> Verdict:
         )
     if mean.gpus and window.gpu is None:
         return _unknown("which GPU the job computes on, or the GPU does not answer", action="see the notes")
-    reason = window.gpu.missing.get("utilisation_share", "not told") if window.gpu is not None else ""
+    if window.gpu is None:
+        return _unknown(
+            f"the job does not wait for its loader, but {_show_cores(window)}",
+            action=f"see what it waits for with py-spy dump --pid {job.pid}",
+        )
+    reason = window.gpu.missing.get("utilisation_share", "not told")
     return _unknown(f"whether the GPU is busy: {reason}", action="run flatout diagnose")
 
 

@@ -100,7 +100,7 @@ def meter_of(pid: int, scratch: Path) -> JobMeter:
     try:
         process = psutil.Process(pid)
         name, started_s = process.name(), process_started_s(pid)
-    except psutil.Error:
+    except (psutil.Error, ValueError):  # a negative number is no process's
         raise BadInput(f"process {pid} is not running", hint="flatout watch --list shows the runs") from None
     command: tuple[str, ...] = ()
     visible: str | None = None

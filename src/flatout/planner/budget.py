@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.errors import BadInput, UnknownDevice
 from flatout.hardware import Device, GpuSnapshot, Snapshot, read_gpus, simulated_device
 
 DEFAULT_MARGIN = 0.85
@@ -49,7 +49,13 @@ def find_budget(
         return _empty_device(simulated_device(gpu), margin=margin)
     if gpu_memory is not None:
         memory = gpu_memory.strip()
-        return _empty_device(simulated_device(f"{memory}GB" if _is_number(memory) else memory), margin=margin)
+        try:
+            device = simulated_device(f"{memory}GB" if _is_number(memory) else memory)
+        except UnknownDevice:
+            raise BadInput(
+                f"--gpu-memory {gpu_memory!r} is not a size", hint='write "24GB"; a GPU is named with --gpu'
+            ) from None
+        return _empty_device(device, margin=margin)
     return _budget_here(read(), margin=margin, ranks=ranks)
 
 

@@ -155,7 +155,9 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
             if type(token).__name__ == "ScalarToken"
         }
     except YAMLError as error:
-        raise BadInput(f"{name} is not YAML that can be read: {_first_problem(error)}") from None
+        problem = _first_problem(error)
+        hint = "write spaces instead of the tab" if r"'\t'" in problem else None
+        raise BadInput(f"{name} is not YAML that can be read: {problem}", hint=hint) from None
     except (ValueError, IndexError, RecursionError) as error:  # the composer's own way of giving up
         raise BadInput(f"{name} is not YAML that can be read: {type(error).__name__}") from None
     if root is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,8 @@ def check_writable(path: Path) -> None:
         raise BadInput(f"{path} is not a plain file", hint="nothing was written")
     # The superuser may write everything, but a file without any permission to write was meant to stay.
     if not mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH) or not os.access(path, os.W_OK):
-        raise BadInput(f"{path} is read-only", hint=f"nothing was written; allow it with chmod u+w {path}")
+        allow = f"chmod u+w {shlex.quote(str(path))}"
+        raise BadInput(f"{path} is read-only", hint=f"nothing was written; allow it with {allow}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise BadInput(f"the folder {path.parent} is read-only", hint="nothing was written")
 

@@ -18,7 +18,7 @@ from flatout.planner.forecast import Forecast
 from flatout.planner.progress import Progress
 from flatout.planner.search import GroupSearch, expected_traces
 from flatout.planner.settings import Setting, Settings, StageSettings
-from flatout.planner.suggestions import Fit, GroupFit, Wish
+from flatout.planner.suggestions import NAMES, Fit, GroupFit, Wish
 
 ALLOWED = ("checkpointing", "eval_batch_size")  # beside the sizes of the job
 
@@ -61,6 +61,8 @@ def _check_wish(wish: Wish, *, ranks: int, forecast: Forecast) -> None:
             f"--effective {effective} cannot be spread over {ranks} ranks",
             hint=f"nearest: {' or '.join(map(str, near))}",
         )
+    if wish.choose is not None and wish.choose not in NAMES:
+        raise BadInput(f"there is no suggestion {wish.choose!r}", hint=f"choose one of: {', '.join(NAMES)}")
     known = (*ALLOWED, *(name for name in forecast.sizes if name != "batch_size"))
     for name in wish.allow:
         if name not in known:

@@ -183,19 +183,14 @@ class GroupSearch:
         """The largest batch of the worst stage, evaluation included where it goes through the same loader."""
         capacity = self.budget.usable_bytes
         found = []
-        try:
-            for stage in self.deciding:
-                recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation)
-                sizes = self._sizes(stage, batch_size=1)
-                found.append(
-                    self.forecast.of_stage(stage.name).largest_batch(
-                        sizes, recipe=recipe, capacity_bytes=capacity
-                    )
+        for stage in self.deciding:
+            recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation)
+            sizes = self._sizes(stage, batch_size=1)
+            found.append(
+                self.forecast.of_stage(stage.name).largest_batch(
+                    sizes, recipe=recipe, capacity_bytes=capacity
                 )
-        except BadInput:
-            if checkpointing == self.checkpointing:
-                raise
-            return NOTHING  # the model cannot be switched from outside
+            )
         safe, limit = _least(one.safe for one in found), _least(one.limit for one in found)
         for stage in self.deciding:
             if safe is None or stage.eval_batch_size is not None:
@@ -212,17 +207,23 @@ class GroupSearch:
         return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=evaluation_recipe(stage))
 
     def _best(self, checkpointing: bool) -> _Best:
-        """The largest batch that keeps every effective batch."""
+        """The largest batch that keeps every effective batch; none where the model has no switch for it."""
         switch = ("without", "with")[checkpointing]
         self.progress.ask(f"{_named(self.deciding)}, largest batch {switch} checkpointing")
+        try:
+            return self._searched(checkpointing)
+        except BadInput:
+            if checkpointing == self.checkpointing:
+                raise
+            return _Best(largest=NOTHING)
+
+    def _searched(self, checkpointing: bool) -> _Best:
         whole = NOTHING
         if self._in_one_piece and all(stage.accumulation.value == 1 for stage in self.stages):
             whole = self._largest(checkpointing, accumulation=1)
             if (whole.safe or 0) >= self.common:
                 return _Best(largest=whole, suggestion=self._assess(self.common, checkpointing=checkpointing))
         pieces = self._largest(checkpointing)
-        if pieces is NOTHING:
-            return _Best(largest=pieces)
         for batch_size in divisors(self.common):
             if batch_size > (pieces.safe or 0):
                 if batch_size < self.common or whole is not NOTHING or not self._in_one_piece:

@@ -12,7 +12,7 @@ from flatout.errors import BadInput
 from flatout.memory.job import Precision, Recipe
 from flatout.planner.configs import Found, JobConfig, Place, Stage
 from flatout.planner.documents import plain_value
-from flatout.planner.mapping import PLANNED, Mapped, Style, find_key, missing_knob
+from flatout.planner.mapping import LAST_NAMES, PLANNED, Mapped, Style, find_key, missing_knob
 
 Kind = TypeVar("Kind")
 
@@ -148,6 +148,9 @@ def _sizes(look: _Look, size_names: tuple[str, ...]) -> dict[str, Setting[int]]:
             continue
         if found is not None:
             sizes[name] = found
+        if size_names and name not in size_names and name not in LAST_NAMES:
+            known = ", ".join(sorted(PLANNED | set(size_names)))
+            look.notes.append(f"the knob {name} ({look.mapped.keys[name]}) is not used; knobs are {known}")
     return sizes
 
 
@@ -175,6 +178,12 @@ class _Look:
     def found(self, knob: str) -> Found | None:
         key = find_key(knob, self.stage, style=self.style, mapped=self.mapped)
         found = self.stage.find(key) if key is not None else None
+        if found is None and key is not None:
+            written = self.stage.values[key]
+            raise BadInput(
+                f"{knob} at {written.where} is {written.value!r}, which leads to no value of this config",
+                hint=f"give the one that the job is started with: --set {key}=VALUE",
+            )
         if found is not None and found.num_ignored:
             self.notes.append(f"{found.where} is given {found.num_ignored + 1} times; the last one counts")
         return None if found is None or found.value is None else found

@@ -14,6 +14,7 @@ from flatout.planner.settings import Settings, StageSettings
 
 LARGEST, FASTEST, SAFEST, EFFECTIVE = "largest batch", "fastest", "safest", "largest effective batch"
 WITH, WITHOUT = "with checkpointing", "without checkpointing"
+NAMES = (LARGEST, FASTEST, SAFEST, WITH, WITHOUT, EFFECTIVE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,6 +88,7 @@ def test_predict_answers_arguments_and_lines(run: Path) -> None:
     piped = adapt("predict", run, "--task", "sentiment", text="a film\n\na story\n")
     assert len(piped.stdout.splitlines()) == 2
     assert "no text is given" in refused("predict", run)
+    assert "no text is given" in refused("predict", run, " ")
 
 
 def test_export_writes_folders(run: Path, tmp_path: Path) -> None:
@@ -99,6 +100,8 @@ def test_export_writes_folders(run: Path, tmp_path: Path) -> None:
         "export", run, "--to", tmp_path / "no", "--task", "translate"
     )
     assert not (tmp_path / "no").exists()
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refused("export", run, "--to", tmp_path / "file")
 
 
 def test_a_finished_run_says_so_and_is_left_alone(config: Path, run: Path) -> None:

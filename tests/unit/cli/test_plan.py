@@ -212,6 +212,8 @@ def test_an_interrupt_while_it_works_says_that_nothing_was_written(
     result = run("fit", conf, *ON_24GB, "--apply", "--yes")
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "flatout: interrupted: nothing was written, and what was traced is kept\n"
+    uncached = run("fit", conf, *ON_24GB, "--no-cache")
+    assert uncached.stderr == "flatout: interrupted: nothing was written\n"
     assert plans.contents(conf) == before
 
 
@@ -253,3 +255,29 @@ def test_a_job_without_a_length_cannot_take_lengths(conf: Path, tmp_path: Path) 
     (tmp_path / "lengths.csv").write_text("10\n")
     line = one_line(run("show", conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv"))
     assert "the job has no size 'length'" in line
+
+
+@pytest.mark.parametrize("verb", ["show", "fit"])
+def test_what_the_model_prints_is_no_part_of_the_document(
+    verb: str, conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = plans.toy_maker()
+
+    def noisy(request: ForecastRequest) -> Any:
+        print("building the model")
+        return make(request)
+
+    monkeypatch.setattr(flatout.api, "_forecast", noisy)
+    result = run(verb, conf, *ON_24GB, "--json")
+    assert json.loads(result.stdout)["version"] == 1
+    assert "building the model" in result.stderr
+
+
+def test_the_commands_that_are_named_can_be_pasted(tmp_path: Path) -> None:
+    path = tmp_path / "my run.yaml"
+    path.write_text("batch_size: 4\naccumulation: 16\n")
+    path.chmod(0o444)
+    assert one_line(run("fit", path, *ON_24GB, "--apply", "--yes")).endswith(f"chmod u+w '{path}'")
+    path.chmod(0o644)
+    applied = run("fit", path, *ON_24GB, "--apply", "--yes")
+    assert applied.stderr == f"flatout: wrote my run.yaml; flatout plan undo '{path}' takes it back\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 
@@ -86,6 +87,22 @@ def test_no_findings_says_what_was_checked_and_what_bounds_the_step() -> None:
     assert f"No findings: {len(all_rules())} rules" in text
     assert "checked: 9 timed steps, the loader" in text
     assert "Most of the step is backward: 57 %." in text
+
+
+@pytest.mark.parametrize(("missing", "where"), [((), "here"), (("counterfactuals",), "in what was measured")])
+def test_no_findings_reach_as_far_as_the_measurement(missing: tuple[str, ...], where: str) -> None:
+    evidence = dataclasses.replace(builders.cpu_evidence(), missing=missing)
+    text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
+    assert f"rules saw nothing that costs time {where}." in text
+
+
+def test_a_job_that_only_warmed_up_is_not_called_clean() -> None:
+    steps = tuple(dataclasses.replace(step, arm="warmup") for step in builders.cpu_evidence().steps[:2])
+    evidence = dataclasses.replace(builders.bare_evidence(), steps=steps)
+    text = show(Diagnosis(evidence=evidence, findings=()))
+    assert evidence.step_s is not None
+    assert "Nothing could be examined." in text
+    assert "No findings" not in text
 
 
 def test_a_job_without_a_step_claims_nothing() -> None:

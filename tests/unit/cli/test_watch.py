@@ -51,6 +51,7 @@ def refused(*arguments: str) -> BadInput:
         (("--run", "absent.py"), "no script at absent.py"),
         (("--run", "-m", "absent_module"), "there is no module 'absent_module'"),
         (("--pid", "99999999"), "process 99999999 is not running"),
+        (("--pid", "-5"), "process -5 is not running"),
         (("--replay", "absent"), "'absent' names no run"),
         (("--once", "--hz", "100"), "100.0 samples a second"),
         (("--once", "--prometheus", "99999"), "port 99999"),
@@ -109,8 +110,10 @@ def test_a_run_is_played_again_as_lines(runs: Path) -> None:
     assert [json.loads(line)["time_s"] for line in documents] == [each.time_s for each in samples]
 
 
-def test_a_replay_needs_a_speed() -> None:
-    assert "names no run" in refused("--replay", "x", "--speed", "0").message
+def test_a_replay_needs_a_speed(runs: Path) -> None:
+    kept_run(runs, story(seconds=3))
+    for speed in ("0", "-1"):
+        assert f"a speed of {speed}" in refused("--replay", "train", "--speed", speed).message
 
 
 def test_the_flags_are_these() -> None:

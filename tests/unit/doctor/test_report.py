@@ -108,6 +108,16 @@ def busy(share: float | None) -> Evidence:
     return builders.evidence(kernels=dataclasses.replace(builders.kernels(), busy_share=share))
 
 
+def spread_out() -> Evidence:
+    """No phase takes more than half of the step."""
+    shares = {"wait": 0.1, "transfer": 0.0, "forward": 0.2, "backward": 0.3, "optimizer": 0.0, "rest": 0.4}
+    steps = tuple(
+        dataclasses.replace(step, phases_s={phase: share * step.step_s for phase, share in shares.items()})
+        for step in builders.evidence().steps
+    )
+    return builders.evidence(kernels=None, counterfactuals=(), steps=steps)
+
+
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
@@ -120,6 +130,7 @@ def busy(share: float | None) -> Evidence:
         (busy(0.118), "The host bounds the step: the GPU is busy for 12 % of it and waits for the rest."),
         (busy(None), "Most of the step is backward: 57 %."),
         (builders.evidence(kernels=None), "Most of the step is backward: 57 %."),
+        (spread_out(), "The largest part of the step is the rest, outside all these phases: 40 %."),
     ],
 )
 def test_one_sentence_says_what_bounds_the_step(evidence: Evidence, expected: str) -> None:

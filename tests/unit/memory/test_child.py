@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import os
 import signal
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.errors import BadInput, ChildDied, FlatoutError, StructureChanges
 from flatout.memory.child import run_in_child
@@ -81,3 +84,18 @@ def test_a_child_killed_by_a_signal_is_said_to_have_died() -> None:
 def test_a_child_that_leaves_is_said_to_have_died() -> None:
     with pytest.raises(ChildDied, match="code 3"):
         run_in_child(os._exit, 3)
+
+
+def logged_by_a_wrong_width() -> list[str]:
+    handler = logging.handlers.BufferingHandler(capacity=100)
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    with FakeTensorMode(), pytest.raises(RuntimeError):
+        torch.ones(8, 3) @ torch.ones(64, 64)
+    logger.removeHandler(handler)
+    return [record.getMessage() for record in handler.buffer]
+
+
+def test_an_error_of_a_shape_is_not_logged_as_well() -> None:
+    assert run_in_child(logged_by_a_wrong_width) == []
+    assert logged_by_a_wrong_width() != []  # as PyTorch has it

@@ -57,3 +57,8 @@ def test_everything_wrong_with_a_recipe_is_said_at_once() -> None:
 def test_recipes_are_keys() -> None:
     assert {Recipe(): 1}[Recipe(precision="fp32")] == 1
     assert Recipe() != Recipe(checkpointing=True)
+
+
+def test_a_loss_of_outputs_and_targets_is_told_from_one_of_model_and_batch() -> None:
+    with pytest.raises(BadInput, match=r"loss of line is MSELoss, which takes .* MSELoss\(\)\(model\(batch"):
+        dataclasses.replace(job(batch_size=1), loss=nn.MSELoss())

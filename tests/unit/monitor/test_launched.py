@@ -92,6 +92,67 @@ def test_an_interrupt_reaches_the_script(tmp_path: Path) -> None:
     assert (process.returncode, out) == (9, "interrupted\n"), err
 
 
+def test_an_interrupt_that_nobody_catches_ends_the_script_as_it_would_alone(tmp_path: Path) -> None:
+    source = "kept = open('kept.txt', 'w'); kept.write('all'); print('ready', flush=True); input()"
+    process = start(tmp_path, source)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, err
+    assert "KeyboardInterrupt" in err and "launched" not in err
+    ((_, found),) = list_runs(tmp_path / "runs")
+    assert found.ended_s is not None
+    assert (tmp_path / "kept.txt").read_text() == "all"
+
+
+def test_a_forked_child_ends_without_its_parents_sinks(tmp_path: Path) -> None:
+    source = """
+import os, sys
+child = os.fork()
+if not child:
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    code, out, err = run(tmp_path, source, sinks=SinkChoice(prometheus=0))
+    assert (code, out) == (0, "7\n"), err
+    assert err.count("the run is kept") == 1
+
+
+@pytest.mark.parametrize("gone", ["sys.stderr = None", "sys.stderr.close()", "os.close(2)"])
+def test_a_script_without_stderr_goes_on_and_keeps_its_stdout(tmp_path: Path, gone: str) -> None:
+    source = f"import os, sys\n{gone}\nprint('mine'); sys.exit(4)"
+    code, out, err = run(tmp_path, source, hz=10.0)
+    assert (code, out) == (4, "mine\n")
+    assert "Traceback" not in err
+
+
+def test_what_cannot_be_set_up_is_one_line_before_the_script_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sinks = SinkChoice(csv=str(tmp_path / "file" / "table.csv"))
+    for options in ({"sinks": sinks}, {"hz": 100.0}):
+        code, out, err = run(tmp_path, "print('started')", **options)
+        assert (code, out) == (2, "")
+        assert err.startswith("flatout: ") and err.count("\n") == 1
+        assert list_runs(tmp_path / "runs") == ()
+
+
+def test_a_full_disk_is_said_at_the_end_and_harms_nobody(tmp_path: Path) -> None:
+    source = """
+import resource
+from flatout.monitor import job
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+while not any("HistoryWriter" in note for sample in job._run.sampler.recent() for note in sample.notes):
+    pass
+print("done")
+"""
+    sinks = SinkChoice(jsonl=str(tmp_path / "samples.jsonl"))
+    code, out, err = run(tmp_path, source, hz=10.0, sinks=sinks)
+    assert (code, out) == (0, "done\n"), err
+    assert "not whole: HistoryWriter failed" in err and "not whole: JsonLines failed" in err
+    assert "Traceback" not in err
+
+
 def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
     from flatout.monitor.runs import state_of
 

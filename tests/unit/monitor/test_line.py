@@ -70,6 +70,25 @@ def test_a_log_gets_a_whole_line_a_minute() -> None:
     assert stream.getvalue() == "CPU 45 % | RAM 67 %\n" * 3
 
 
+def test_a_stderr_that_is_gone_or_knows_little_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tee:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None: ...
+
+    closed, tee = io.StringIO(), Tee()
+    closed.close()
+    for stream in (None, closed, tee):
+        monkeypatch.setattr("sys.stderr", stream)
+        writer = LineWriter()
+        writer.write([sample()])
+        writer.close()
+    assert tee.text == "CPU 45 % | RAM 67 %\n"
+
+
 def test_a_terminal_is_rewritten_in_place_and_left_at_a_fresh_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,27 @@ def test_torn_and_foreign_lines_are_dropped(tmp_path: Path) -> None:
     with (folder / "raw-000001.jsonl").open("a") as file:
         file.write('{"format": "something else"}\n[1]\n{"time_s": 17')
     assert read_recorded(folder).points[-1].time_s == START_S + 19
+
+
+def test_the_start_of_a_job_says_nothing_of_its_steps(tmp_path: Path) -> None:
+    """Imports keep a core busy, whatever the steps do after them."""
+    samples = [
+        replace(sample, job=replace(sample.job, steps=None, phases=None))
+        if number < 7 and sample.job
+        else sample
+        for number, sample in enumerate(story(seconds=11))
+    ]
+    assert read_recorded(kept_run(tmp_path, tuple(samples))).stretches[0].verdict is None
+
+
+def test_a_file_of_the_log_that_was_cut_is_a_gap(tmp_path: Path) -> None:
+    folder = kept_run(tmp_path, story(seconds=20))
+    raw = folder / "raw-000001.jsonl"
+    packed = gzip.compress(raw.read_bytes())
+    raw.unlink()
+    for damaged in (packed[: len(packed) // 2], packed[:50] + b"\xff" * 50 + packed[100:], b"no gzip"):
+        raw.with_name("raw-000001.jsonl.gz").write_bytes(damaged)
+        assert read_recorded(folder).end_s == pytest.approx(START_S + 19)  # the minutes have it
 
 
 def test_no_run_and_no_samples_are_named(tmp_path: Path) -> None:

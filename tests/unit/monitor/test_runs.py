@@ -114,3 +114,9 @@ def test_runs_are_kept_where_the_user_says(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv("FLATOUT_RUNS")
     monkeypatch.chdir(tmp_path)
     assert runs_folder() == tmp_path / ".flatout" / "runs"
+
+
+def test_two_runs_of_one_process_in_one_second_are_two_folders(tmp_path: Path) -> None:
+    folders = [create_run(a_run(name=name), tmp_path) for name in ("train", "train", "other")]
+    assert len(set(folders)) == 3
+    assert [run.name for _, run in list_runs(tmp_path)].count("train") == 2

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from flatout.monitor.recorded import read_recorded
+from flatout.monitor.reporter import Reporter
+from flatout.monitor.runs import CHANNEL_FILE
 from flatout.monitor.sample import Sample
 from flatout.monitor.summary import Summary, energy_of_job, mean_step_s, summarise, total
 from tests.runs_of_samples import GIB, ROWS_PER_STEP, START_S, kept_run, story
@@ -32,6 +34,20 @@ def test_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert job is not None and job.steps is not None and found.energy_j is not None
     assert found.energy_per_step_j == pytest.approx(found.energy_j / (job.steps - 12), rel=0.02)
     assert found.energy_per_sample_j == pytest.approx(found.energy_per_step_j / ROWS_PER_STEP, rel=1e-3)
+
+
+def test_steps_after_the_last_sample_count(tmp_path: Path) -> None:
+    folder = kept_run(tmp_path, story(seconds=20))
+    sampled = summarise(read_recorded(folder))
+    reporter = Reporter(folder / CHANNEL_FILE)
+    assert sampled.steps is not None
+    for _ in range(sampled.steps + 7):
+        reporter.step(loss=0.25, samples=ROWS_PER_STEP)
+    reporter.close()
+    found = summarise(read_recorded(folder))
+    assert (found.steps, found.last_loss) == (sampled.steps + 7, 0.25)
+    assert found.samples == ROWS_PER_STEP * (sampled.steps + 7)
+    assert found.step_s == sampled.step_s
 
 
 def test_long_steps_weigh_by_their_number_not_their_time() -> None:

@@ -3,6 +3,7 @@ a healthy run; and what must not be concluded."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from flatout.doctor.rule import all_rules
 from flatout.monitor import urgent
 from flatout.monitor import verdict as verdicts_module
-from flatout.monitor.sample import HostSample, Sample
+from flatout.monitor.sample import HostSample, ProcessSample, Sample
 from flatout.monitor.verdict import verdict, verdicts
 from tests.unit.monitor.played import GIB, Played, PlayedJob, played_gpu, set_memory
 
@@ -276,7 +277,18 @@ def test_a_job_on_a_cpu_is_bound_by_its_data_or_by_its_work(played: Played) -> N
     assert job is not None
     sampler = played.sampler()
     assert verdict(played.run(sampler, lambda n: job.advance(wait=0.5, rest=0.5))).bound == "data"
-    assert verdict(played.run(sampler, lambda n: job.advance(rest=1.0), seconds=70)).bound == "compute"
+    samples = played.run(sampler, lambda n: job.advance(rest=1.0), seconds=70)
+    busy, idle = (
+        verdict(
+            [
+                replace(each, processes=(ProcessSample(pid=1, of_job=True, cpu_cores=cores),))
+                for each in samples
+            ]
+        )
+        for cores in (1.9, 0.07)
+    )
+    assert busy.bound == "compute" and "1.9 cores" in " ".join(busy.evidence)
+    assert idle.bound == "unknown" and "0.07 cores" in idle.sentence  # it sleeps, whatever it waits for
 
 
 def test_an_ended_job_has_no_bound(played: Played) -> None:

@@ -73,8 +73,10 @@ def test_any_process_can_be_watched(tmp_path: Path) -> None:
         assert meter.run.visible_devices == "1"
     finally:
         child.communicate(b"\n")
-    with pytest.raises(BadInput, match=f"process {child.pid} is not running"):
-        meter_of(child.pid, tmp_path)
+    assert meter.read(0.0).state == "ended"  # it does not report: nothing says that it died
+    for number in (child.pid, -5):
+        with pytest.raises(BadInput, match=f"process {number} is not running"):
+            meter_of(number, tmp_path)
 
 
 def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:

@@ -78,3 +78,5 @@ def test_two_devices_or_an_unknown_one() -> None:
         find_budget(gpu="A100-80GB", gpu_memory="24GB")
     with pytest.raises(UnknownDevice):
         find_budget(gpu="A1000-80GB")
+    with pytest.raises(BadInput, match=r"--gpu-memory 'lots' is not a size .*24GB"):
+        find_budget(gpu_memory="lots")

@@ -112,6 +112,7 @@ def test_a_text_that_unfolds_without_end_is_refused() -> None:
     [
         ("a: [1\nb: 2\n", "c is not YAML that can be read: line 2"),
         ("a: 1\n  b: 2\n", "line 2"),
+        ("a: 1\t# one\n", "line 1: .* .write spaces instead of the tab"),
         ("a: *nowhere\n", "line 1: found undefined alias"),
         ("a: 1\n---\nb: 2\n", "found another document|expected a single document"),
         ("", "c is empty"),

@@ -7,6 +7,7 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.planner.fit import changes_of, fit_settings, group_stages
+from flatout.planner.forecast import LargestBatch
 from flatout.planner.settings import StageSettings
 from flatout.planner.suggestions import Fit, Wish
 from tests import plans
@@ -87,6 +88,15 @@ def test_what_cannot_be_allowed(name: str, words: str) -> None:
         BadInput, match=rf"--allow {name}: .*{words}.*checkpointing, eval_batch_size, n_negatives"
     ):
         fit(wish=Wish(allow=(name,)))
+
+
+def test_a_suggestion_that_does_not_exist_is_said_before_any_work() -> None:
+    class NoWork(ToyForecast):
+        def largest_batch(self, sizes: object, **asked: object) -> LargestBatch:
+            raise AssertionError("searched")
+
+    with pytest.raises(BadInput, match=r"there is no suggestion 'safe' .*choose one of: .*safest"):
+        fit(wish=Wish(choose="safe"), forecast=NoWork())
 
 
 def test_stages_with_batch_sizes_of_their_own_are_planned_apart() -> None:

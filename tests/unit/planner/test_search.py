@@ -169,6 +169,19 @@ def test_a_model_without_the_switch_is_planned_without_it() -> None:
         search(plans.stage(checkpointing=True), forecast=ToyForecast(can_checkpoint=False))
 
 
+def test_a_model_without_the_switch_that_nothing_fits_is_told_what_it_needs() -> None:
+    class NoRoom(ToyForecast):
+        """As on a device that the CUDA context alone fills: no batch is tried, so no model is made."""
+
+        def largest_batch(
+            self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int
+        ) -> LargestBatch:
+            return LargestBatch(safe=None, limit=None)
+
+    with pytest.raises(BatchDoesNotFit, match="batch_size=1 needs"):
+        search(plans.stage(4, 16), usable_gib=0.1, forecast=NoRoom(can_checkpoint=False))
+
+
 def test_stages_that_differ_keep_their_own_switch() -> None:
     stages = (plans.stage(name="01", checkpointing=True), plans.stage(name="02"))
     assert search(*stages).safe == search(stages[1]).safe

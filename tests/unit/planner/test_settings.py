@@ -116,6 +116,25 @@ def test_a_batch_size_that_is_no_number(value: str, tmp_path: Path) -> None:
         stage_of(tmp_path, f"batch_size: {value}\n")
 
 
+@pytest.mark.parametrize("target", ["bs", ".bs"])
+def test_a_value_that_leads_nowhere_is_named_with_a_way_on(target: str, tmp_path: Path) -> None:
+    text = f"data:\n  batch_size: ${{{target}}}\n"
+    with pytest.raises(BadInput, match=r"data.batch_size \(c.yaml:2\) is '\$.*--set data.batch_size=VALUE"):
+        stage_of(tmp_path, text)
+    assert stage_of(tmp_path, text, data__batch_size=4).batch_size.value == 4
+    with pytest.raises(BadInput, match=r"accumulation at accumulation \(c.yaml:2\) is '\$"):
+        stage_of(tmp_path, f"batch_size: 4\naccumulation: ${{{target}}}\n")
+
+
+def test_a_knob_that_nothing_uses_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("batch_size: 4\nsteps: 16\n")
+    mapped = Mapped(keys={"acumulation": "steps"})
+    (note,) = settings_of(path, mapped=mapped, size_names=("batch_size", "texts")).notes
+    assert note.startswith("the knob acumulation (steps) is not used; knobs are accumulation, batch_size,")
+    assert settings_of(path, mapped=Mapped(keys={"texts": "steps"}), size_names=("texts",)).notes == ()
+
+
 def test_a_number_in_quotes_is_a_number(tmp_path: Path) -> None:
     assert stage_of(tmp_path, "batch_size: '4'\n").batch_size.value == 4
 
@@ -129,7 +148,7 @@ def test_sizes_by_the_mapping_and_sizes_that_could_be_two(tmp_path: Path) -> Non
     text = "batch_size: 1\na: {max_length: 5}\nb: {max_length: 6}\nk: 7\n"
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    settings = settings_of(path, size_names=("length",), mapped=Mapped(keys={"negatives": "k"}))
+    settings = settings_of(path, size_names=("length", "negatives"), mapped=Mapped(keys={"negatives": "k"}))
     assert {name: found.value for name, found in settings.stages[0].sizes.items()} == {"negatives": 7}
     (note,) = settings.notes
     assert note == (

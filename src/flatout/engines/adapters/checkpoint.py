@@ -96,10 +96,17 @@ def save(
         # The weights of a step are the same whenever it is kept; whether it was the last is not.
         write_whole(final / STATE, small)
         return final
-    with whole_folder(final) as partial:
-        _write_tensors(partial / TRAINING, training)
-        _write_tensors(partial / BEST, best)
-        (partial / STATE).write_bytes(small)
+    safetensors = import_extra("safetensors", extra="adapters")
+    try:
+        with whole_folder(final) as partial:
+            _write_tensors(partial / TRAINING, training)
+            _write_tensors(partial / BEST, best)
+            (partial / STATE).write_bytes(small)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise BadInput(
+            f"the checkpoint {final} cannot be written: {error}",
+            hint="free some space and go on with --resume from the one before",
+        ) from error
     for old in steps(folder)[:-keep]:
         shutil.rmtree(old)
     return final

@@ -48,7 +48,6 @@ def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str) 
     }
     tensors = {f"{WRAPPER}{key}": tensor.cpu() for key, tensor in bank.state_dict(name).items()}
     safetensors = import_extra("safetensors.torch", extra="adapters")
-    folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / WEIGHTS, safetensors.save(tensors, metadata={"format": "pt"}))
     write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 

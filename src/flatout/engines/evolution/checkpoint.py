@@ -57,13 +57,20 @@ class Checkpoint:
 
 def save(folder: Path, *, state: State, tensors: Mapping[str, Tensor], keep: int = 2) -> Path:
     """Write a checkpoint below `folder` and remove all but the last `keep`."""
-    safetensors = import_extra("safetensors.torch", extra="evolution")
+    safetensors = import_extra("safetensors", extra="evolution")
+    torch_files = import_extra("safetensors.torch", extra="evolution")
     final = folder / f"epoch-{state.epoch:06d}"
     if not final.exists():
-        with whole_folder(final) as partial:
-            whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            safetensors.save_file(whole, partial / TENSORS)
-            (partial / STATE).write_text(json.dumps(encode(state), indent=2) + "\n", encoding="utf-8")
+        try:
+            with whole_folder(final) as partial:
+                whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+                torch_files.save_file(whole, partial / TENSORS)
+                (partial / STATE).write_text(json.dumps(encode(state), indent=2) + "\n", encoding="utf-8")
+        except (OSError, safetensors.SafetensorError) as error:
+            raise BadInput(
+                f"the checkpoint {final} cannot be written: {error}",
+                hint="free some space and go on with --resume from the one before",
+            ) from error
     for old in epochs(folder)[:-keep]:
         shutil.rmtree(old)
     return final

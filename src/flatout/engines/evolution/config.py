@@ -110,6 +110,11 @@ class EvolveConfig:
 
 
 NAMES = tuple(each.name for each in fields(EvolveConfig))
+# What the algorithm itself is set with; the rest is the run's.
+OF_EGGROLL = (
+    *("population", "sigma", "lr", "rank", "targets", "antithetic", "noise", "noise_reuse", "optimizer"),
+    *("weight_decay", "shaping", "arithmetic", "masters", "seed"),
+)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -128,6 +133,11 @@ def make_config(given: Mapping[str, Any]) -> EvolveConfig:
         return decode(EvolveConfig, plain, path="config")
     except WrongShape as error:
         raise BadInput(str(error)) from error
+
+
+def eggroll_options(config: EvolveConfig) -> dict[str, Any]:
+    """The keywords of `Eggroll` in a config whose step sizes are known."""
+    return {name: getattr(config, name) for name in OF_EGGROLL}
 
 
 def resumed(saved: Mapping[str, Any], given: Mapping[str, Any]) -> EvolveConfig:

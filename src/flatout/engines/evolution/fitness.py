@@ -64,6 +64,15 @@ def reward_matrix(
     return rewards_MP
 
 
+def refuse_all_failed(rewards_MP: Tensor) -> None:
+    """BadInput where no row has a reward: a run of such epochs would take hours to learn nothing."""
+    if bool(rewards_MP.isnan().all()):
+        raise BadInput(
+            f"all {rewards_MP.numel()} rewards of the first epoch failed",
+            hint="the lines above say how; call the reward on a text by hand",
+        )
+
+
 def shape(rewards_MP: Tensor, *, how: Shaping = "centred") -> Tensor:
     """Fitness [members] from rewards [members, prompts]."""
     if rewards_MP.ndim != 2:

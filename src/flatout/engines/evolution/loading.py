@@ -55,17 +55,25 @@ def end_tokens(model: nn.Module) -> tuple[int, ...]:
 def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write the trained model as transformers loads it, whole or not at all."""
     partial = folder.with_name(f".partial-{folder.name}")
-    for path in (partial, folder):
-        if path.exists():
-            shutil.rmtree(path)
+    shutil.rmtree(partial, ignore_errors=True)
     # Parts of a stacked weight share a storage, which a safetensors file cannot say: each is saved as its
     # own.
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-    with _without_bars():
-        model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
-    if tokenizer is not None:
-        tokenizer.save_pretrained(partial)
-    partial.rename(folder)
+    safetensors = import_extra("safetensors", extra="evolution")
+    try:
+        with _without_bars():
+            model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise BadInput(
+            f"the trained model {folder} cannot be written: {error}",
+            hint="free some space; --resume writes it from the last checkpoint",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -153,7 +153,15 @@ def _function_named(name: str) -> Callable[[str, Mapping[str, str]], float]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     with calling(f"importing {place}"):
-        module = importlib.import_module(place)
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise  # the module is there, and what it imports is not
+            raise BadInput(
+                f"there is no module {error.name!r} for the reward {name!r}",
+                hint="run where its file lies, or put its folder on PYTHONPATH",
+            ) from None
     found: object = getattr(module, attribute, None)
     if not callable(found):
         raise BadInput(

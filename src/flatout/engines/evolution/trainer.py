@@ -21,11 +21,11 @@ import torch
 from flatout.codec import encode
 from flatout.engines.evolution import checkpoint, evaluate, fitness, loading, scheduling, step_sizes
 from flatout.engines.evolution.checkpoint import Checkpoint, State
-from flatout.engines.evolution.config import EvolveConfig, make_config, resumed
+from flatout.engines.evolution.config import EvolveConfig, eggroll_options, make_config, resumed
 from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.interrupts import Interrupts
 from flatout.engines.evolution.ranks import Ranks
-from flatout.engines.evolution.reward_pool import RewardPool
+from flatout.engines.evolution.reward_pool import RewardPool, Scores
 from flatout.engines.evolution.run_log import EpochRecord, RunLog, read_log
 from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.tasks import Prompt, task_named
@@ -60,6 +60,10 @@ def open_run(
     found = checkpoint.latest(out / CHECKPOINTS) if resume else None
     if found is not None:
         return resumed(found.state.config, given), found
+    if resume and given.get("model") is None:
+        raise BadInput(
+            f"{out} has no checkpoint to resume", hint="check --out, or begin with --model and --task"
+        )
     config = make_config(given)
     if first and not resume and out.is_dir() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty", hint="go on with --resume, or take another --out")
@@ -96,7 +100,7 @@ class Trainer:
         steps = step_sizes.of(config, read_decoder(self.model))
         self.config = config = dataclasses.replace(config, sigma=steps.sigma.value, lr=steps.lr.value)
         self._on_note(f"sigma: {steps.sigma}; lr: {steps.lr}")
-        self.es = make_eggroll(self.model, config)
+        self.es = Eggroll(self.model, kind="language", **eggroll_options(config))
         self._max_new_tokens = config.max_new_tokens or self.task.max_new_tokens
         self._max_tokens = 0 if found is None else found.state.max_tokens
         self._held_out_ids = self._encoded(self.held_out)
@@ -124,9 +128,7 @@ class Trainer:
             try:
                 self._train()
                 return self._finish()
-            except (
-                ChildDied
-            ):  # of another rank: this one stands at the border of an epoch, which is worth keeping
+            except ChildDied:  # another rank; this one stands at the border of an epoch, worth keeping
                 with self._interrupts.held():
                     self._save()
                 raise
@@ -174,6 +176,8 @@ class Trainer:
             num_tokens += sum(len(each.tokens) for row in done for each in row)
             rewards[chunk.start : chunk.stop] = self._rewards(prompts, done)
         rewards, num_tokens = self.ranks.gather(rewards), self.ranks.gather(num_tokens)
+        if self._last is None:
+            fitness.refuse_all_failed(rewards)
         with self._interrupts.held():
             statistics = es.tell(rewards, cosine=(es.epoch + 1) % config.cosine_every == 0)
         evaluate.wait_for(self.ranks.device)
@@ -199,11 +203,7 @@ class Trainer:
     def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> torch.Tensor:
         """The rewards of one chunk [members, prompts], each row saying whose it is."""
         rows = [(member, place, each) for member, row in enumerate(done) for place, each in enumerate(row)]
-        scores = evaluate.score_texts(
-            self._pool, self.texts, [prompts[place] for _, place, _ in rows], [each for _, _, each in rows]
-        )
-        if said := scores.summary():
-            self._on_note(said)
+        scores = self._scored([prompts[place] for _, place, _ in rows], [each for _, _, each in rows])
         return fitness.reward_matrix(
             scores.values,
             member_of_row=[member for member, _, _ in rows],
@@ -217,8 +217,13 @@ class Trainer:
         if not self.ranks.first:
             return None
         done = self._generate(self._held_out_ids, members=self.schedule.chunks[0], plain=True)
-        scores = evaluate.score_texts(self._pool, self.texts, self.held_out, done[0])
-        return evaluate.mean_score(scores)
+        return evaluate.mean_score(self._scored(self.held_out, done[0]))
+
+    def _scored(self, prompts: Sequence[Prompt], done: Sequence[Completion]) -> Scores:
+        scores = evaluate.score_texts(self._pool, self.texts, prompts, done)
+        if said := scores.summary():
+            self._on_note(said)
+        return scores
 
     def _measured_plain(self) -> float:
         """Plain inference on as many rows as a chunk has; every rank at once, as they train."""
@@ -312,7 +317,7 @@ class Trainer:
         self.es.load(found.tensors, epoch=found.state.epoch)
         self._untrained_score = found.state.untrained_score
         self._elapsed_s = found.state.elapsed_s
-        self._on_note(f"going on after epoch {found.state.epoch}")
+        self._on_note(f"going on after epoch {found.state.epoch} of {self.config.epochs}")
 
     def _save(self) -> None:
         if not self.ranks.first:
@@ -338,9 +343,12 @@ class Trainer:
             if self.config.save_model:
                 saved = self.out / MODEL
                 loading.save_model(self.model, self.texts.tokenizer, saved)
+            records = read_log(self.out)
+            if self._last is None and records:  # there was nothing left to do
+                self._score = records[-1].reward_heldout
             try:
                 title = f"{self.task.name}, population {self.config.population}"
-                drawn = plot_run(read_log(self.out), self.out / PLOT, title=title)
+                drawn = plot_run(records, self.out / PLOT, title=title)
             except MissingExtra as error:
                 self._on_note(f"no plot: {error}")
         return Outcome(
@@ -352,29 +360,6 @@ class Trainer:
             model=None if saved is None else str(saved),
             plot=None if drawn is None else str(drawn),
         )
-
-
-def make_eggroll(model: torch.nn.Module, config: EvolveConfig) -> Eggroll:
-    """The algorithm with the settings of a config whose step sizes are known."""
-    assert config.sigma is not None and config.lr is not None
-    return Eggroll(
-        model,
-        population=config.population,
-        sigma=config.sigma,
-        lr=config.lr,
-        rank=config.rank,
-        targets=config.targets,
-        antithetic=config.antithetic,
-        noise=config.noise,
-        noise_reuse=config.noise_reuse,
-        optimizer=config.optimizer,
-        weight_decay=config.weight_decay,
-        shaping=config.shaping,
-        arithmetic=config.arithmetic,
-        masters=config.masters,
-        kind="language",
-        seed=config.seed,
-    )
 
 
 def evolve(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.decisions import Decision
 from flatout.engines.steering.beats import Beating, wait_for_silence
 from flatout.engines.steering.loading import Opened, check_folder, open_model
+from flatout.engines.steering.neutral import read_neutral
 from flatout.engines.steering.placement import Placement, gpus_of, place, weights_bytes
 from flatout.engines.steering.questions import Question, read_questions, split_questions
 from flatout.engines.steering.report_data import StudyRecord, load_record, save_record
@@ -77,13 +78,17 @@ def placed(settings: SearchSettings) -> tuple[Decision[Placement], dict[str, int
 def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> StudyRecord:
     """Search as the first worker of a study, and conclude it."""
     check_folder(Path(settings.model))
+    from flatout.engines.steering.scoring import check_choices
+
     split = split_of(settings)
+    read_neutral(settings.neutral)  # it is needed at the end, which is no time to find it missing
     where, indices = placed(settings)
     say(f"replicas: {where}")
     with _only_one(settings.folder):
         path = save_settings(settings)
         study = opened_study(settings, worker=FIRST)
         opened = _opened(settings, where.value.replicas[0], indices)
+        check_choices([*split.search, *split.fresh], opened.model, opened.tokenizer)
         vectors = fitted(settings, split, opened, say=say)
         earlier_s = _earlier_s(settings, study)
         began_s = time.monotonic()
@@ -282,7 +287,7 @@ def prepared(
         vectors,
         layers=None if wanted == "all" else wanted,
         strength=(low, high),
-        where=_places(settings.where),
+        where=settings.where,
     )
     work = Search(
         engine,
@@ -297,15 +302,6 @@ def prepared(
     names = {"model": model_fingerprint(opened.model), "tokenizer": tokenizer_fingerprint(opened.tokenizer)}
     study.bind({**names, **work.recipe()})
     return work
-
-
-def _places(given: Sequence[str]) -> list[Any]:
-    from flatout.engines.steering.applying import WHERE
-
-    wrong = [one for one in given if one not in WHERE]
-    if wrong:
-        raise BadInput(f"where {wrong[0]!r}", hint=f"take one of {', '.join(WHERE)}")
-    return list(given)
 
 
 def _batch_trials(settings: SearchSettings, placement: Placement) -> int:

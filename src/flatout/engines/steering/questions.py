@@ -105,6 +105,9 @@ def _question(found: Any, where: str) -> Question:
     for name, value in zip(form, (text, positive, negative), strict=True):
         if not isinstance(value, str):
             raise BadInput(f"{where}: {name!r} is a {type(value).__name__}, not a text")
+    for name, value in zip(form[1:], (positive, negative), strict=True):
+        if not value:
+            raise BadInput(f"{where}: {name!r} is empty", hint="an answer has at least one character")
     if positive == negative:
         raise BadInput(f"{where}: both answers are {positive[:40]!r}", hint="a pair differs in its answer")
     return question_of(text, positive=positive, negative=negative)

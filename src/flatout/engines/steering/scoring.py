@@ -153,5 +153,19 @@ def choices_of(
     return found
 
 
+def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> None:
+    """BadInput where a question cannot be asked: one of the test would be found after the whole search."""
+    most: int | None = getattr(model.config, "max_position_embeddings", None)
+    texts = {question.key: question.text for question in questions}
+    for key, choice in choices_of(questions, tokenizer).items():
+        num_tokens = len(choice.prompt) + max(len(choice.positive), len(choice.negative))
+        if most is not None and num_tokens > most:
+            raise BadInput(
+                f"the question {texts[key][:60]!r} has {num_tokens} tokens with its answer; the model has"
+                f" {most} positions",
+                hint="shorten it or leave it out",
+            )
+
+
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

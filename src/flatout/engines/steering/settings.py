@@ -39,6 +39,7 @@ FREE_TO_CHANGE = {
     "max_new_tokens",
 }
 NEEDED = ("model", "questions")
+POSITION = re.compile(r"last|mean|-?\d+(:-?\d+)?")  # what `positions.position_of` reads, without torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ class SearchSettings:
     position: str = "last"  # the token that stands for a text: last, mean, an index, or a span 3:8
     shares: tuple[float, ...] = (0.5, 0.25, 0.25)  # of the questions: to fit, to search, to test
     strength: tuple[float, ...] = (0.0, 0.5)  # lowest and highest, in mean residual norms of the layer
-    where: tuple[str, ...] = ("last-and-generated",)
+    where: tuple[Literal["last-and-generated", "all", "generated"], ...] = ("last-and-generated",)
     toward: Literal["positive", "negative"] = "positive"  # the answer that is to become likelier
     trials: int = 100
     rungs: int = 4  # of successive halving; 1 never prunes
@@ -93,6 +94,8 @@ class SearchSettings:
             wrong.append(f"strength={list(self.strength)} is no lowest and highest number")
         if not self.methods or not self.where:
             wrong.append("methods or where is empty")
+        if POSITION.fullmatch(self.position) is None:
+            wrong.append(f"position={self.position!r} is none of last, mean, -2 or 3:8")
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout steer search --help says what each means")
         chosen_layers(self.layers)

@@ -84,6 +84,11 @@ class SteeringVectors:
 
 def load(path: Path | str) -> SteeringVectors:
     """Vectors that `save` wrote."""
+    if Path(path).is_dir():
+        found = sorted(file.name for file in Path(path).glob("*.safetensors"))
+        raise BadInput(
+            f"{path} is a folder", hint=f"name one file in it: {', '.join(found) or 'it has none'}"
+        )
     safetensors: Any = import_extra("safetensors", extra="steering")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -103,7 +108,9 @@ def load(path: Path | str) -> SteeringVectors:
             )
     except (OSError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path} cannot be read: {reason}") from error
+        raise BadInput(
+            f"{path} cannot be read: {reason}", hint="give a METHOD.safetensors that flatout steer fit wrote"
+        ) from error
 
 
 def fit(positive: Activations, negative: Activations, *, method: Method, seed: int = 0) -> SteeringVectors:

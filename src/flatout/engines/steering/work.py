@@ -91,6 +91,8 @@ def forks_pay(
     """Whether to compute what pairs share once."""
     forks = [one for one in work if one.prefix]
     saved = sum(one.saved for one in forks)
+    if not work:
+        return Decision(value=False, reason="no text is left to compute", source="computed")
     if not saved:
         return Decision(value=False, reason="no two texts of a pair share a beginning", source="computed")
     if not able():

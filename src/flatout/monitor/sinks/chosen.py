@@ -5,6 +5,8 @@ The choice is plain data: it travels to the process of a job that is started wit
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -44,8 +46,11 @@ def opened(
             try:
                 sink = make()
             except OSError as error:
-                raise BadInput(f"{error.filename or 'a sink'} cannot be written: {error.strerror}") from None
-            stack.callback(sink.close)
+                raise BadInput(
+                    f"{error.filename or 'a sink'} cannot be written: {error.strerror}",
+                    hint="choose another file or folder for it",
+                ) from None
+            stack.callback(_close, sink, os.getpid())
             sinks.append(sink)
         yield tuple(sinks)
 
@@ -73,6 +78,13 @@ def _makers(choice: SinkChoice, on_note: Callable[[str], None]) -> Iterator[Call
         endpoint = MetricsEndpoint(choice.prometheus)
         on_note(f"metrics are at {endpoint.url}")
         yield lambda: endpoint
+
+
+def _close(sink: Sink, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child, which would wait for threads that only its parent has
+        return
+    with contextlib.suppress(OSError):  # a full disk, which was noted when the sample was written
+        sink.close()
 
 
 def _with_folder(path: Path) -> Path:

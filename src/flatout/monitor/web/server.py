@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -248,7 +249,10 @@ def _listen(host: str, port: int) -> socket.socket:
         ]
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
+        is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise BadInput(
             f"the page cannot be served at {host or 'all addresses'}, port {port}: {error}",
-            hint="choose another --port; 0 takes a free one",
+            hint="give --host an address of this machine; 0.0.0.0 means all of them"
+            if is_elsewhere
+            else "choose another --port; 0 takes a free one",
         ) from None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.rules.single_process_loading import detect
@@ -52,3 +54,12 @@ def test_workers_and_loaders_that_do_not_train_are_left_alone(made, changes):
 
 def test_a_host_with_unknown_cores_is_left_alone(made):
     assert detect(slow_loading(made, cores=None)) == []
+
+
+@pytest.mark.parametrize(("collate_s", "workers"), [(0.0005, False), (0.0015, True)])
+def test_workers_are_not_proposed_where_handing_a_batch_over_costs_as_much(made, collate_s, workers):
+    job = slow_loading(made)
+    loader = made.loader(fetch_s=made.spread(0.0001), collate_s=made.spread(collate_s))
+    (finding,) = detect(dataclasses.replace(job, loaders=(loader,)))
+    assert ("num_workers=" in finding.fix) is workers
+    assert ("dataset[indices]" in finding.fix and "600 µs" in finding.fix) is not workers

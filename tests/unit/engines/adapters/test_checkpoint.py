@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,17 @@ def test_a_fingerprint_tells_models_apart() -> None:
     with pytest.raises(BadInput, match="belongs to another model than"):
         checkpoint.check_model(state(), fingerprint="xyz", model="./other", path=Path("phase1/step-000003"))
     checkpoint.check_model(state(), fingerprint="abc", model="./mine", path=Path("phase1"))
+
+
+def test_a_full_disk_is_no_defect_and_leaves_the_one_before(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        large = {"w": torch.zeros(1 << 18)}
+        with pytest.raises(BadInput, match=r"File too large.*go on with --resume"):
+            checkpoint.save(tmp_path, state=state(2), training=large, best={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.state.step == 1

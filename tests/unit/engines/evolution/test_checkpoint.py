@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,16 @@ def test_a_fingerprint_tells_models_apart() -> None:
         of(c=torch.ones(1)),
     ]
     assert len({of(), *others}) == 5
+
+
+def test_a_full_disk_is_no_defect_and_leaves_the_one_before(tmp_path: Path) -> None:
+    save(tmp_path, state=state(1), tensors=TENSOR)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(BadInput, match=r"File too large.*go on with --resume"):
+            save(tmp_path, state=state(2), tensors={"large": torch.zeros(1 << 18)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    found = latest(tmp_path)
+    assert found is not None and found.state.epoch == 1

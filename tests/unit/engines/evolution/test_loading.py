@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_what_evolved_is_what_is_saved(kind: str, tmp_path: Path) -> None:
     save_model(model, None, tmp_path / "model")
     loaded = open_model(tmp_path / "model", device=CPU, dtype="float32")
     assert generate(loaded, prompts, max_new_tokens=8) == after
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_is_no_defect_and_leaves_the_model_before(tmp_path: Path) -> None:
+    model, folder = tiny("llama"), tmp_path / "model"
+    save_model(model, None, folder)
+    before = (folder / "model.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(BadInput, match=r"File too large.*--resume writes it"):
+            save_model(model, None, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -90,6 +90,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "LIMIT = 3\ndef length(completion, answer):\n    return len(completion) / int(answer['most'])\n"
     )
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
+    (tmp_path / "needy_rewards.py").write_text("import absent_package\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return "my_rewards"
@@ -104,7 +105,9 @@ def test_a_function_is_named_by_module_and_name(module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:f", "no_such_module"),
+        ("no_such_module:f", r"no module 'no_such_module' .*PYTHONPATH"),
+        ("my_rewards.inner:f", r"no module 'my_rewards\.inner'"),
+        ("needy_rewards:f", "ModuleNotFoundError: No module named 'absent_package'"),
         ("my_rewards:absent", "has no function 'absent'"),
         ("my_rewards:LIMIT", "has no function 'LIMIT'"),
         ("broken_rewards:f", "ZeroDivisionError"),

@@ -131,28 +131,52 @@ def test_a_task_of_text_needs_a_tokenizer(model: Path, tmp_path: Path) -> None:
         evolve(tiny_settings(model, tmp_path / "run", task=str(problems(tmp_path)), task_options={}))
 
 
-def test_a_reward_that_raises_costs_its_rows_and_is_told(tmp_path: Path) -> None:
-    model = save_tiny(tmp_path / "model")
+def rewarded(folder: Path, reward: str) -> dict[str, Any]:
+    """Settings of a run on texts with a reward of the user's."""
+    model = save_tiny(folder / "model")
     tokenizer().save_pretrained(model)
-    options = {"reward": "operator:truediv"}  # a text divided by a mapping
-    seen, notes = [], []
-    evolve(
-        tiny_settings(
-            model,
-            tmp_path / "run",
-            task=str(problems(tmp_path)),
-            task_options=options,
-            max_new_tokens=4,
-            epochs=1,
-            reward_workers=1,
-        ),
-        on_epoch=seen.append,
-        on_note=notes.append,
+    return tiny_settings(
+        model,
+        folder / "run",
+        task=str(problems(folder)),
+        task_options={"reward": reward},
+        max_new_tokens=4,
+        epochs=1,
+        reward_workers=1,
     )
-    assert seen[-1].failed_rows == 16 * 4
-    assert seen[-1].reward_train is None and seen[-1].reward_heldout is None
-    assert any("64 of 64" in note or "16 of 16" in note for note in notes), notes
-    assert seen[-1].statistics["update_norm"] == 0
+
+
+def test_a_reward_that_raises_costs_its_rows_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_rewards.py").write_text(
+        "def of_odd(completion, answer):\n    return len(completion) / (int(answer['answer']) % 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seen, notes = [], []
+    evolve(rewarded(tmp_path, "odd_rewards:of_odd"), on_epoch=seen.append, on_note=notes.append)
+    assert seen[-1].failed_rows is not None and 0 < seen[-1].failed_rows < 16 * 4
+    assert seen[-1].failed_rows % 16 == 0  # every member fails on the same prompts
+    assert seen[-1].reward_train is not None
+    assert any("rewards failed" in note and "ZeroDivisionError" in note for note in notes), notes
+
+
+def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> None:
+    seen, notes = [], []
+    with pytest.raises(BadInput, match="all 64 rewards of the first epoch failed"):
+        # a text divided by a mapping
+        evolve(rewarded(tmp_path, "operator:truediv"), on_epoch=seen.append, on_note=notes.append)
+    assert [record.epoch for record in seen] == [0]
+    assert all("TypeError" in note for note in notes if "rewards failed" in note)
+    assert sum("rewards failed" in note for note in notes) > 1, notes  # of the held-out prompts too
+
+
+def test_a_finished_run_keeps_its_score_when_it_is_resumed(model: Path, tmp_path: Path) -> None:
+    settings, notes = tiny_settings(model, tmp_path / "run"), []
+    first = evolve(settings)
+    again = evolve(settings, resume=True, on_note=notes.append)
+    assert again.score is not None and again.score == first.score
+    assert "going on after epoch 4 of 4" in notes
 
 
 def test_a_tiny_model_learns_to_copy_digits(model: Path, tmp_path: Path) -> None:
@@ -172,6 +196,8 @@ def test_what_cannot_be_resumed_is_refused(model: Path, tmp_path: Path) -> None:
         evolve(tiny_settings(model, out))
     with pytest.raises(BadInput, match=r"the run has sigma=0\.1"):
         evolve(tiny_settings(model, out, sigma=0.2), resume=True)
+    with pytest.raises(BadInput, match="has no checkpoint to resume"):
+        evolve({"out": str(tmp_path / "absent"), "epochs": 2}, resume=True)
     other = save_tiny(tmp_path / "other", seed=5)
     with pytest.raises(BadInput, match="belongs to another model"):
         evolve({"out": str(out), "model": str(other), "epochs": 2}, resume=True)

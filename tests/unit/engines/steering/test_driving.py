@@ -210,6 +210,24 @@ def test_two_starters_of_one_folder_are_refused(tiny: Path, tmp_path: Path) -> N
         run_quietly(tiny_search(tiny, out))
 
 
+def test_a_missing_neutral_file_is_named_before_anything_runs(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(BadInput, match="cannot be read"):
+        run_quietly({**tiny_search(tiny, out), "neutral": str(tmp_path / "absent.txt")})
+    assert not out.exists()
+
+
+def test_a_question_that_cannot_be_asked_is_named_before_anything_is_fitted(
+    tiny: Path, tmp_path: Path
+) -> None:
+    out, questions = tmp_path / "run", tmp_path / "questions.jsonl"
+    long = [{"prompt": f"{n} " * 4000, "positive": "yes", "negative": "no"} for n in range(4)]
+    questions.write_text("".join(json.dumps(one) + "\n" for one in long))
+    with pytest.raises(BadInput, match=r"tokens with its answer; the model has \d+ positions"):
+        run_quietly(tiny_search(tiny, out, questions=str(questions)))
+    assert not (out / "vectors").exists()
+
+
 def test_a_joining_worker_draws_from_the_same_study(
     whole: tuple[Path, StudyRecord], tiny: Path, tmp_path: Path
 ) -> None:

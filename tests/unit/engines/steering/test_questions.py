@@ -59,6 +59,7 @@ def test_a_json_list_is_the_same_file(tmp_path: Path) -> None:
         ({"prompt": "x", "positive": "y"}, "line 3: 'negative' is missing"),
         ({"question": "x"}, "line 3: 'answer_matching_behavior' is missing"),
         ({**PAIR, "positive": 3}, "line 3: 'positive' is a int"),
+        ({**PAIR, "negative": ""}, "line 3: 'negative' is empty"),
         ({**PAIR, "positive": "No"}, "line 3: both answers are 'No'"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flatout.engines.steering.positions import position_of
 from flatout.engines.steering.settings import (
     FREE_TO_CHANGE,
     NAMES,
@@ -60,12 +61,25 @@ def test_ranges_are_read() -> None:
         ({"trials": "many"}, "config.trials is str"),
         ({"model": None}, "no model is given"),
         ({"methods": []}, "is empty"),
+        ({"where": ["everywhere"]}, "'everywhere', expected one of"),
+        ({"position": "first"}, "position='first' is none of last, mean"),
     ],
 )
 def test_what_cannot_be_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput) as caught:
         make_settings({**GIVEN, **changes})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("position", ["last", "mean", "-2", "3:8", "-5:-1", "first", "1:2:3", "", "2.5"])
+def test_positions_are_those_that_can_be_read(position: str) -> None:
+    try:
+        position_of(position)
+    except BadInput:
+        with pytest.raises(BadInput, match="position="):
+            make_settings({**GIVEN, "position": position})
+    else:
+        assert make_settings({**GIVEN, "position": position}).position == position
 
 
 def test_a_run_keeps_its_settings_and_only_some_may_change(tmp_path: Path) -> None:

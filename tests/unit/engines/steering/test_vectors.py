@@ -105,6 +105,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         ("cut", "cannot be read"),
         ("absent", "cannot be read"),
         ("activations", "no vectors"),
+        ("", r"is a folder \(name one file in it: v\.safetensors\)"),
     ):
         with pytest.raises(BadInput, match=said):
             load(tmp_path / name)

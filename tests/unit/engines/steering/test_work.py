@@ -70,6 +70,7 @@ def test_sharing_pays_where_it_saves_more_than_a_short_pass_costs() -> None:
     assert "257 of 516 tokens are shared; 1 more passes cost as much as 256" in pays.reason
     assert not pay(many, able=False).value
     assert not pay(plan(pairs=[])).value
+    assert pay([]).reason == "no text is left to compute"
     assert pay(pairs(CPU_READING_TOKENS + 1), device="cpu").value
     assert not pay(pairs(CPU_READING_TOKENS), device="cpu").value
 

@@ -11,6 +11,7 @@ import pytest
 
 from flatout.codec import decode, encode
 from flatout.errors import BadInput
+from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.chosen import SinkChoice, opened
 from tests.runs_of_samples import story
 
@@ -48,6 +49,27 @@ def test_a_choice_travels_as_json() -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be written"), opened(SinkChoice(csv=str(tmp_path))):
         raise AssertionError("it must not open")
+
+
+def test_a_forked_child_leaves_the_sinks_to_its_parent() -> None:
+    """Its endpoint has no thread there that could answer that it has ended."""
+    code = (
+        "import os, sys\n"
+        "from flatout.monitor.sinks.chosen import SinkChoice, opened\n"
+        "with opened(SinkChoice(prometheus=0)):\n"
+        "    child = os.fork()\n"
+        "if child: print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "else: sys.exit(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_a_disk_that_is_full_at_the_end_is_no_error(tmp_path: Path) -> None:
+    with opened(SinkChoice(jsonl="/dev/full")) as (sink,), pytest.raises(OSError, match="No space left"):
+        sink(Sample(time_s=1.0))
 
 
 def test_only_what_is_wanted_is_imported() -> None:

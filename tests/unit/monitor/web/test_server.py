@@ -178,6 +178,9 @@ def test_a_port_that_is_taken_is_one_sentence(page: PageServer, tmp_path: Path) 
     with pytest.raises(BadInput, match=f"port {page.port}") as caught:
         PageServer(port=page.port, root=tmp_path).start()
     assert "--port" in str(caught.value)
+    with pytest.raises(BadInput, match=r"192\.0\.2\.1") as elsewhere:
+        PageServer(host="192.0.2.1", root=tmp_path).start()
+    assert "--host" in str(elsewhere.value)
     with pytest.raises(BadInput, match="no port 99999"):
         PageServer(port=99999, root=tmp_path).start()
 
