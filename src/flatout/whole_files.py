@@ -64,10 +64,14 @@ def whole_folder(final: Path) -> Iterator[Path]:
             shutil.rmtree(leftover)
     partial = final.with_name(f".{final.name}{PARTIAL}")
     partial.mkdir()
-    yield partial
-    for path in (*partial.iterdir(), partial):
-        _flush(path)
-    partial.rename(final)
+    try:
+        yield partial
+        for path in (*partial.iterdir(), partial):
+            _flush(path)
+        partial.rename(final)
+    except BaseException:  # what is left of it would fill a full disk further
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     _flush(final.parent)
 
 

@@ -26,6 +26,7 @@ from flatout.memory.trace import Trace
 from flatout.units import show_bytes
 
 MAX_BATCH = 2**20
+MOST_LOOKS = 256
 NUM_NEIGHBOURS = 4  # sizes above an answer that are tried before it is taken
 LOOKED_BELOW = 0.10  # of a batch: how far below it others have to train too
 
@@ -83,14 +84,15 @@ def unbroken_batch(
 ) -> int:
     """The largest batch that trains, with flushes, as all smaller ones near it do; 0: not even one sample.
 
-    Near is one sample, and the share `looked_below` of the batch.
+    Near is one sample, and the share `looked_below` of the batch, of which `MOST_LOOKS` are tried.
     """
     search = _Search(
         log_at=_log_maker(step_at, (), {}), cap_bytes=capacity_bytes, expandable_segments=expandable_segments
     )
     size = _bisected(search.trains, low=0, max_size=max_batch)
     lowest = min(size - 1, int(size * (1 - looked_below)))
-    for below in range(size - 1, max(lowest, 1) - 1, -1):
+    stride = max(1, (size - lowest) // MOST_LOOKS)
+    for below in range(size - 1, max(lowest, 1) - 1, -stride):
         if not search.trains(below):
             size = below - 1
     return max(size, 0)

@@ -28,7 +28,7 @@ from flatout.hardware.simulated import simulated_device
 from flatout.memory.allocator import Simulation, simulate
 from flatout.memory.child import run_in_child
 from flatout.memory.estimate import MemoryEstimate, estimate
-from flatout.memory.fit import LOOKED_BELOW, longest, unbroken_batch
+from flatout.memory.fit import LOOKED_BELOW, MAX_BATCH, longest, unbroken_batch
 from flatout.memory.fit import largest_batch as search
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
@@ -186,7 +186,7 @@ class Forecaster:
                 break
             step = sized(self.trace(recipe, {**sizes, BATCH: batch_size}))
             reserved = self.simulate(step).peak_reserved_bytes
-            scaled = int(batch_size * cap_bytes / reserved)
+            scaled = min(int(batch_size * cap_bytes / reserved), MAX_BATCH)
             if self._never_flushes(step, cap_bytes):
                 best = (batch_size, reserved)
                 if reserved > cap_bytes * (1 - WORTH_RAISING) or scaled == batch_size:

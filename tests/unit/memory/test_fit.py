@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flatout.errors import BadInput
 from flatout.memory.allocator import simulate
 from flatout.memory.estimate import add_workspaces
-from flatout.memory.fit import NUM_NEIGHBOURS, _largest, largest_batch, longest, unbroken_batch
+from flatout.memory.fit import MAX_BATCH, NUM_NEIGHBOURS, _largest, largest_batch, longest, unbroken_batch
 from flatout.memory.replay import fit_replay, sized
 from flatout.memory.samples import sample_sizes
 from flatout.memory.trace import Trace
@@ -148,3 +148,14 @@ def test_the_longest_length_decides() -> None:
     assert longest({128: 1000, 512: 1, 2048: 0}) == 512
     with pytest.raises(BadInput, match="is empty"):
         longest({7: 0})
+
+
+def test_a_huge_batch_is_not_tried_at_every_size_below() -> None:
+    asked: list[int] = []
+
+    def small(batch_size: int) -> Trace:
+        asked.append(batch_size)
+        return layered_step(batch_size=1)
+
+    assert unbroken_batch(small, capacity_bytes=1 << 40) == MAX_BATCH
+    assert len(asked) < 400
