@@ -51,18 +51,20 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert latest(tmp_path).state.epoch == 11  # type: ignore[union-attr]
 
 
-def test_a_kill_while_saving_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_while_saving_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, state=state(1), tensors=TENSOR)
 
-    def killed(path: Path) -> None:
+    def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(whole_files, "_flush", killed)
+        patched.setattr(whole_files, "_flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, state=state(2), tensors=TENSOR)
     assert latest(tmp_path).state.epoch == 1  # type: ignore[union-attr]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch-000001"]
+    (tmp_path / f".epoch-000002{whole_files.PARTIAL}").mkdir()  # as a kill leaves it
+    assert latest(tmp_path).state.epoch == 1  # type: ignore[union-attr]
     save(tmp_path, state=state(2), tensors=TENSOR)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-000001", "epoch-000002"]
 
