@@ -15,6 +15,7 @@ Shapes: N texts, L wanted layers, D width.
 from __future__ import annotations
 
 import json
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 4096, 65536
 GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
 CPU_BATCH_TOKENS = 256
 WINDOW_CHARACTERS = 2  # for every token of a batch: half a batch or so is tokenised at a time
-BATCH_BYTES = 32 << 20  # of values: what the last batch brings home, nothing else runs beside
+BATCH_BYTES = 32 << 20  # of values: nothing runs while those of the last batch come home
 SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
 SHARD_S = 30.0  # or until a kill would cost this much work
 
@@ -171,9 +172,17 @@ def extract(
             "dtype": _dtype_name(model),
             "model": type(model).__name__,
             "batch_tokens": str(budget.value),
-            "shared_prompts": str(max(shared, key=lambda decision: decision.value)),
+            "shared_prompts": _told(shared),
         },
     )
+
+
+def _told(shared: Sequence[Decision[bool]]) -> str:
+    """What was decided, window by window; with the reason of the first that shares."""
+    first = max(shared, key=lambda decision: decision.value)
+    if len(shared) == 1:
+        return str(first)
+    return f"{first}; so in {sum(one.value for one in shared)} of {len(shared)} windows"
 
 
 def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
@@ -215,6 +224,7 @@ class _Result:
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
         self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
+        self._counting = threading.Lock()
 
     def expect(
         self, places: Sequence[int], encoded: Encoded, *, position: Position
@@ -253,8 +263,9 @@ class _Result:
         pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
         # An indexed assignment would first make a copy of all in float32.
         torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
-        self._num_done += len(pairs)
-        self._on_progress(self._num_done, len(self.values))
+        with self._counting:  # what a store has is placed by another thread than what was computed
+            self._num_done += len(pairs)
+            self._on_progress(self._num_done, len(self.values))
 
 
 class _Keeping:

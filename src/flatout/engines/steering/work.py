@@ -132,7 +132,8 @@ def run_batches(
 def _batches(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> list[list[int]]:
     """Places of work that is computed together, the shortest first.
 
-    So the last batch has the fewest rows: while its values come home, nothing else runs.
+    So the last batch has the fewest rows: while its values come home, nothing else runs.  And what fills no
+    batch is the longest, next to what the part that follows brings: `TokenBudgetBatches` cuts the other way.
     """
     batches: list[list[int]] = []
     for place in sorted(range(len(work)), key=lambda place: work[place].cost):
