@@ -46,12 +46,12 @@ def encoded_ahead(
     """
     _check(texts)
     windows = _windows(texts, window_characters)
+    chosen: list[Any] = [[texts[place] for place in window] for window in windows]
     if len(windows) == 1:
-        yield windows[0], encode(texts, tokenizer=tokenizer)
+        yield windows[0], encode(chosen[0], tokenizer=tokenizer, places=windows[0])
         return
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flatout-tokenizing")
     try:
-        chosen: list[Any] = [[texts[place] for place in window] for window in windows]
         ahead = [
             thread.submit(encode, some, tokenizer=tokenizer, places=window)
             for some, window in zip(chosen, windows, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flatout.engines.steering.questions import Pair
@@ -59,6 +59,7 @@ def test_common_tokens_are_counted_from_the_start() -> None:
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(4, 200))
+@example(lengths=[4, 1], characters=16)  # sorted, and yet one window
 def test_windows_hold_every_text_once_the_shortest_first(lengths: list[int], characters: int) -> None:
     texts = [" ".join(["t03"] * length) for length in lengths]
     windows = list(encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=characters))
