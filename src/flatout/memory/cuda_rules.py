@@ -68,8 +68,17 @@ def install_for_no_data() -> None:
     _install_foreach()
     _install_scaler()
     _install_module_apply()
+    _install_no_capture()
     # draws until every value lies within its bounds, which without data is never
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor
+
+
+def _install_no_capture() -> None:
+    """An optimizer asks CUDA whether a graph is being recorded, which a child of who used CUDA cannot ask."""
+    optimizer: Any = torch.optim.Optimizer
+    for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
+        if hasattr(optimizer, name):  # the first until torch 2.12
+            setattr(optimizer, name, lambda self: None)
 
 
 def _install_kernels(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:

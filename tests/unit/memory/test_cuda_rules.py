@@ -196,3 +196,20 @@ def masks_of_transformers() -> list[bool]:
 def test_transformers_does_not_take_the_trace_for_a_compiler() -> None:
     pytest.importorskip("transformers")
     assert run_in_child(masks_of_transformers) == [True, False]
+
+
+def step_where_cuda_cannot_be_asked() -> float:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("CUDA was used before this process was forked")
+
+    accelerator, cuda = torch.accelerator, torch.cuda
+    vars(accelerator)["current_accelerator"] = vars(cuda)["is_available"] = refuse
+    cuda_rules.install_for_no_data()
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    torch.optim.AdamW([weight], lr=0.5, weight_decay=0.0, foreach=False).step()
+    return float(weight.detach()[0])
+
+
+def test_an_optimizer_steps_in_a_child_of_a_process_that_used_cuda() -> None:
+    assert run_in_child(step_where_cuda_cannot_be_asked) == pytest.approx(0.5)
