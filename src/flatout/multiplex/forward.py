@@ -48,7 +48,8 @@ class Place:
 class Deltas:
     """What variants change in one block: factors of its products, and vectors [variants, D] added after it.
 
-    `group`: rows lie in the order of their variants, so many to each; None: in any order.
+    `group`: rows lie in the order of their variants, so many to each; None: in any order.  `corrected` is a
+    compiled form of the function of that name; None where nothing is compiled.
     """
 
     qkv: Factors | None = None
@@ -57,6 +58,7 @@ class Deltas:
     down: Factors | None = None
     vectors: Tensor | None = None
     group: int | None = None
+    corrected: Callable[..., tuple[Tensor, ...]] | None = None
 
 
 def deltas_of(
@@ -65,6 +67,7 @@ def deltas_of(
     vectors: Mapping[int, Tensor] | None = None,
     *,
     group: int | None = None,
+    corrected: Callable[..., tuple[Tensor, ...]] | None = None,
 ) -> tuple[Deltas, ...]:
     """Factors by projection name and vectors by layer, sorted into blocks."""
     return tuple(
@@ -75,6 +78,7 @@ def deltas_of(
             down=factors.get(block.mlp.down.name),
             vectors=None if vectors is None else vectors.get(layer),
             group=group,
+            corrected=corrected,
         )
         for layer, block in enumerate(decoder.blocks)
     )
@@ -225,7 +229,7 @@ def attend(
 ) -> Tensor:
     """Causal attention of x [n, T, D] over its slots' keys, its own included."""
     n, num_tokens, _ = x.shape
-    qkv = product(attention.qkv, x, tables, deltas.qkv, group=deltas.group)
+    (qkv,) = product(attention.qkv, x, tables, deltas.qkv, deltas)
     q, k, v = _heads(attention, qkv)
     if attention.q_norm is not None:
         q = normed(attention.q_norm, q)
@@ -241,7 +245,8 @@ def attend(
         k, v = _through_cache(keys, values, k, v, place, place.write)
     out = _weighted(attention, q, k, v, place.mask)
     out = out.transpose(1, 2).reshape(n, num_tokens, -1)
-    return product(attention.out, out, tables, deltas.out, group=deltas.group)
+    (out,) = product(attention.out, out, tables, deltas.out, deltas)
+    return out
 
 
 def _heads(attention: Attention, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,13 +301,14 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
 
 def run_mlp(mlp: Mlp, x: Tensor, tables: RowTables, deltas: Deltas) -> Tensor:
     """The MLP of x [n, T, D]."""
-    inner = product(mlp.up, x, tables, deltas.up, group=deltas.group)
     if mlp.gated:
-        gate, up = inner.chunk(2, dim=-1)
+        gate, up = product(mlp.up, x, tables, deltas.up, deltas, parts=2)
         inner = activated(mlp, gate) * up
     else:
+        (inner,) = product(mlp.up, x, tables, deltas.up, deltas)
         inner = activated(mlp, inner)
-    return product(mlp.down, inner, tables, deltas.down, group=deltas.group)
+    (out,) = product(mlp.down, inner, tables, deltas.down, deltas)
+    return out
 
 
 def activated(mlp: Mlp, x: Tensor) -> Tensor:
@@ -319,29 +325,51 @@ def product(
     x: Tensor,
     tables: RowTables,
     factors: Factors | None,
+    deltas: Deltas,
     *,
-    group: int | None = None,
-) -> Tensor:
-    """y = x W^T + b, plus each row's low-rank term, for x [n, T, in]; see `factors` for the arithmetic."""
+    parts: int = 1,
+) -> tuple[Tensor, ...]:
+    """y = x W^T + b, plus each row's low-rank term, for x [n, T, in], its columns cut into equal parts.
+
+    See `factors` for the arithmetic.
+    """
     y = F.linear(x, projection.weight, projection.bias)
     if factors is None:
-        return y
+        return y.chunk(parts, dim=-1)
     gain = tables.sign * factors.scale
     if torch.compiler.is_compiling() and x.shape[1] == 1:
-        # The gathers ride in the reduction and in the addition: no factor is read twice or written.
-        out = y[:, 0].float()
-        for j in range(factors.rank):
-            shrink, expand = factors.shrink[tables.index, j], factors.expand[tables.index, j]
-            coefficient = (x[:, 0].float() * shrink.float()).sum(-1) * gain
-            out = out + coefficient[:, None] * expand.float()
-        return out.to(y.dtype)[:, None]
-    if group is None:
+        return corrected(y, x, factors.shrink, factors.expand, tables.index, gain, parts)
+    if deltas.corrected is not None:
+        return deltas.corrected(y, x, factors.shrink, factors.expand, tables.index, gain, parts)
+    if deltas.group is None:
         shrink, expand, size = factors.shrink[tables.index], factors.expand[tables.index], 1
     else:  # no gather: a copy of the factors would cost more than the products that read them
-        size = group
+        size = deltas.group
         shrink, expand = factors.shrink[: len(x) // size], factors.expand[: len(x) // size]
     num_rows = size * x.shape[1]
     coefficient = torch.bmm(x.reshape(-1, num_rows, x.shape[2]), shrink.to(x.dtype).mT).float()
     coefficient *= gain.repeat_interleave(x.shape[1]).view(-1, num_rows, 1)
     out = torch.baddbmm(y.view(-1, num_rows, y.shape[2]), coefficient.to(x.dtype), expand.to(x.dtype))
-    return out.view(y.shape)
+    return out.view(y.shape).chunk(parts, dim=-1)
+
+
+def corrected(
+    y: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, index: Tensor, gain: Tensor, parts: int
+) -> tuple[Tensor, ...]:
+    """The parts of y with the low-rank terms added: written for a compiler, slow without one.
+
+    Rank by rank, the gathers ride in the reduction and in the addition: no factor is read twice or written.
+    Each part has one reader, so that its addition can ride in that.
+    """
+    coefficients = [
+        (x.float() * shrink[index, j][:, None].float()).sum(-1, keepdim=True) * gain[:, None, None]
+        for j in range(shrink.shape[1])
+    ]
+    width = y.shape[-1] // parts
+    found = []
+    for start in range(0, y.shape[-1], width):
+        out = y[..., start : start + width].float()
+        for j, coefficient in enumerate(coefficients):
+            out = out + coefficient * expand[index, j, start : start + width][:, None].float()
+        found.append(out.to(y.dtype))
+    return tuple(found)

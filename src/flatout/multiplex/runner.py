@@ -10,8 +10,8 @@ nothing beside the other rows, and keeps every shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -35,6 +35,7 @@ Mode = Literal["auto", "eager", "compiled", "graph", "fused"]
 
 PREFILL_TOKENS = 16384  # tokens, padding included, of one prefill batch: bounds the memory of its activations
 MAX_COMPILED = 64  # beyond it the compiler would fall back to eager steps
+MOST_READS = 256  # tensors that one compiled sum may read: three for each rank and a few
 RUNNING, EOS, LENGTH = 0, 1, 2
 
 
@@ -131,8 +132,8 @@ class Portable:
     """Plain PyTorch on any device; with `compiled`, the step's blocks and its end are compiled.
 
     One function is compiled and called for every block with its weights as arguments, so the time to compile
-    does not grow with the depth of the model.  A prefill is few large products of ever different shapes: it
-    is never compiled.
+    does not grow with the depth of the model.  A prefill is few large products of ever different shapes: of
+    it only the low-rank terms are compiled, for any number of rows and tokens.
     """
 
     reads_beyond = True
@@ -148,7 +149,8 @@ class Portable:
     ) -> None:
         self._decoder = decoder
         self._factors, self._vectors = factors, vectors
-        self._deltas = forward.deltas_of(decoder, factors, vectors)
+        corrected = torch.compile(forward.corrected, dynamic=True) if compiled and factors else None
+        self._deltas = forward.deltas_of(decoder, factors, vectors, corrected=corrected)
         self._plain = forward.deltas_of(decoder, {})
         self._sampling = sampling
         self._stream = uniform_key(sampling.seed, device=decoder.device) if compiled else None
@@ -192,10 +194,11 @@ class Portable:
             )
         x = forward.embed(self._decoder, torch.tensor(padded, device=device), positions)
         deltas = self._plain if plain else self._deltas
-        forward.run_blocks(self._decoder, x, state.cache, places, state.tables.take(slots), deltas)
+        with _compiling() if self._compiled else nullcontext():
+            forward.run_blocks(self._decoder, x, state.cache, places, state.tables.take(slots), deltas)
 
     def step(self, state: State, *, bucket: int) -> None:
-        with _many_shapes() if self._compiled else nullcontext():
+        with _compiling() if self._compiled else nullcontext():
             self._step(state, bucket=bucket)
 
     def _step(self, state: State, *, bucket: int) -> None:
@@ -234,12 +237,20 @@ def _mark_bucket(places: Sequence[forward.Place]) -> None:
             torch._dynamo.maybe_mark_dynamic(mask, 2)
 
 
-def _many_shapes() -> AbstractContextManager[None]:
-    """Room for the block's compiled forms: generators of other sizes in the same process share its code."""
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Room for the block's compiled forms (generators of other sizes in the same process share its code), and
+    for sums over many ranks: left to itself, the compiler writes a sum to memory at the eighth tensor."""
     import torch._dynamo.config
+    import torch._inductor.config
 
-    limit: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=MAX_COMPILED)
-    return limit
+    reads = "realize_acc_reads_threshold"  # a limit that not every version of torch has
+    limits = {reads: MOST_READS} if hasattr(torch._inductor.config, reads) else {}
+    with (
+        torch._dynamo.config.patch(recompile_limit=MAX_COMPILED),
+        torch._inductor.config.patch(limits),
+    ):
+        yield
 
 
 def batches(pieces: Sequence[Piece]) -> list[list[Piece]]:

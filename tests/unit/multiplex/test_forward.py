@@ -167,7 +167,7 @@ def test_every_row_runs_its_own_weights(
     projection = plain_product(12, 8, dtype=torch.float32)
     factors = Factors((torch.randn(4, rank, 8) * 20).to(kind), (torch.randn(4, rank, 12) * 20).to(kind), 1e-3)
     x = torch.randn(len(rows), num_tokens, 8)
-    found = forward.product(projection, x, rows.tables(), factors)
+    (found,) = forward.product(projection, x, rows.tables(), factors, forward.Deltas())
     torch.testing.assert_close(
         found.double(), materialised(projection, x, rows, factors), rtol=1e-4, atol=1e-4
     )
@@ -188,7 +188,7 @@ def test_grouped_rows_run_their_own_weights(num: int, half: int, rank: int, num_
     projection = plain_product(12, 8, dtype=torch.float32)
     factors = Factors(torch.randn(6, rank, 8), torch.randn(6, rank, 12), 0.1)
     x = torch.randn(len(rows), num_tokens, 8)
-    found = forward.product(projection, x, rows.tables(), factors, group=2 * half)
+    (found,) = forward.product(projection, x, rows.tables(), factors, forward.Deltas(group=2 * half))
     torch.testing.assert_close(
         found.double(), materialised(projection, x, rows, factors), rtol=1e-4, atol=1e-4
     )
@@ -202,9 +202,24 @@ def test_the_compiled_form_of_the_product_is_the_same() -> None:
     factors = Factors(torch.randn(4, 2, 8), torch.randn(4, 2, 12), 0.1)
     x = torch.randn(4, 1, 8)
     compiled = torch.compile(forward.product, backend="eager", fullgraph=True)
-    found = compiled(projection, x, rows.tables(), factors)
+    (found,) = compiled(projection, x, rows.tables(), factors, forward.Deltas())
     torch.testing.assert_close(
         found.double(), materialised(projection, x, rows, factors), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_what_is_written_for_a_compiler_is_the_same_in_any_parts(num_tokens: int) -> None:
+    torch.manual_seed(0)
+    rows = Rows((0, None, 3, 0), (1, 1, -1, -1))
+    projection = plain_product(12, 8, dtype=torch.float32)
+    factors = Factors(torch.randn(4, 2, 8), torch.randn(4, 2, 12), 0.1)
+    x = torch.randn(4, num_tokens, 8)
+    deltas = forward.Deltas(corrected=forward.corrected)
+    found = forward.product(projection, x, rows.tables(), factors, deltas, parts=2)
+    assert [part.shape[-1] for part in found] == [6, 6]
+    torch.testing.assert_close(
+        torch.cat(found, dim=-1).double(), materialised(projection, x, rows, factors), rtol=1e-5, atol=1e-5
     )
 
 
@@ -212,7 +227,7 @@ def test_an_unperturbed_row_is_exactly_plain() -> None:
     projection = plain_product(12, 8, dtype=torch.bfloat16)
     factors = Factors(torch.randn(2, 2, 8), torch.randn(2, 2, 12), 0.1)
     x = torch.randn(3, 1, 8, dtype=torch.bfloat16)
-    found = forward.product(projection, x, Rows((None, 1, None)).tables(), factors)
+    (found,) = forward.product(projection, x, Rows((None, 1, None)).tables(), factors, forward.Deltas())
     plain = torch.nn.functional.linear(x, projection.weight, projection.bias)
     assert torch.equal(found[[0, 2]], plain[[0, 2]])
     assert not torch.equal(found[1], plain[1])
