@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from flatout.doctor.markup import Html, code, facts, section, table, tag
 from flatout.doctor.report import straggler_words
-from flatout.measure.evidence import PHASES, Evidence, Kernels, Loader, Memory
+from flatout.measure.clock import PHASES
+from flatout.measure.evidence import Evidence, Kernels, Loader, Memory
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 

@@ -33,7 +33,8 @@ from flatout.doctor.report import (
     show_interval,
 )
 from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
-from flatout.measure.evidence import PHASES, Evidence, Place
+from flatout.measure.clock import PHASES
+from flatout.measure.evidence import Evidence, Place
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

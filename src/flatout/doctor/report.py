@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from flatout.doctor.finding import Ceiling, FixSafety
-from flatout.measure.evidence import PHASES, Counterfactual, Evidence, Job, Rank
+from flatout.measure.clock import PHASES
+from flatout.measure.evidence import Counterfactual, Evidence, Job, Rank
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from flatout.doctor.markup import Html, tag
-from flatout.measure.evidence import PHASES, Arm, Step
+from flatout.measure.clock import PHASES
+from flatout.measure.evidence import Arm, Step
 from flatout.units import show_seconds
 
 HEIGHT = 190  # pixels of the drawing

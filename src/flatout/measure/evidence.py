@@ -15,8 +15,6 @@ from flatout.codec import encode
 EVIDENCE_VERSION = 1
 
 Arm = Literal["warmup", "real", "cached", "half", "count", "kernels", "attribution", "memory"]
-Phase = Literal["wait", "transfer", "forward", "backward", "optimizer", "rest"]
-PHASES: tuple[Phase, ...] = ("wait", "transfer", "forward", "backward", "optimizer", "rest")
 SiteKind = Literal["create", "row", "sync", "copy", "cell"]
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
 

@@ -19,7 +19,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.measure.evidence import PHASES
+from flatout.measure.clock import PHASES
 
 SUFFIX = ".channel"
 MAGIC = b"FOch"

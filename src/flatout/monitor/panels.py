@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.doctor.report import printable
-from flatout.measure.evidence import PHASES
+from flatout.measure.clock import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.sparkline import MARKS, PLAIN_MARKS, sparkline
 from flatout.monitor.view import View, sorted_processes

@@ -21,7 +21,8 @@ from flatout.doctor.report import (
     straggler,
     straggler_words,
 )
-from flatout.measure.evidence import PHASES, Counterfactual, Evidence
+from flatout.measure.clock import PHASES
+from flatout.measure.evidence import Counterfactual, Evidence
 from tests import builders
 
 

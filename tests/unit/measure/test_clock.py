@@ -12,13 +12,13 @@ from flatout.measure.clock import (
     EXCLUDED,
     FORWARD,
     NUM_REGIONS,
+    PHASES,
     REST,
     WAIT,
     Clock,
     phases_s,
     read_marks,
 )
-from flatout.measure.evidence import PHASES
 
 
 class Time:

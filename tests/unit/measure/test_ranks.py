@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure import ranks
-from flatout.measure.evidence import PHASES, Evidence, Step
+from flatout.measure.clock import PHASES
+from flatout.measure.evidence import Evidence, Step
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.patches import Patches
 from flatout.measure.ranks import Agreement, clear, gather, merge, partial_path, publish, rank_summary
