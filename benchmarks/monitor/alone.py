@@ -81,7 +81,7 @@ def measure(name: str, *, hz: float, seconds: float) -> dict[str, Any]:
 
 
 def run_alone(name: str, *, hz: float, seconds: float) -> dict[str, Any] | None:
-    """`measure` in a process of its own, its first sample as the median of several starts; None if it fails."""
+    """`measure` in a process of its own, its first sample as the median of starts; None where it fails."""
     found = _run(name, hz=hz, seconds=seconds)
     again = [_run(name, hz=hz, seconds=0.05) for _ in range(STARTS - 1)]
     if found is not None:
