@@ -60,7 +60,9 @@ Set = Annotated[
 Task = Annotated[
     str | None,
     typer.Option(
-        metavar="TASK", help="The head of a Hugging Face config that names none: causal-lm, masked-lm, ..."
+        "--task",
+        metavar="TASK",
+        help="The head of a Hugging Face config that names none: causal-lm, masked-lm, ...",
     ),
 ]
 MakeBatch = Annotated[

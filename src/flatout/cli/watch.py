@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 def watch(
     command: Annotated[list[str] | None, typer.Argument(metavar="ARGS", hidden=True)] = None,
-    pid: Annotated[int | None, typer.Option(metavar="PID", help="Watch this process.")] = None,
+    pid: Annotated[int | None, typer.Option("--pid", metavar="PID", help="Watch this process.")] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Run a script under watch, with the live line below its output.")
     ] = False,
@@ -59,7 +59,9 @@ def watch(
     host: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="With --web: another address; asks for a token.")
     ] = None,
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="With --web; default: any free.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", help="With --web; default: any free.")
+    ] = None,
 ) -> None:
     """Show what the GPUs, the host and a job do, and what bounds the job.
 

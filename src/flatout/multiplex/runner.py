@@ -149,7 +149,7 @@ class Portable:
     ) -> None:
         self._decoder = decoder
         self._factors, self._vectors = factors, vectors
-        corrected = torch.compile(forward.corrected, dynamic=True) if compiled and factors else None
+        corrected = _of_any_length(forward.corrected) if compiled and factors else None
         self._deltas = forward.deltas_of(decoder, factors, vectors, corrected=corrected)
         self._plain = forward.deltas_of(decoder, {})
         self._sampling = sampling
@@ -226,6 +226,23 @@ def _static(function: Callable[..., Any]) -> Any:
     """Compiled for the shapes at hand: left to itself, the compiler takes what a second model in the same
     process has different (widths, numbers of heads) for variable, and gives up on what follows."""
     return torch.compile(function, dynamic=False)
+
+
+def _of_any_length(function: Callable[..., Any]) -> Any:
+    """`corrected`, compiled for any number of rows and tokens and for the widths at hand: with those unknown
+    it would divide by them and read a number at a time."""
+    import torch._dynamo
+
+    compiled = _static(function)
+
+    def run(
+        y: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, index: Tensor, gain: Tensor, parts: int
+    ) -> Any:
+        for tensor, dims in ((y, (0, 1)), (x, (0, 1)), (index, (0,)), (gain, (0,))):
+            torch._dynamo.maybe_mark_dynamic(tensor, dims)
+        return compiled(y, x, shrink, expand, index, gain, parts)
+
+    return run
 
 
 def _mark_bucket(places: Sequence[forward.Place]) -> None:

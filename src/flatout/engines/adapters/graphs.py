@@ -103,12 +103,13 @@ def capture(
     fixed = [with_tensors(batch, tensors) for batch, tensors in zip(batches, own, strict=True)]
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
-    stream = torch.cuda.current_stream(device)
+    stream, drawn = torch.cuda.current_stream(device), torch.cuda.get_rng_state(device)
     try:
         with torch.cuda.graph(graph, pool=pool):
             losses = step(fixed)
     except RuntimeError:
         torch.cuda.set_stream(stream)  # a recording that breaks off leaves its own stream behind
+        _draw_on(device, drawn)
         raise
     return Captured(
         graph=graph,
@@ -116,3 +117,10 @@ def capture(
         losses=losses,
         kept=kept,
     )
+
+
+def _draw_on(device: torch.device, drawn: Tensor) -> None:
+    """Random numbers go on from `drawn`: a recording that breaks off leaves their source waiting for more."""
+    fresh = torch.Generator(device)
+    fresh.set_state(drawn)
+    torch.cuda.default_generators[fresh.device.index].graphsafe_set_state(fresh)
