@@ -6,6 +6,7 @@ from any of them when they were first measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 
 from benchmarks.memory.configuration import Configuration
@@ -59,8 +60,13 @@ def second_configurations() -> list[Configuration]:
 
 
 # by the subject that files in results/ begin with
-SETS = {
+SETS: dict[str, Callable[[], list[Configuration]]] = {
     "measured": every_configuration,
     "unseen": unseen_configurations,
     "unseen-second": second_configurations,
 }
+
+
+def of_sets(names: str) -> list[Configuration]:
+    """The configurations of one set or of several, `a,b`."""
+    return [each for name in names.split(",") for each in SETS[name]()]

@@ -25,14 +25,27 @@ def import_everything() -> None:
     import torch.optim
     import torch.utils.checkpoint  # noqa: F401
     from transformers import (  # noqa: F401
+        AlbertForMaskedLM,
+        BartForConditionalGeneration,
         BertForMaskedLM,
         ConvNextForImageClassification,
+        FalconForCausalLM,
         Gemma3ForCausalLM,
         GPT2LMHeadModel,
         LlamaForCausalLM,
+        LongformerForMaskedLM,
+        MistralForCausalLM,
+        MixtralForCausalLM,
+        MobileNetV2ForImageClassification,
+        ModernBertForMaskedLM,
+        OPTForCausalLM,
+        PerceiverForSequenceClassification,
+        PhiForCausalLM,
         Qwen3ForCausalLM,
+        RegNetForImageClassification,
         T5ForConditionalGeneration,
         ViTForImageClassification,
+        ViTMAEForPreTraining,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,9 +58,7 @@ class Films(nn.Module):
         super().__init__()
         widths = [32, 64, 128, 256]
         self.stem = nn.Conv3d(3, widths[0], (3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3), bias=False)
-        self.blocks = nn.Sequential(
-            *(FilmBlock(a, b, 2) for a, b in zip(widths, widths[1:], strict=False))
-        )
+        self.blocks = nn.Sequential(*(FilmBlock(a, b, 2) for a, b in pairwise(widths)))
         self.head = nn.Linear(widths[-1], 400)
 
     def forward(self, films: Tensor) -> Tensor:
@@ -88,7 +87,7 @@ class Detection(nn.Module):
         self.backbone = nn.Sequential(
             *(
                 nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
-                for a, b in zip(widths, widths[1:], strict=False)
+                for a, b in pairwise(widths)
             ),
             nn.Conv2d(widths[-1], width, 1),
         )
@@ -139,9 +138,7 @@ class DiffusionBlock(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        found: Tensor = self.out(
-            F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        )
+        found: Tensor = self.out(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
         return found
 
 
@@ -213,7 +210,7 @@ class Adversaries(nn.Module):
         super().__init__()
         widths = [8 * width, 4 * width, 2 * width, width]
         drawn: list[nn.Module] = [nn.ConvTranspose2d(128, widths[0], 4)]
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in pairwise(widths):
             drawn += [nn.BatchNorm2d(a), nn.ReLU(inplace=True), nn.ConvTranspose2d(a, b, 4, 2, 1)]
         self.draw = nn.Sequential(*drawn, nn.ConvTranspose2d(width, 3, 4, 2, 1), nn.Tanh())
         told: list[nn.Module] = []

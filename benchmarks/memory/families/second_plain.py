@@ -106,9 +106,14 @@ class Speech(nn.Module):
     def __init__(self, *, width: int = 512) -> None:
         super().__init__()
         self.see = nn.Sequential(
-            nn.Conv2d(1, 32, (11, 41), stride=(2, 2), padding=(5, 20)), nn.BatchNorm2d(32), nn.Hardtanh(0, 20),
-            nn.Conv2d(32, 32, (11, 21), stride=(1, 2), padding=(5, 10)), nn.BatchNorm2d(32), nn.Hardtanh(0, 20),
-        )  # fmt: skip
+            *(
+                nn.Conv2d(1, 32, (11, 41), stride=(2, 2), padding=(5, 20)),
+                nn.BatchNorm2d(32),
+                nn.Hardtanh(0, 20),
+            ),
+            *(nn.Conv2d(32, 32, (11, 21), stride=(1, 2), padding=(5, 10)), nn.BatchNorm2d(32)),
+            nn.Hardtanh(0, 20),
+        )
         self.hear = nn.GRU(32 * 20, width, num_layers=3, bidirectional=True, batch_first=True, dropout=0.1)
         self.head = nn.Linear(2 * width, 32)
 
@@ -247,7 +252,11 @@ class Scene(nn.Module):
             nn.Linear(num_in, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
         )
         self.second = nn.Sequential(
-            nn.Linear(width + num_in, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
+            nn.Linear(width + num_in, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 4),
         )
 
     def forward(self, origins: Tensor, directions: Tensor) -> Tensor:
