@@ -26,6 +26,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
     "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-3),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-4, momentum=0.9),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
 }
 
 

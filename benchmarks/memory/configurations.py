@@ -1,10 +1,12 @@
 """All configurations, ordered so that a run that is cut short has seen every family.
 
-Those of `families/unseen.py` are a set of their own: the estimator was not made from any of them.
+Those of `families/unseen.py` and of `families/second_*.py` are sets of their own: the estimator was not made
+from any of them when they were first measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 
 from benchmarks.memory.configuration import Configuration
@@ -15,6 +17,9 @@ from benchmarks.memory.families import (
     image_models,
     plain,
     recurrent,
+    second_images,
+    second_plain,
+    second_text,
     sequence_to_sequence,
     text_encoders,
     unseen,
@@ -32,10 +37,6 @@ MODULES = (
 )
 
 
-def unseen_configurations() -> list[Configuration]:
-    return list(unseen.CONFIGURATIONS)
-
-
 def every_configuration() -> list[Configuration]:
     """The first of each family, then the second of each, and so on."""
     families: dict[str, list[Configuration]] = {}
@@ -43,3 +44,29 @@ def every_configuration() -> list[Configuration]:
         for configuration in module.CONFIGURATIONS:
             families.setdefault(configuration.family, []).append(configuration)
     return [each for row in zip_longest(*families.values()) for each in row if each is not None]
+
+
+def unseen_configurations() -> list[Configuration]:
+    return list(unseen.CONFIGURATIONS)
+
+
+def second_configurations() -> list[Configuration]:
+    """Of families in neither of the other sets."""
+    return [
+        *second_text.CONFIGURATIONS,
+        *second_images.CONFIGURATIONS,
+        *second_plain.CONFIGURATIONS,
+    ]
+
+
+# by the subject that files in results/ begin with
+SETS: dict[str, Callable[[], list[Configuration]]] = {
+    "measured": every_configuration,
+    "unseen": unseen_configurations,
+    "unseen-second": second_configurations,
+}
+
+
+def of_sets(names: str) -> list[Configuration]:
+    """The configurations of one set or of several, `a,b`."""
+    return [each for name in names.split(",") for each in SETS[name]()]

@@ -23,7 +23,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a parent with a C
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 from benchmarks.memory.children import Pool  # noqa: E402
 from benchmarks.memory.configuration import Configuration  # noqa: E402
-from benchmarks.memory.configurations import every_configuration, unseen_configurations  # noqa: E402
+from benchmarks.memory.configurations import of_sets  # noqa: E402
 from benchmarks.memory.history import append_history  # noqa: E402
 from benchmarks.memory.preparation import base_bytes, describe, import_everything, versions, write  # noqa: E402
 
@@ -31,8 +31,8 @@ GIB = 2**30
 
 
 def selected(arguments: argparse.Namespace) -> list[Configuration]:
-    source = unseen_configurations if arguments.unseen else every_configuration
-    chosen = [each for each in source() if arguments.only in each.label]
+    words = arguments.only.split(",")
+    chosen = [each for each in of_sets(arguments.set) if any(word in each.label for word in words)]
     if arguments.skip:
         rows = json.loads(Path(arguments.skip).read_text())["rows"]
         done = {row["label"] for row in rows if "error" not in row}
@@ -126,8 +126,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", required=True, help="JSON file, rewritten after every configuration")
-    parser.add_argument("--only", default="", help="configurations whose label contains this")
-    parser.add_argument("--unseen", action="store_true", help="the families that nothing was tuned on")
+    parser.add_argument("--only", default="", help="configurations whose label contains one of these, a,b")
+    parser.add_argument("--set", default="measured", help="which set of configurations, or several: a,b")
     parser.add_argument("--skip", help="an earlier output file: what it has measured is not run again")
     parser.add_argument("--seconds", type=float, default=540.0, help="start nothing after this long")
     parser.add_argument("--child-seconds", type=float, default=60.0, help="limit of one configuration")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -18,18 +20,32 @@ def import_everything() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore")
-    import peft  # noqa: F401
+    if importlib.util.find_spec("peft") is not None:  # only the adapters need it
+        import peft  # noqa: F401
     import torch.optim
     import torch.utils.checkpoint  # noqa: F401
     from transformers import (  # noqa: F401
+        AlbertForMaskedLM,
+        BartForConditionalGeneration,
         BertForMaskedLM,
         ConvNextForImageClassification,
+        FalconForCausalLM,
         Gemma3ForCausalLM,
         GPT2LMHeadModel,
         LlamaForCausalLM,
+        LongformerForMaskedLM,
+        MistralForCausalLM,
+        MixtralForCausalLM,
+        MobileNetV2ForImageClassification,
+        ModernBertForMaskedLM,
+        OPTForCausalLM,
+        PerceiverForSequenceClassification,
+        PhiForCausalLM,
         Qwen3ForCausalLM,
+        RegNetForImageClassification,
         T5ForConditionalGeneration,
         ViTForImageClassification,
+        ViTMAEForPreTraining,
     )
 
 
@@ -37,8 +53,10 @@ def base_bytes() -> int | None:
     """What processes use before any of ours has a context, without the driver's own reserve.
 
     CUDA's total leaves that reserve out as well; with it in one figure and not in the other, a context comes
-    out 645 MB too small on an H200.
+    out 645 MB too small on an H200.  Not known where NVML's bindings are not installed.
     """
+    if importlib.util.find_spec("pynvml") is None:
+        return None
     import pynvml
 
     try:
@@ -51,16 +69,16 @@ def base_bytes() -> int | None:
     return used
 
 
-def versions() -> dict[str, str]:
-    import peft
+def versions() -> dict[str, str | None]:
     import torch
     import transformers
 
+    has_peft = importlib.util.find_spec("peft") is not None
     return {
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "transformers": transformers.__version__,
-        "peft": peft.__version__,
+        "peft": importlib.metadata.version("peft") if has_peft else None,
         "python": platform.python_version(),
     }
 

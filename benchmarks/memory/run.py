@@ -2,7 +2,7 @@
 
     python benchmarks/memory/run.py [--measured FILE] [--only SUBSTRING] [--peers] [--tuned] [--save]
     python benchmarks/memory/run.py --update --save        # ours again, the other arms as they were saved
-    python benchmarks/memory/run.py --unseen --save        # the families that nothing was tuned on
+    python benchmarks/memory/run.py --set unseen --save    # families that nothing was tuned on at first
     python benchmarks/memory/run.py --predictions FILE     # largest batches under the caps, for measure.py
 
 Every configuration of the measured table is estimated on this machine's CPU, each in a process of its own.
@@ -34,7 +34,7 @@ from benchmarks.memory.accuracy import (  # noqa: E402
 )
 from benchmarks.memory.children import Pool, Task  # noqa: E402
 from benchmarks.memory.configuration import Configuration  # noqa: E402
-from benchmarks.memory.configurations import every_configuration  # noqa: E402
+from benchmarks.memory.configurations import SETS, every_configuration  # noqa: E402
 from benchmarks.memory.peers import PEERS  # noqa: E402
 from benchmarks.memory.preparation import import_everything  # noqa: E402
 from benchmarks.memory.table import (  # noqa: E402
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--measured", help="a measured table (default: the last one in results/)")
     parser.add_argument("--only", default="", help="configurations whose label contains this")
     parser.add_argument("--tuned", action="store_true", help="leave the held-out families alone")
-    parser.add_argument("--unseen", action="store_true", help="the last table of families nobody tuned on")
+    parser.add_argument("--set", choices=list(SETS), default="measured", help="which set of configurations")
     parser.add_argument("--peers", action="store_true", help="also accelerate, MemTracker, 4 x parameters")
     parser.add_argument("--probe", action="store_true", help="also with the correction of the two probes")
     parser.add_argument("--width", type=int, default=2, help="estimates at a time")
@@ -251,7 +251,8 @@ def main() -> int:
 
 def tables(arguments: argparse.Namespace) -> tuple[str, str]:
     """What was measured and what is estimated of it, as the files in results/ are called."""
-    return ("unseen", "unseen-estimates") if arguments.unseen else ("measured", "estimates")
+    name = str(arguments.set)
+    return ("measured", "estimates") if name == "measured" else (name, f"{name}-estimates")
 
 
 def report(path: Path, arguments: argparse.Namespace) -> int:
@@ -269,7 +270,7 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
         compared = with_saved_arms(compared, document)
         kept = {key: document[key] for key in ("not_asked",) if key in document}
     summary = summarize_all(compared)
-    stale, missing = unmatched(table) if not arguments.unseen else ([], [])
+    stale, missing = unmatched(table) if arguments.set == "measured" else ([], [])
     if stale or missing:
         print(f"\nmeasured but no longer a configuration: {stale}\nnot measured: {missing}")
     hardware = str(table["device"]["name"])
@@ -281,7 +282,7 @@ def report(path: Path, arguments: argparse.Namespace) -> int:
         "estimated_with": estimates.versions(),
         "python": platform.python_version(),
         "summary": summary,
-        **({} if arguments.unseen else summarize_searches()),
+        **(summarize_searches() if arguments.set == "measured" else {}),
         **kept,
     }
     print(json.dumps(result))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory.configuration import Configuration
-from benchmarks.memory.configurations import every_configuration, unseen_configurations
+from benchmarks.memory.configurations import SETS, every_configuration
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -32,7 +32,7 @@ def write_table(path: Path, table: dict[str, Any]) -> None:
 
 def measured_rows(table: dict[str, Any]) -> list[tuple[Configuration, dict[str, Any]]]:
     """Every measured configuration that still exists, with its row; failed rows are left out."""
-    configurations = {each.label: each for each in (*every_configuration(), *unseen_configurations())}
+    configurations = {each.label: each for configurations_of in SETS.values() for each in configurations_of()}
     return [
         (configurations[row["label"]], row)
         for row in table["rows"]

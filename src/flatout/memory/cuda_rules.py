@@ -8,6 +8,7 @@ What differs, and is put right here for the whole process:
     dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
     attention   see `attention`, and `encoder_layer` for whole layers in evaluation
     recurrent   see `recurrent`
+    groups      products of groups of rows take any floating point, not bfloat16 alone
     optimizers  foreach implementations by default, also on tensors without data
     scaler      the check for infinities has no answer without data; steps are never skipped
 
@@ -87,6 +88,7 @@ def _install_kernels(library: torch.library.Library, *, compute_capability: tupl
     _install_autocast(library)
     library.impl("dropout", _dropout, "AutogradCPU")
     library.impl("linear", _linear, "AutogradCPU")
+    library.impl("_grouped_mm", _grouped_product, "Meta")
     library.impl("softmax.int", _softmax_like(aten._softmax.default), "AutogradCPU")
     library.impl("log_softmax.int", _softmax_like(aten._log_softmax.default), "AutogradCPU")
     attention.install(library, compute_capability=compute_capability)
@@ -186,6 +188,24 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         result: Tensor = aten.linear.default._op_dk(composite, x, weight, bias)
         return result
     return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _grouped_product(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows of a result begin at multiples of 16 bytes."""
+    groups = [len(offs)] if offs is not None and left.dim() == right.dim() == 2 else []
+    if left.dim() == right.dim() == 3:
+        groups = [left.shape[0]]
+    dtype = out_dtype or left.dtype
+    rows, columns = left.shape[-2], right.shape[-1]
+    aligned = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    strides = [rows * aligned, aligned, 1][-len(groups) - 2 :]
+    return torch.empty_strided((*groups, rows, columns), strides, dtype=dtype, device=left.device)
 
 
 def _softmax_like(kernel: Any) -> Callable[..., Tensor]:

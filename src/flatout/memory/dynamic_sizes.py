@@ -2,7 +2,8 @@
 
 Integers and booleans carry their real values through a trace, so most of these have a true answer.  Where a
 mask comes from floating point, as many elements are taken as true as the job declares, and without a word of
-it every one, and of values to be told apart every one as different: the largest result there can be.
+it every one, and of values to be told apart every one as different: the largest result there can be.  The
+longest target decides what a CTC loss keeps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flatout.units import show_share
 
 aten = torch.ops.aten
 MASKED_SELECT = aten.masked_select.default
+CTC = {aten._ctc_loss.Tensor, aten._ctc_loss.default}
 UNIQUE = {aten.unique_consecutive.default, aten._unique2.default, aten.unique_dim.default}
 SIZED_BY_VALUES = UNIQUE | {
     aten.nonzero.default,
@@ -37,7 +39,7 @@ def declare(*, true_share: float) -> None:
 
 
 def depends_on_values(func: Any, args: Any) -> bool:
-    if func in SIZED_BY_VALUES:
+    if func in SIZED_BY_VALUES or func in CTC:
         return True
     if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
         return any(isinstance(index, Tensor) and index.dtype is torch.bool for index in args[1])
@@ -46,6 +48,8 @@ def depends_on_values(func: Any, args: Any) -> bool:
 
 def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None]) -> Any:
     """The result of `func`, of the size that the known values give."""
+    if func in CTC:
+        return _ctc_loss(*args[:4])
     if func not in SIZED_BY_VALUES:
         indices = [_positions(index, func, guess=guess) for index in args[1]]
         flat = [part for parts in indices for part in parts]
@@ -62,6 +66,16 @@ def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None])
         if tensor.dtype.is_floating_point:  # its size is answered, its values stay unknown
             setattr(tensor, shadows.VALUE, None)
     return tree_map(lambda leaf: _without_data(leaf) if isinstance(leaf, Tensor) else leaf, real)
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Any:
+    """A loss for each row, and what is kept of it: each step by each target, with blanks between them."""
+    num_steps, batch_size = log_probs.shape[:2]
+    lengths = shadows.value_of(target_lengths) if isinstance(target_lengths, Tensor) else target_lengths
+    with _disable_current_modes():
+        longest = targets.shape[-1] if lengths is None or not len(lengths) else int(max(lengths))
+    kept = (batch_size, num_steps, 2 * longest + 1)
+    return tuple(torch.empty(shape, dtype=log_probs.dtype) for shape in ((batch_size,), kept))
 
 
 def _assume(tensor: Tensor, func: Any, *, guess: Callable[[str, str], None]) -> None:

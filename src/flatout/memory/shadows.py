@@ -1,6 +1,8 @@
-"""Real values of integers, booleans and short tables, kept beside tensors that have no data.
+"""Real values of integers, booleans and what follows from them, kept beside tensors that have no data.
 
 Models branch on masks and index by tables: `mask.all()`, `nonzero`, `.tolist()` of lengths or of rates.
+Masks are often turned into floating point and compared again, so what follows from them is computed in
+floating point too.
 These are small, so they are computed for real next to their fake counterparts, and such branches go the way
 the real run goes.  Where a value comes from floating point there is none: choices among several (argmax,
 top-k) are answered evenly, comparisons as true, and every such answer is noted as a guess.  A single number
@@ -20,8 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 aten = torch.ops.aten
-LARGEST = 1 << 25  # elements; larger integer tensors are not computed
-LARGEST_FLOAT = 1 << 8
+LARGEST = 1 << 25  # elements; larger tensors are not computed
 UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VALUE = "_flatout_value"
 UNIFORM = {aten.rand.default, aten.rand_like.default, aten.uniform_.default}
@@ -95,10 +96,7 @@ def _follow_changes(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _is_followed(tensor: Tensor) -> bool:
-    """Integers, and tables of floating point so small that they are settings rather than data."""
-    if tensor.dtype.is_complex or isinstance(tensor, nn.Parameter):
-        return False
-    return tensor.numel() <= (LARGEST_FLOAT if tensor.dtype.is_floating_point else LARGEST)
+    return tensor.numel() <= LARGEST and not (tensor.dtype.is_complex or isinstance(tensor, nn.Parameter))
 
 
 def _forget(tensors: list[Tensor]) -> None:

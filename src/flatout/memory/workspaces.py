@@ -3,6 +3,7 @@
     reductions     partial sums, when few outputs are summed over many rows (the gradient of a bias)
     embeddings     the gradient of a table is summed in pieces after sorting the indices
     softmax        its backward multiplies gradient and result first; rows that are masked wholly are sought
+    CTC            its backward walks the targets from their end, and keeps as much as the forward did
     layer norms    read rows in one piece: what lies otherwise is copied first
     convolutions   see `convolutions`
     attention      accumulators, see `attention`
@@ -59,6 +60,8 @@ class Workspaces:
             aten._safe_softmax.default: _safe_softmax,
             aten.native_layer_norm.default: _layer_norm,
             aten.native_layer_norm_backward.default: _layer_norm_backward,
+            aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+            aten._ctc_loss_backward.default: _ctc_loss_backward,
             aten.convolution.default: convolutions.forward,
             aten.convolution_backward.default: partial(
                 convolutions.backward, num_multiprocessors=self.num_multiprocessors
@@ -109,6 +112,11 @@ def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
     return ((args[1].numel() * args[1].dtype.itemsize,),)
+
+
+def _ctc_loss_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    kept = args[6]
+    return ((kept.numel() * kept.dtype.itemsize,),)
 
 
 def _safe_softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
