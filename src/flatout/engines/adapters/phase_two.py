@@ -205,13 +205,9 @@ def _evaluate(
     assembly = run.assembly
     assembly.processes.align(assembly.router)
     figures = judge_router(assembly.router, held_out, log_shares_T=log_shares_T)
-    accuracy, loss = figures["accuracy"], figures["loss"]
-    assert accuracy is not None and loss is not None
+    scores = {name: value for name, value in figures.items() if value is not None and name != "temperature"}
     is_best = run.better(
-        (NAME,),
-        score=-loss,
-        scores={NAME: {"accuracy": accuracy, "loss": loss}},
-        patience=assembly.config.phase2.patience,
+        (NAME,), score=-scores["loss"], scores={NAME: scores}, patience=assembly.config.phase2.patience
     )
     if is_best:
         run.keep_best(assembly.module_weights(NAME))
