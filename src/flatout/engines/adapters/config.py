@@ -30,6 +30,9 @@ VERB = "adapt"
 FREE_TO_CHANGE = {"model", "out", "device", "log_every", "checkpoint_every", "keep_checkpoints", "evaluation"}
 
 
+Equal = Literal["tasks", "rows"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskConfig:
     """One task and the adapter it trains; None takes what phase 1 says."""
@@ -75,6 +78,7 @@ class PhaseTwo:
 
     epochs: int = 10
     rows: int = 256
+    equal: Equal = "tasks"  # what counts alike: every task, however few its rows, or every row
     lr: float = 1e-3
     weight_decay: float = 0.01
     warmup_share: float = 0.1

@@ -12,7 +12,7 @@ are judged first, and nothing worse replaces them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,23 +55,24 @@ def train_jointly(run: PhaseRun) -> None:
     assembly.router.gumbel = phase.noise == "gumbel"
     assembly.train()
     if not run.progress:
-        _evaluate(run, validation, held_out)
+        judged, figures = _evaluate(run, validation, held_out)
+        run.look(validation=_shown(judged), routing=figures)
     chosen = step.decision
     run.on_note(f"steps are {chosen}")
     run.begin()
     while run.step < run.steps and not is_done(run):
         step(run.step)
         run.step += 1
-        judged: dict[str, Judged] = {}
-        figures: dict[str, float | None] = {}
+        judged, figures = {}, {}
         if run.step % phase.evaluate_every == 0 or run.step == run.steps:
             judged, figures = _evaluate(run, validation, held_out)
         last = run.step == run.steps or is_done(run)
         if last:
             calibrate_best(run, _together(assembly, held_out))
+            _tell_if_in_vain(run, judged)
         run.border(
             learning_rates={NAME: step.optimizer.rate(SHARED)},
-            validation={name: each.all() for name, each in judged.items()},
+            validation=_shown(judged),
             routing=figures,
             last=last,
         )
@@ -257,18 +258,37 @@ def _evaluate(
         {name: validation.judge(name, weights_NT=route.weights) for name, route in routes.items()},
         assembly=assembly,
     )
-    metrics = [judged[name].scores[part.task.metric] for name, part in assembly.parts.items()]
     figures = judge_router(assembly.router, _together(assembly, held_out))
     scores = {name: each.scores[assembly.parts[name].task.metric] for name, each in judged.items()}
     is_best = run.better(
         (NAME,),
-        score=sum(metrics) / len(metrics),
+        score=_mean_metric(assembly, judged),
         scores={NAME: {**scores, "routing_accuracy": figures["accuracy"] or 0.0}},
         patience=assembly.config.phase3.patience,
     )
     if is_best:
         run.keep_best(assembly.weights())
     return judged, figures
+
+
+def _mean_metric(assembly: Assembly, judged: Mapping[str, Judged]) -> float:
+    metrics = [judged[name].scores[part.task.metric] for name, part in assembly.parts.items()]
+    return sum(metrics) / len(metrics)
+
+
+def _shown(judged: Mapping[str, Judged]) -> dict[str, dict[str, float | None]]:
+    return {name: each.all() for name, each in judged.items()}
+
+
+def _tell_if_in_vain(run: PhaseRun, judged: Mapping[str, Judged]) -> None:
+    """Say so where no look was better than the first: what comes out is then what phase 2 left."""
+    found = run.progress[NAME]
+    if found.best_step == 0 and found.best_score is not None:
+        run.tell(
+            "joint training was never better on rows held out "
+            f"(mean score of the tasks {found.best_score:.2f} before it, "
+            f"{_mean_metric(run.assembly, judged):.2f} at its end): the weights of phase2 are kept"
+        )
 
 
 def _together(assembly: Assembly, features: dict[str, Tensor]) -> RoutingRows:

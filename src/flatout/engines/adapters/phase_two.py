@@ -2,8 +2,14 @@
 
 The features are computed once and kept; an epoch is then a few products on a matrix that lies on the device.
 Rows of all tasks are mixed, and the target of a row is the task it belongs to: no row is ever set against the
-target of a foreign task.  What is best is what is least surprised by rows held out, and on those rows the
-confidence is calibrated at the end.
+target of a foreign task.  On rows held out the router is calibrated, and what is best is what is least
+surprised by them once it is: a network that goes on learning gets too certain before it gets worse, and
+certainty can be set right.
+
+A run is judged by the mean of its tasks' scores, where a task counts the same however few rows it has.  A
+router that is true of the rows as they come settles every doubt in favour of the task with more of them, and
+the smallest pays; so the shares of the tasks are taken out of its logits (see `router`), and rows held out
+are weighed alike.  `equal: rows` leaves them in, for whoever counts rows.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from torch import Tensor, nn
 from flatout.engines.adapters.assembly import Assembly, under
 from flatout.engines.adapters.features import features_of
 from flatout.engines.adapters.router import Router
-from flatout.engines.adapters.router_losses import RouterLosses, right_task
+from flatout.engines.adapters.router_losses import RouterLosses
 from flatout.engines.adapters.stepping import StepSettings
 from flatout.engines.adapters.tasks import Example
 from flatout.engines.adapters.trainer import TOTAL, PhaseRun
@@ -48,6 +54,7 @@ def train_router(run: PhaseRun) -> None:
     losses = router_losses(phase.losses)
     train = routing_rows(assembly, "train")
     held_out = routing_rows(assembly, "validation")
+    log_shares_T = log_shares(train.tasks, num_tasks=router.num_tasks) if phase.equal == "tasks" else None
     steps_per_epoch = -(-len(train) // phase.rows)
     run.steps = phase.epochs * steps_per_epoch
     optimizer = RouterOptimizer(
@@ -79,10 +86,10 @@ def train_router(run: PhaseRun) -> None:
         run.step += 1
         figures: dict[str, float | None] = {}
         if place == steps_per_epoch - 1:
-            figures = _evaluate(run, held_out)
+            figures = _evaluate(run, held_out, log_shares_T=log_shares_T)
         last = run.step == run.steps or is_done(run)
         if last:
-            calibrate_best(run, held_out)
+            calibrate_best(run, held_out, log_shares_T=log_shares_T)
         run.border(learning_rates={NAME: rate}, routing=figures, last=last)
 
 
@@ -165,49 +172,53 @@ class RouterOptimizer:
             self.adamw.state[parameter][key] = own
 
 
+def log_shares(tasks_N: Tensor, *, num_tasks: int) -> Tensor:
+    """Of every task the logarithm of its share of the rows; of one that has none, that of half a row."""
+    counts_T = torch.bincount(tasks_N, minlength=num_tasks).float()
+    return (counts_T.clamp_min(0.5) / len(tasks_N)).log()
+
+
 def _batch(run: PhaseRun, train: RoutingRows, *, epoch: int, place: int, rows: int) -> RoutingRows:
     order = np.random.default_rng([run.assembly.config.seed, epoch]).permutation(len(train))
     places = torch.from_numpy(order[place * rows : (place + 1) * rows]).to(train.tasks.device)
     return RoutingRows(features=train.features[places], tasks=train.tasks[places])
 
 
-@torch.no_grad()
-def judge_router(router: Router, rows: RoutingRows) -> dict[str, float | None]:
-    """Accuracy in points, and the mean surprise, on rows held out."""
-    was_training = router.training
-    router.eval()
-    log_probabilities = router(rows.features).log_probabilities
-    router.train(was_training)
-    right = (log_probabilities.argmax(-1) == rows.tasks).float().mean()
+def judge_router(
+    router: Router, rows: RoutingRows, *, log_shares_T: Tensor | None = None
+) -> dict[str, float | None]:
+    """On rows held out, as if calibrated there: accuracy in points of all and of the worst task, and loss."""
+    fit = router.judge(rows.features, rows.tasks, log_shares_T=log_shares_T)
+    is_right = (fit.log_probabilities.argmax(-1) == rows.tasks).float()
+    by_task = [float(is_right[rows.tasks == task].mean()) for task in rows.tasks.unique()]
     return {
-        "accuracy": 100 * float(right),
-        "loss": float(right_task(log_probabilities, rows.tasks)),
+        "accuracy": 100 * float(is_right.mean()),
+        "worst_task_accuracy": 100 * min(by_task),
+        "loss": fit.loss,
         "temperature": router.temperature.item(),
     }
 
 
-def _evaluate(run: PhaseRun, held_out: RoutingRows) -> dict[str, float | None]:
+def _evaluate(
+    run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor | None
+) -> dict[str, float | None]:
     assembly = run.assembly
     assembly.processes.align(assembly.router)
-    figures = judge_router(assembly.router, held_out)
-    accuracy, loss = figures["accuracy"], figures["loss"]
-    assert accuracy is not None and loss is not None
+    figures = judge_router(assembly.router, held_out, log_shares_T=log_shares_T)
+    scores = {name: value for name, value in figures.items() if value is not None and name != "temperature"}
     is_best = run.better(
-        (NAME,),
-        score=-loss,
-        scores={NAME: {"accuracy": accuracy, "loss": loss}},
-        patience=assembly.config.phase2.patience,
+        (NAME,), score=-scores["loss"], scores={NAME: scores}, patience=assembly.config.phase2.patience
     )
     if is_best:
         run.keep_best(assembly.module_weights(NAME))
     return figures
 
 
-def calibrate_best(run: PhaseRun, held_out: RoutingRows) -> None:
+def calibrate_best(run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor | None = None) -> None:
     """Go back to the best weights, and make its confidence true on rows it has not learned from."""
     router = run.assembly.router
     before = {name: value.clone() for name, value in router.state_dict().items()}
     router.load_state_dict(under(run.best, NAME))
-    router.calibrate(held_out.features, held_out.tasks)
+    router.calibrate(held_out.features, held_out.tasks, log_shares_T=log_shares_T)
     run.keep_best(run.assembly.module_weights(NAME))
     router.load_state_dict(before)

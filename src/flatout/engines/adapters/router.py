@@ -9,6 +9,10 @@ trust the choice.  A network that has fitted its training rows calls everything 
 calibrated on rows it has not learned from (`calibrate`): the logits by one factor, the confidence by a
 logistic regression on the top probability and on what the confidence head says.
 
+Logits learned from unequal tasks hold the tasks' shares of the rows (log p(task | text) is log p(text | task)
+plus the logarithm of the share) and settle a doubt in favour of the task with more rows.  Where every task is
+to count alike, the calibration takes the shares out again; benchmarks/LOG.md says what that is worth.
+
     B rows   H width of the encoder   T tasks   K adapters that are mixed
 """
 
@@ -138,31 +142,25 @@ class Router(nn.Module):
             is_sure=is_sure_B,
         )
 
-    def calibrate(self, features_BH: Tensor, tasks_B: Tensor) -> None:
+    def calibrate(self, features_BH: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | None = None) -> None:
         """Fit the calibration on rows that the router has not learned from.
 
-        A router that made no mistake on n rows has not shown that it makes none, only that one in n + 2 is
-        a fair guess (Laplace's rule): targets fall short of certainty by that much, which also keeps the fit
-        finite where every row is right.
+        With the logarithms of the tasks' shares of the rows it learned from, tasks count alike from here on:
+        the shares are taken out of the logits for good, and rows of small tasks weigh more in the fit.
         """
         num_rows = len(tasks_B)
-        if num_rows == 0:
-            raise BadInput("a router is calibrated on at least one row, 0 were given", hint="hold some out")
         with torch.no_grad():
             logits_BT, sureness_B = (found.double() for found in self._evaluated(features_BH))
-        slack = 1 / (num_rows + 2)
-        spread = slack / max(self.num_tasks - 1, 1)
-        targets_BT = torch.full_like(logits_BT, spread).scatter(1, tasks_B[:, None], 1 - slack)
-
-        def wrong_by(log_factor: Tensor) -> Tensor:
-            return F.cross_entropy(logits_BT * log_factor.exp(), targets_BT)
-
-        factor = _minimised(wrong_by, torch.zeros_like(logits_BT[0, :1])).exp()
-        log_probabilities_BT = F.log_softmax(logits_BT * factor, dim=-1)
+        fit = fit_logits(logits_BT, tasks_B, log_shares_T=log_shares_T)
+        if log_shares_T is not None:
+            temperature = self.temperature.detach().clamp(COLDEST, HOTTEST)
+            with torch.no_grad():
+                self.tasks.bias -= (temperature * log_shares_T / fit.factor).to(self.tasks.bias.dtype)
         inputs_B3 = torch.stack(
-            (sureness_B, _top_logit(log_probabilities_BT), torch.ones_like(sureness_B)), dim=1
+            (sureness_B, _top_logit(fit.log_probabilities), torch.ones_like(sureness_B)), dim=1
         )
-        is_right_B = (logits_BT.argmax(dim=-1) == tasks_B).double()
+        slack = _slack(num_rows)
+        is_right_B = (fit.log_probabilities.argmax(dim=-1) == tasks_B).double()
         right_B = is_right_B * (1 - slack) + (1 - is_right_B) * slack
         believed = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64, device=logits_BT.device)
 
@@ -170,7 +168,13 @@ class Router(nn.Module):
             error = F.binary_cross_entropy_with_logits(inputs_B3 @ weights, right_B)
             return error + PRIOR / num_rows * (weights - believed).square().sum()
 
-        self.calibration.copy_(torch.cat((factor, _minimised(unsure_by, believed))))
+        self.calibration.copy_(torch.cat((fit.factor, _minimised(unsure_by, believed))))
+
+    def judge(self, features_BH: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | None = None) -> LogitsFit:
+        """What `calibrate` would make of the logits, without doing it."""
+        with torch.no_grad():
+            logits_BT, _ = self._evaluated(features_BH)
+        return fit_logits(logits_BT.double(), tasks_B, log_shares_T=log_shares_T)
 
     def _outputs(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
         """Logits over the temperature, and the confidence's logit."""
@@ -196,6 +200,52 @@ class Router(nn.Module):
             wrong.append(f"fallback={fallback!r} is none of {', '.join(FALLBACKS)}")
         if wrong:
             raise BadInput("; ".join(wrong))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogitsFit:
+    """Logits made true on rows that nothing was learned from."""
+
+    factor: Tensor  # [1]
+    log_probabilities: Tensor  # [B, T]
+    loss: float  # their cross-entropy: what is left of the surprise once the certainty is right
+
+
+def fit_logits(logits_BT: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | None = None) -> LogitsFit:
+    """The factor of the logits that surprises least; without the shares, every task weighing the same.
+
+    A router that made no mistake on n rows has not shown that it makes none, only that one in n + 2 is a fair
+    guess (Laplace's rule): targets fall short of certainty by that much, which also keeps the fit finite
+    where every row is right.
+    """
+    num_rows, num_tasks = logits_BT.shape
+    if num_rows == 0:
+        raise BadInput("a router is calibrated on at least one row, 0 were given", hint="hold some out")
+    slack = _slack(num_rows)
+    targets_BT = torch.full_like(logits_BT, slack / max(num_tasks - 1, 1)).scatter(
+        1, tasks_B[:, None], 1 - slack
+    )
+    weights_B = torch.full_like(logits_BT[:, 0], 1 / num_rows)
+    shares_T = torch.zeros_like(logits_BT[0])
+    if log_shares_T is not None:
+        counts_B = tasks_B.bincount(minlength=num_tasks)[tasks_B]
+        weights_B, shares_T = 1 / (counts_B * len(tasks_B.unique())), log_shares_T.to(logits_BT)
+
+    def log_probabilities_at(log_factor: Tensor) -> Tensor:
+        return F.log_softmax(logits_BT * log_factor.exp() - shares_T, dim=-1)
+
+    def wrong_by(log_factor: Tensor) -> Tensor:
+        return -(weights_B * (targets_BT * log_probabilities_at(log_factor)).sum(dim=-1)).sum()
+
+    found = _minimised(wrong_by, torch.zeros_like(logits_BT[0, :1]))
+    return LogitsFit(
+        factor=found.exp(), log_probabilities=log_probabilities_at(found), loss=float(wrong_by(found))
+    )
+
+
+def _slack(num_rows: int) -> float:
+    """How far from certain n rows without a mistake leave us."""
+    return 1 / (num_rows + 2)
 
 
 def _check(*, width: int, num_tasks: int, hidden: Sequence[int], dropout: float, temperature: float) -> None:

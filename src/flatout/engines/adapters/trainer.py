@@ -155,6 +155,12 @@ class PhaseRun:
     def keep_best(self, weights: Mapping[str, Tensor]) -> None:
         self.best |= self._copied(weights)
 
+    def look(
+        self, *, validation: Mapping[str, dict[str, float | None]], routing: Mapping[str, float | None]
+    ) -> None:
+        """Report an evaluation that was made before the first step."""
+        self._report({}, validation=validation, routing=routing)
+
     def border(
         self,
         *,
@@ -206,7 +212,8 @@ class PhaseRun:
         routing: Mapping[str, float | None],
     ) -> None:
         losses, seconds = self.window.closed()
-        steps_per_s = self.window.steps / seconds if seconds else None
+        steps, tokens = self.window.steps, self.window.tokens * self.assembly.processes.num
+        steps_per_s = steps / seconds if steps and seconds else None
         record = StepRecord(
             phase=self.phase,
             step=self.step,
@@ -214,7 +221,7 @@ class PhaseRun:
             learning_rates=dict(learning_rates),
             validation=dict(validation),
             routing=dict(routing),
-            tokens_per_s=self.window.tokens * self.assembly.processes.num / seconds if seconds else None,
+            tokens_per_s=tokens / seconds if tokens and seconds else None,
             steps_per_s=steps_per_s,
             elapsed_s=self.elapsed_s(),
             notes=tuple(self._notes),

@@ -121,9 +121,13 @@ def test_what_was_there_before_is_judged_first_and_kept_if_nothing_is_better(
 
     monkeypatch.setattr(phase_three, "Validation", Falling)
     before = {name: value.clone() for name, value in assembly.weights().items()}
-    run = phase_run(assembly, "phase3", steps=4)
+    lines: list[str] = []
+    run = phase_run(assembly, "phase3", steps=4, lines=lines)
     train_jointly(run)
     assert run.progress["router"].best_step == 0
+    assert any(line.startswith("phase3 0/4") and "sentiment 50.0" in line for line in lines)
+    told = "50.00 before it, 30.00 at its end): the weights of phase2 are kept"
+    assert sum(told in line for line in lines) == 1
     kept = [name for name in before if name != "router/calibration"]
     assert all(run.best[name].equal(before[name]) for name in kept)
 

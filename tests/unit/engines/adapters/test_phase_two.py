@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.adapters.assembly import under
 from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.phase_two import (
     RouterOptimizer,
     frozen_features,
     judge_router,
+    log_shares,
     router_losses,
     routing_rows,
     train_router,
 )
 from flatout.engines.adapters.stepping import StepSettings
 from flatout.errors import BadInput
-from tests.adapting import opened, phase_run, save_tiny
+from tests.adapting import generated, opened, phase_run, save_tiny
 
 
 @pytest.fixture
@@ -68,6 +70,33 @@ def test_a_row_is_set_against_its_own_task_only(assembly: Any) -> None:
     found = routing_rows(assembly, "train")
     assert found.features.shape == (80, 64)
     assert found.tasks.tolist() == [0] * 40 + [1] * 40
+
+
+def test_shares_are_those_of_the_rows() -> None:
+    found = log_shares(torch.tensor([0, 0, 0, 2]), num_tasks=3)
+    assert found.exp().tolist() == pytest.approx([0.75, 0.125, 0.25])
+
+
+def test_tasks_count_alike_unless_rows_shall(tmp_path: Path) -> None:
+    """After the same epoch on 40 rows of one task and 10 of another, only the choice between them differs."""
+    model = save_tiny(tmp_path / "tiny")
+    tasks = {
+        "sentiment": {"rank": 2, "data": generated(train=40)},
+        "translation": {"rank": 3, "data": generated(train=10), "settings": {"max_target_length": 32}},
+    }
+    best = {}
+    for equal in ("tasks", "rows"):
+        phase = {"epochs": 1, "rows": 16, "equal": equal}
+        with opened(model, tmp_path / equal, tasks=tasks, phase2=phase) as assembly:
+            run = phase_run(assembly, "phase2", steps=1)
+            train_router(run)
+            best[equal] = under(run.best, "router")
+    differ = {name for name, value in best["rows"].items() if not value.equal(best["tasks"][name])}
+    assert differ == {"tasks.bias", "calibration"}
+    gained = best["tasks"]["tasks.bias"] - best["rows"]["tasks.bias"]
+    factor, temperature = best["tasks"]["calibration"][0], best["tasks"]["temperature"]
+    wanted = -torch.tensor([40 / 50, 10 / 50]).log() * temperature / factor
+    assert torch.allclose(gained, wanted, atol=1e-4)
 
 
 def test_losses_take_weights_from_the_config() -> None:

@@ -25,7 +25,12 @@ def trained(*, steps: int = 150, num_tasks: int = 3) -> Router:
     """A router that has learned its few rows by heart, and is therefore too sure."""
     torch.manual_seed(0)
     router = Router(8, num_tasks=num_tasks, hidden=(32, 16), dropout=0.0)
-    features, tasks = clouds(120, num_tasks=num_tasks, seed=1)
+    fit_to(router, clouds(120, num_tasks=num_tasks, seed=1), steps=steps)
+    return router
+
+
+def fit_to(router: Router, rows: tuple[Tensor, Tensor], *, steps: int) -> None:
+    features, tasks = rows
     search = torch.optim.AdamW(router.parameters(), lr=1e-2)
     for _ in range(steps):
         routing = router(features)
@@ -36,7 +41,6 @@ def trained(*, steps: int = 150, num_tasks: int = 3) -> Router:
         search.zero_grad()
         loss.backward()
         search.step()
-    return router
 
 
 def calibration_error(confidence: Tensor, is_right: Tensor, *, bins: int = 10) -> float:
@@ -101,6 +105,65 @@ def test_calibrated_confidence_is_the_share_that_is_right_on_fresh_rows() -> Non
     assert calibration_error(after.confidence, is_right) < 0.04
     too_sure = calibration_error(before.probabilities.amax(dim=-1), is_right)
     assert calibration_error(after.probabilities.amax(dim=-1), is_right) < too_sure / 3
+
+
+def unequal_clouds(counts: tuple[int, ...], *, seed: int) -> tuple[Tensor, Tensor]:
+    """As many rows of each task as `counts` says."""
+    features, tasks = clouds(20 * max(counts), num_tasks=len(counts), seed=seed)
+    chosen = [(tasks == task).nonzero()[:count, 0] for task, count in enumerate(counts)]
+    return features[torch.cat(chosen)], tasks[torch.cat(chosen)]
+
+
+def right_by_task(router: Router, rows: tuple[Tensor, Tensor]) -> list[float]:
+    is_right = router.route(rows[0]).chosen[:, 0] == rows[1]
+    return [float(is_right[rows[1] == task].float().mean()) for task in rows[1].unique()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rarest_task_no_longer_pays_where_every_task_counts_alike(seed: int) -> None:
+    """What is taken from tasks with many rows is less than what the smallest gets."""
+    counts = (600, 300, 30)
+    torch.manual_seed(seed)
+    router = Router(8, num_tasks=3, hidden=(16,), dropout=0.0)
+    fit_to(router, unequal_clouds(counts, seed=10 + seed), steps=60)
+    fresh = unequal_clouds((2000, 2000, 2000), seed=20 + seed)
+    before = right_by_task(router, fresh)
+    shares = torch.tensor(counts) / sum(counts)
+    router.calibrate(*unequal_clouds((300, 150, 15), seed=30 + seed), log_shares_T=shares.log())
+    after = right_by_task(router, fresh)
+    assert before[2] == min(before)
+    assert after[2] > before[2] + 0.1 and min(after) > min(before) + 0.05
+    assert sum(after) > sum(before)
+
+
+def test_the_shares_leave_the_logits_for_good() -> None:
+    """Route and forward both choose as tasks of equal weight would have it, whatever the temperature."""
+    router = trained()
+    router.temperature.data.fill_(0.5)
+    features, tasks = unequal_clouds((80, 40, 10), seed=2)
+    log_shares = torch.tensor([0.7, 0.2, 0.1]).log()
+    with torch.no_grad():
+        logits = router(features).log_probabilities
+        fit = router.judge(features, tasks, log_shares_T=log_shares)
+        router.calibrate(features, tasks, log_shares_T=log_shares)
+        wanted = F.softmax(logits * float(fit.factor) - log_shares, dim=-1)
+        assert torch.allclose(router.route(features).probabilities, wanted, atol=1e-5)
+        assert torch.allclose(fit.log_probabilities.exp().float(), wanted, atol=1e-5)
+        assert torch.equal(router(features).log_probabilities.argmax(-1), wanted.argmax(-1))
+
+
+def test_held_out_rows_of_a_large_task_do_not_outvote_the_others() -> None:
+    """With every row of one task twice, tasks of equal weight find the same; rows of equal weight do not."""
+    router = trained()
+    features, tasks = unequal_clouds((400, 400, 400), seed=2)
+    twice = torch.cat((torch.arange(1200), (tasks == 0).nonzero()[:, 0]))
+    alike = torch.full((3,), 1 / 3).log()
+
+    def difference(log_shares: Tensor | None) -> float:
+        once = router.judge(features, tasks, log_shares_T=log_shares).loss
+        return abs(router.judge(features[twice], tasks[twice], log_shares_T=log_shares).loss - once)
+
+    assert difference(alike) < 1e-3 < difference(None)
 
 
 def test_a_higher_threshold_keeps_rows_that_are_right_more_often() -> None:
