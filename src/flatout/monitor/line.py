@@ -28,8 +28,9 @@ def live_line(samples: Sequence[Sample]) -> str:
     """The line for some recent samples: what the last of them does not know is taken from those before."""
     sample = merge(samples)
     latest = samples[-1]
-    parts = [*_gpu_parts(latest), f"CPU {show_share(sample.host.cpu_share)}", _ram(latest), *_job(sample)]
-    return " | ".join(parts)
+    # A share of CPU time lies between two readings: before the second there is none to be missing.
+    cpu = [] if sample.span_s is None else [f"CPU {show_share(sample.host.cpu_share)}"]
+    return " | ".join([*_gpu_parts(latest), *cpu, _ram(latest), *_job(sample)])
 
 
 def _gpu_parts(sample: Sample) -> list[str]:
@@ -72,9 +73,7 @@ def _job(sample: Sample) -> list[str]:
     if job.learning_rate is not None:
         parts.append(f"lr {job.learning_rate:.2g}")
     rate = job.steps_per_s
-    if rate is None:
-        parts.append(f"{UNKNOWN} it/s")
-    else:
+    if rate is not None:  # a job that has not come to its steps, or reports none, has no rate to be missing
         parts.append(f"{rate:.3g} it/s" if rate >= 1 else f"{1 / rate:.3g} s/it")
     if job.state != "running":
         parts.append(job.state)
@@ -87,6 +86,7 @@ class LineWriter:
     def __init__(self, stream: TextIO | None = None, *, plain_every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = stream
         self._plain_every_s = plain_every_s
+        self._began_at_s: float | None = None
         self._written_at_s: float | None = None
         self._bar: Any = None
         self._is_open = False  # a line without its end stands on the terminal
@@ -114,13 +114,26 @@ class LineWriter:
 
     def _write_plain(self, stream: TextIO, samples: Sequence[Sample]) -> None:
         time_s = samples[-1].time_s
-        # The first sample has no rates: a log begins with the second.
-        if samples[-1].span_s is None:
-            return
-        if self._written_at_s is None or time_s - self._written_at_s >= self._plain_every_s:
+        if self._began_at_s is None:
+            self._began_at_s = time_s
+        since_s = self._began_at_s if self._written_at_s is None else self._written_at_s
+        is_first_rate = self._written_at_s is None and _has_rates(samples)
+        if is_first_rate or time_s - since_s >= self._plain_every_s:
             self._written_at_s = time_s
             stream.write(f"{live_line(samples)}\n")
             stream.flush()
+
+    def say(self, message: str) -> None:
+        """A line of its own, above the live line and the job's bars."""
+        stream = self._stream or sys.stderr
+        if not is_writable(stream):
+            return
+        if self._bar is not None:
+            self._bar.write(message, file=stream)
+            return
+        stream.write(f"{CLEAR_LINE if self._is_open else ''}{message}\n")
+        stream.flush()
+        self._is_open = False
 
     def _end_line(self, stream: TextIO) -> None:
         if self._is_open:
@@ -140,6 +153,12 @@ class LineWriter:
 def is_writable(stream: TextIO | None) -> bool:
     """A job may close its stderr, or have none."""
     return stream is not None and not getattr(stream, "closed", False)
+
+
+def _has_rates(samples: Sequence[Sample]) -> bool:
+    """Whether a log has something to begin with: the machine's shares and, of a job, its steps."""
+    sample = merge(samples)
+    return sample.span_s is not None and (sample.job is None or sample.job.steps_per_s is not None)
 
 
 def _tqdm_in_use() -> Any:
