@@ -188,7 +188,7 @@ def pseudo_terminal() -> Iterator[tuple[int, int]]:
 def assert_interrupted(running: Running) -> None:
     said = running.finish()
     assert running.alive() == []
-    assert running.process.returncode == 2
+    assert running.process.returncode == 130
     evidence = load_evidence(running.save)
     assert evidence.job.ended == "interrupted"
     assert len(evidence.steps) > 10
