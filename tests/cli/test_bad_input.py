@@ -118,6 +118,26 @@ def test_a_script_that_never_trains(tmp_path: Path) -> None:
     assert len(ran.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import argparse; p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()", ""),
+        ("import sys; sys.exit('no data at ./data')", ": no data at ./data"),
+    ],
+)
+def test_a_script_that_fails_before_its_first_step(body: str, words: str, tmp_path: Path) -> None:
+    """No empty report: its own last words, and one line with its exit code."""
+    write_script(tmp_path / "train.py", body, preamble="")
+    ran = diagnose("train.py", folder=tmp_path)
+    code = 1 if words else 2
+    assert one_line(ran) == (
+        f"train.py ended with exit code {code} before any step was measured{words};"
+        " what it printed last stands above"
+    )
+    said = ran.stderr.splitlines()[-2]
+    assert said in ("no data at ./data", "train.py: error: the following arguments are required: data")
+
+
 def test_a_script_that_raises_in_step_three(tmp_path: Path) -> None:
     body = """
     def fail():

@@ -35,6 +35,7 @@ from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
+ITS_WORDS = "what it printed last stands above"
 
 
 def check_command(command: Sequence[str], *, module: bool) -> None:
@@ -283,7 +284,7 @@ def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> E
         return load_evidence(path)
     if end.interrupted:
         raise Interrupted("interrupted before any step was measured")
-    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured")
+    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured", hint=ITS_WORDS)
 
 
 def _how_it_ended(end: _End) -> str:
@@ -294,13 +295,17 @@ def _how_it_ended(end: _End) -> str:
 
 def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     job, num = evidence.job, len(evidence.steps)
+    when = f"after {num} measured steps" if num else "before any step was measured"
     kept = f"evidence so far: {path}"
     if job.ended == "interrupted" or (job.ended == "crashed" and end.interrupted):
-        raise Interrupted(f"interrupted after {num} measured steps", hint=kept)
+        raise Interrupted(f"interrupted {when}", hint=kept)
     if job.ended == "crashed":
         what = _how_it_ended(end) if end.code else f"raised {job.error}"
-        raise ScriptFailed(f"{name} {what} after {num} measured steps", hint=kept)
-    if not evidence.steps and not job.exit_code:
+        raise ScriptFailed(f"{name} {what} {when}", hint=kept if num else ITS_WORDS)
+    if not num and job.exit_code:
+        words = f": {job.error}" if job.error else ""
+        raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
+    if not num:
         raise NothingMeasured(
             f"{name} ended without a training step",
             hint="no optimizer, backward or repeated model call was seen; flatout.step() can mark steps",

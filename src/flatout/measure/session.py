@@ -30,6 +30,7 @@ from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3
+MOST_WORDS = 300
 PYTHONS_OWN_HANDLERS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -118,11 +119,11 @@ class Session:
                 runpy.run_path(target, run_name="__main__")
             _join_threads()
         except SystemExit as exit_:
-            ending = Ending("finished", _exit_code(exit_))
+            ending = Ending("finished", _exit_code(exit_), _exit_words(exit_))
         except BaseException as error:  # noqa: BLE001 - the script's own, shown as such below
             if not self.num_stops and not self.interrupted:
                 self._show_traceback(error)
-            ending = Ending("crashed", 1, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+            ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
         if self.num_stops:
             return Ending("measured", 0)
         return Ending("interrupted", 130) if self.interrupted else ending
@@ -238,6 +239,15 @@ def _join_threads() -> None:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
+
+
+def _first_line(words: str) -> str:
+    return words.strip().partition("\n")[0][:MOST_WORDS]
+
+
+def _exit_words(exit_: SystemExit) -> str | None:
+    """What a script says by `sys.exit("no data at ./data")`."""
+    return None if exit_.code is None or isinstance(exit_.code, int) else _first_line(str(exit_.code)) or None
 
 
 def _exit_code(exit_: SystemExit) -> int:
