@@ -240,6 +240,15 @@ def test_a_process_is_attached_to_and_its_end_ends_the_lines(tmp_path: Path) -> 
             if sample["job"]["steps_per_s"]:
                 break
         assert sample["job"]["pid"] == job.pid and sample["job"]["phases"]["wait"] >= 0
+        another = subprocess.Popen(
+            [*FLATOUT, "--pid", str(job.pid)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+        )
+        assert another.stdout is not None
+        with another.stdout:
+            another.stdout.readline()
+            another.kill()  # whoever looks on may die: the job is not theirs
+        another.wait()
+        assert job.poll() is None
         job.kill()
         job.wait()
         assert json.loads(beside.stdout.readlines()[-1])["job"]["state"] == "died"

@@ -2,13 +2,13 @@
 
 The child shares the terminal: the script's own output and input pass through.  Orphans of the job (its
 workers, when it dies hard) become children of this process and are ended with it; they are recognised
-by a mark in their environment, so nobody else's processes are touched.
+by a mark in their environment, so nobody else's processes are touched.  If this process is killed itself,
+the job ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import importlib.util
 import json
@@ -31,6 +31,7 @@ from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured,
 from flatout.measure import ranks
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
+from flatout.measure.lineage import adopt_orphans
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 GRACE_S = 25.0
@@ -94,6 +95,7 @@ def run_job(
         "keep_running": keep_running,
         "seconds": seconds,
         "half": True,
+        "parent": os.getpid(),
     }
     own_path = evidence_path
     folder = ranks.shared_folder()
@@ -143,7 +145,7 @@ class _End:
 def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
     mark = uuid.uuid4().hex
     reader, writer = os.pipe()
-    _adopt_orphans()
+    adopt_orphans()
     errors: list[str] = []
     with _Signals() as signals:
         try:
@@ -242,12 +244,6 @@ def _terminal_signals_group() -> bool:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
-
-
-def _adopt_orphans() -> None:
-    if sys.platform == "linux":
-        set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def _end_leftovers(mark: str) -> None:

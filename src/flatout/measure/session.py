@@ -24,6 +24,7 @@ from typing import Any
 
 from flatout.measure.assemble import Assembly, Ending
 from flatout.measure.evidence_file import save_evidence
+from flatout.measure.lineage import is_orphan
 from flatout.measure.observer import Observer, ObserverOptions
 from flatout.measure.ranks import keep_attempts_apart
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
@@ -53,6 +54,7 @@ class JobOptions:
     seconds: float
     half: bool
     progress_fd: int | None
+    parent: int | None = None  # the launching process, with which the job ends
 
 
 class Session:
@@ -134,6 +136,8 @@ class Session:
 
     def _interrupt(self, _number: int, _frame: Any) -> None:
         """The first signal; a second one ends the launching process, and this one with it."""
+        if is_orphan(self.options.parent):
+            self._end_soon()  # nobody is left to end a script that goes on
         if not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt
@@ -164,17 +168,21 @@ class Session:
             self._progress("measured; the script runs on")
             return
         self.num_stops += 1
-        if self.num_stops == 1:
-            self._timer = threading.Timer(UNWIND_S, self._end_by_force)
-            self._timer.daemon = True
-            self._timer.start()
+        self._end_soon()
         off_main = threading.current_thread() is not threading.main_thread()
         if self.num_stops >= MOST_SWALLOWED or off_main:
             self._end_by_force()
         raise EndOfMeasurement
 
+    def _end_soon(self) -> None:
+        """The script has some time to unwind by itself."""
+        if self._timer is None:
+            self._timer = threading.Timer(UNWIND_S, self._end_by_force)
+            self._timer.daemon = True
+            self._timer.start()
+
     def _end_by_force(self) -> None:
-        code = self._save(Ending("measured", 0))
+        code = self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():
