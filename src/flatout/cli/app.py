@@ -2,8 +2,9 @@
 
 Results go to stdout, everything else to stderr.  Exit codes: 0 clean, 1 findings or a failed check,
 2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 130 interrupted
-by Ctrl-C, whatever the verb and whenever it came, 141 the reader of the output went away.  Starting Python and printing the help is all that `--help` may
-cost, so modules of verbs import torch, rich and the rooms inside their functions.
+by Ctrl-C, whatever the verb and whenever it came, 141 the reader of the output went away.  Starting Python
+and printing the help is all that `--help` may cost, so modules of verbs import torch, rich and the rooms
+inside their functions.
 """
 
 from __future__ import annotations
