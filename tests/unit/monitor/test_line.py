@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
 import re
+import struct
+import termios
 
 import pytest
 
@@ -91,6 +95,52 @@ def test_a_log_begins_with_the_first_rate_of_the_job_or_after_a_minute(
     assert [line.removeprefix("CPU 45 % | RAM ") for line in lines][: len(written)] == written
 
 
+def test_nested_bars_come_and_go_over_an_open_line_and_none_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a job draws them: the line stands already, bars of epochs come and go, the line stays to the end."""
+    tqdm = pytest.importorskip("tqdm")
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    writer = LineWriter(stream)
+    writer.write([sample(0.0, gpus=(T4,))])
+    with tqdm.tqdm(range(2), file=stream, mininterval=0, ncols=60, desc="epochs") as epochs:
+        for epoch in epochs:
+            with tqdm.tqdm(range(3), file=stream, mininterval=0, ncols=60, desc=f"epoch {epoch}") as steps:
+                for step in steps:
+                    writer.write([sample(epoch + step / 10, gpus=(T4,))])
+            tqdm.tqdm.write(f"epoch {epoch} done", file=stream)
+    stream.write("finished\n")
+    writer.write([sample(5.0, gpus=(T4,))])
+    writer.close()
+    stream.write("afterwards\n")
+    rows = [row for row in Screen().feed(stream.getvalue()) if row]
+    starts = [row[:12] for row in rows]
+    assert starts == [
+        "epoch 0: 100",
+        "epoch 0 done",
+        "epoch 1: 100",
+        "epoch 1 done",
+        "epochs: 100%",
+        "finished",
+        "GPU 8.2/16.0",
+        "afterwards",
+    ]
+    assert len(rows[-2]) <= 27  # a line that is too long would wrap, and tqdm would miscount
+
+
+def test_the_line_fits_the_terminal_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    user, program = os.openpty()
+    try:
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 16, 0, 0))
+        with os.fdopen(program, "w") as stream:
+            LineWriter(stream).write([sample(gpus=(T4,))])
+            assert os.read(user, 1000).decode() == f"{CLEAR_LINE}GPU 8.2/16.0   "
+    finally:
+        os.close(user)
+
+
 @pytest.mark.parametrize("has_bar", [False, True])
 def test_a_sentence_stands_above_the_line(has_bar: bool) -> None:
     tqdm = pytest.importorskip("tqdm")
@@ -156,8 +206,10 @@ class Screen:
                 self.rows += [""] * (self.row + 1 - len(self.rows))
             elif part.endswith("A"):
                 self.row -= 1
-            elif part.endswith("K"):
+            elif part.endswith(("K", "J")):
                 self.rows[self.row] = self.rows[self.row][: self.column]
+                if part.endswith("J"):
+                    del self.rows[self.row + 1 :]
             else:
                 old = self.rows[self.row].ljust(self.column)
                 self.rows[self.row] = old[: self.column] + part + old[self.column + len(part) :]
