@@ -2,9 +2,9 @@
 
     GPU 8.2/15.8 GiB (52 %) | util 85 % | CPU 45 % | RAM 67 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s
 
-On a terminal it is rewritten in place.  While the job draws bars with tqdm, the line is one more of tqdm's own
-bars: tqdm then moves the cursor for all of them, and none is broken.  Elsewhere (a log file, a notebook) it is
-a plain line once a minute.
+On a terminal it is rewritten in place.  While the job draws bars with tqdm, the line is one more of tqdm's
+own bars: tqdm then moves the cursor for all of them, and none is broken.  Elsewhere (a log file, a notebook)
+it is a plain line once a minute.
 """
 
 from __future__ import annotations
