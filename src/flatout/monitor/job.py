@@ -33,7 +33,7 @@ from flatout.monitor.sample import Sample
 
 Batch = TypeVar("Batch")
 LINE_SPAN_S = 10.0
-CONSEQUENCE = "the job goes on, but what this listener keeps of it is not whole"
+CONSEQUENCE = "the job goes on, but what is kept of it is not whole"
 PHASES = {
     "wait": WAIT,
     "transfer": TRANSFER,

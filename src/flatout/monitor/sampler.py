@@ -65,7 +65,7 @@ class Sampler:
         self._last: tuple[float, float] | None = None  # of both clocks
         self._last_job: tuple[float, JobSample] | None = None  # the energy of its GPUs, and the job then
         self._notes: list[str] = []
-        self._failed: set[tuple[int, type[BaseException]]] = set()  # listeners, and what they raised
+        self._failed: set[tuple[int, type[BaseException]]] = set()  # who, and what was raised
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,7 +98,10 @@ class Sampler:
     def _run(self) -> None:
         due_s = self._clock()
         while not self._stop.is_set():
-            self.take()
+            try:
+                self.take()
+            except Exception as error:  # noqa: BLE001  a meter of ours met what it did not know: the next may do
+                self._note_failure(self, error)
             due_s = next_deadline(due_s, self._clock(), self.period_s)
             self._stop.wait(max(due_s - self._clock(), 0.0))
 
@@ -141,13 +144,18 @@ class Sampler:
         try:
             listener(sample)
         except (Exception, SystemExit) as error:  # noqa: BLE001  anybody's code: the job and the others go on
-            kind = (id(listener), type(error))
-            if kind not in self._failed:
-                self._failed.add(kind)
-                failure = f"{_name_of(listener)} failed: {_words_of(error)}"
-                self._notes.append(failure)
-                with contextlib.suppress(OSError, ValueError):  # whoever is told may have lost its stream
-                    self.on_failure(failure)
+            self._note_failure(listener, error)
+
+    def _note_failure(self, whose: object, error: BaseException) -> None:
+        """Once for each that fails, and for each kind of failure."""
+        kind = (id(whose), type(error))
+        if kind in self._failed:
+            return
+        self._failed.add(kind)
+        failure = f"{_name_of(whose)} failed: {_words_of(error)}"
+        self._notes.append(failure)
+        with contextlib.suppress(OSError, ValueError):  # whoever is told may have lost its stream
+            self.on_failure(failure)
 
     def _note_gap(self, now_s: float, time_s: float) -> None:
         if self._last is None:
@@ -196,7 +204,7 @@ class Sampler:
         return sample
 
 
-def _name_of(listener: Listener) -> str:
+def _name_of(listener: object) -> str:
     return getattr(listener, "__qualname__", None) or type(listener).__name__
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput, MissingExtra
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler, next_deadline
 from tests.unit.monitor.played import Played, PlayedJob, played_gpu
 
@@ -137,6 +137,32 @@ def test_a_listener_that_raises_anything_is_told_about_once_and_asked_again(play
     first, second = told
     assert "broken failed: SystemExit: 3" in first
     assert f"broken failed: ValueError: no such metric ({__file__}:" in second
+
+
+def test_a_meter_that_fails_costs_its_sample_and_not_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the kernel that no parser knows, on a machine that nobody here has seen."""
+    heard: list[Sample] = []
+    told: list[str] = []
+    enough = threading.Event()
+    asked: list[float] = []
+
+    def unknown_format(now_s: float) -> HostSample:
+        asked.append(now_s)
+        if len(asked) < 3:
+            raise ValueError("not sure how to interpret line 'nvme0n1'")
+        return HostSample()
+
+    def listener(sample: Sample) -> None:
+        heard.append(sample)
+        enough.set()
+
+    sampler = Sampler(hz=10, listeners=[listener], on_failure=told.append)
+    monkeypatch.setattr(sampler._host, "read", unknown_format)
+    with sampler:
+        assert enough.wait(60)
+    (failure,) = told
+    assert failure.startswith("Sampler failed: ValueError: not sure how to interpret line")
+    assert failure in heard[0].notes
 
 
 def test_a_failure_that_cannot_be_told_harms_nobody(played: Played) -> None:
