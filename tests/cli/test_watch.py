@@ -272,7 +272,9 @@ def test_a_pipe_gets_a_line_per_sample_and_a_reader_who_leaves_ends_it(tmp_path:
     )
     assert process.stdout is not None and process.stderr is not None
     lines = [process.stdout.readline() for _ in range(4)]
-    assert all(b"CPU" in line or b"no GPU" in line for line in lines)
+    assert all(b"RAM" in line or b"no GPU" in line for line in lines)
+    assert b"CPU" in lines[-1] and b"CPU n/a" not in b"".join(lines)
+    assert not any(b"it/s" in line for line in lines)  # nobody reports steps
     process.stdout.close()
     assert process.wait(timeout=PATIENCE_S) == 141
     assert process.stderr.read() == b""
