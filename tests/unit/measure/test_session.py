@@ -168,6 +168,14 @@ def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Pa
 
 def test_options_are_what_the_launching_process_sends() -> None:
     names = [field.name for field in dataclasses.fields(JobOptions)]
-    assert sorted(names) == sorted(
-        ["command", "module", "folder", "evidence_path", "keep_running", "seconds", "half", "progress_fd"]
-    )
+    assert names == [
+        "command",
+        "module",
+        "folder",
+        "evidence_path",
+        "keep_running",
+        "seconds",
+        "half",
+        "progress_fd",
+        "parent",
+    ]
