@@ -79,6 +79,7 @@ class Session:
         self.num_stops = 0
         self.interrupted = False
         self.saved = False
+        self._pid = os.getpid()
         self._saving = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -134,8 +135,12 @@ class Session:
         """A failure is the counterfactual's; the script runs again without it."""
         return self.options.half and self.observer.arm == "half" and not self.observer.finished
 
-    def _interrupt(self, _number: int, _frame: Any) -> None:
+    def _interrupt(self, number: int, _frame: Any) -> None:
         """The first signal; a second one ends the launching process, and this one with it."""
+        if os.getpid() != self._pid:  # one that the script forked, before its own handlers are back
+            self._give_back(number, PYTHONS_OWN_HANDLERS[number])
+            os.kill(os.getpid(), number)
+            return
         if is_orphan(self.options.parent):
             self._end_soon()  # nobody is left to end a script that goes on
         if not self.interrupted:
