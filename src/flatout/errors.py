@@ -7,7 +7,7 @@
     │   └── NotFetched           a package that is not in the cache and could not be fetched
     ├── BatchDoesNotFit          not even the smallest batch fits the memory that is free
     ├── MissingExtra             an optional package is not installed
-    ├── Interrupted              the user ended the work; what was known is kept
+    ├── Interrupted              exit code 130: the user ended the work; what was known is kept
     ├── ChildDied                a process that was asked for an answer ended without one
     ├── StructureChanges         a step allocates in another way at other sizes: it must be traced there
     └── NothingMeasured          the job ran, but gave no step to measure
@@ -62,6 +62,8 @@ class MissingExtra(FlatoutError):
 
 class Interrupted(FlatoutError):
     """The user ended the work; what was known is kept."""
+
+    exit_code = 130  # what a shell makes of any program that Ctrl-C ended
 
 
 class ChildDied(FlatoutError):

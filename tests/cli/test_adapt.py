@@ -74,7 +74,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint_and_a_kill_with_the_la
     wait_for_line(process, "phase1 2/6")
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
-    assert process.returncode == 2, stderr
+    assert process.returncode == 130, stderr
     assert stdout == ""
     ending = stderr.splitlines()[-1]
     assert ending.startswith("flatout: interrupted; step ") and ending.endswith("; go on with --resume")

@@ -17,9 +17,9 @@ from tests import builders
 from tests.jobs import BY_HAND, FOREVER, Ran, diagnose, write_script
 
 
-def one_line(ran: Ran) -> str:
+def one_line(ran: Ran, *, code: int = 2) -> str:
     """The one line a command that could not do its work ends with."""
-    assert ran.code == 2, (ran.stdout, ran.stderr)
+    assert ran.code == code, (ran.stdout, ran.stderr)
     assert ran.left == ()
     assert ran.stdout == ""
     assert len(ran.said) == 1, ran.stderr
@@ -27,9 +27,9 @@ def one_line(ran: Ran) -> str:
     return ran.said[0].removeprefix("flatout: ")
 
 
-def only_line(ran: Ran) -> str:
+def only_line(ran: Ran, *, code: int = 2) -> str:
     """The same, with nothing beside it."""
-    line = one_line(ran)
+    line = one_line(ran, code=code)
     assert ran.stderr.lstrip("\n") == f"flatout: {line}\n"
     return line
 
@@ -118,6 +118,26 @@ def test_a_script_that_never_trains(tmp_path: Path) -> None:
     assert len(ran.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import argparse; p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()", ""),
+        ("import sys; sys.exit('no data at ./data')", ": no data at ./data"),
+    ],
+)
+def test_a_script_that_fails_before_its_first_step(body: str, words: str, tmp_path: Path) -> None:
+    """No empty report: its own last words, and one line with its exit code."""
+    write_script(tmp_path / "train.py", body, preamble="")
+    ran = diagnose("train.py", folder=tmp_path)
+    code = 1 if words else 2
+    assert one_line(ran) == (
+        f"train.py ended with exit code {code} before any step was measured{words};"
+        " what it printed last stands above"
+    )
+    said = ran.stderr.splitlines()[-2]
+    assert said in ("no data at ./data", "train.py: error: the following arguments are required: data")
+
+
 def test_a_script_that_raises_in_step_three(tmp_path: Path) -> None:
     body = """
     def fail():
@@ -167,7 +187,7 @@ def test_a_script_that_forks_workers_and_is_interrupted(number: int, tmp_path: P
         process.send_signal(number)
 
     ran = diagnose("--save", "e.json", "train.py", folder=tmp_path, during=interrupt)
-    assert (ran.code, ran.stdout, ran.left) == (2, "", ())
+    assert (ran.code, ran.stdout, ran.left) == (130, "", ())
     # a worker that was handing over a tensor may be cut off in mid-complaint; the job and flatout say no more
     before, said, after = ran.stderr.partition("flatout: interrupted after ")
     assert said
@@ -190,8 +210,8 @@ def test_an_interrupt_before_the_script_runs(tmp_path: Path) -> None:
             pass
         process.send_signal(signal.SIGINT)
 
-    line = only_line(diagnose("--save", "e.json", "train.py", folder=tmp_path, during=interrupt))
-    assert line == "interrupted before any step was measured"
+    ran = diagnose("--save", "e.json", "train.py", folder=tmp_path, during=interrupt)
+    assert only_line(ran, code=130) == "interrupted before any step was measured"
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 

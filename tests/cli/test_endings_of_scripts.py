@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,7 +189,7 @@ def pseudo_terminal() -> Iterator[tuple[int, int]]:
 def assert_interrupted(running: Running) -> None:
     said = running.finish()
     assert running.alive() == []
-    assert running.process.returncode == 2
+    assert running.process.returncode == 130
     evidence = load_evidence(running.save)
     assert evidence.job.ended == "interrupted"
     assert len(evidence.steps) > 10
@@ -211,6 +212,19 @@ def test_sigterm_keeps_the_evidence_and_leaves_nothing_running(tmp_path: Path) -
     assert len(running.alive()) >= 4
     running.process.send_signal(signal.SIGTERM)
     assert_interrupted(running)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a job that its parent is gone")
+def test_a_killed_diagnosis_takes_its_job_along_and_leaves_the_evidence(tmp_path: Path) -> None:
+    running = Running(tmp_path / "evidence.json")
+    assert len(running.alive()) >= 4
+    running.process.kill()
+    running.finish()  # the job and its workers hold the pipe: it ends with the last of them
+    psutil.wait_procs(running.alive(), timeout=60)
+    assert running.alive() == []
+    evidence = load_evidence(running.save)
+    assert evidence.job.ended == "interrupted"
+    assert len(evidence.steps) > 10
 
 
 def test_a_job_killed_in_the_middle_leaves_its_evidence_and_no_workers(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint(
     wait_for_line(process, "epoch 2 ")
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
-    assert process.returncode == 2, stderr
+    assert process.returncode == 130, stderr
     assert stdout == ""
     ending = stderr.splitlines()[-1]
     assert ending.startswith("flatout: interrupted; ") and ending.endswith("; go on with --resume")

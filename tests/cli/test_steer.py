@@ -44,7 +44,7 @@ def test_an_interrupt_ends_all_workers_and_the_same_command_goes_on(tiny: Path, 
     assert children
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
-    assert process.returncode == 2, stderr
+    assert process.returncode == 130, stderr
     assert stdout == ""
     assert "interrupted; every finished row is kept" in stderr.splitlines()[-1], stderr
     assert not any(child.is_running() for child in children)

@@ -103,10 +103,10 @@ def test_the_view_obeys_keys_and_leaves_the_terminal_as_it_was(
 ) -> None:
     terminal = Terminal(tmp_path, "--hz", "10")
     terminals.append(terminal)
-    terminal.until(b"q quit")
+    picture = terminal.until(b"q quit")
     assert not terminal.echoes
     terminal.type(b"s")
-    terminal.until(b"sort: SM")
+    terminal.until(b"sort: RAM" if b"no GPU" in picture else b"sort: SM")
     terminal.type(b"?")
     terminal.until(b"sort processes by the next column")
     terminal.type(b"?")
@@ -240,6 +240,15 @@ def test_a_process_is_attached_to_and_its_end_ends_the_lines(tmp_path: Path) -> 
             if sample["job"]["steps_per_s"]:
                 break
         assert sample["job"]["pid"] == job.pid and sample["job"]["phases"]["wait"] >= 0
+        another = subprocess.Popen(
+            [*FLATOUT, "--pid", str(job.pid)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+        )
+        assert another.stdout is not None
+        with another.stdout:
+            another.stdout.readline()
+            another.kill()  # whoever looks on may die: the job is not theirs
+        another.wait()
+        assert job.poll() is None
         job.kill()
         job.wait()
         assert json.loads(beside.stdout.readlines()[-1])["job"]["state"] == "died"
@@ -263,7 +272,9 @@ def test_a_pipe_gets_a_line_per_sample_and_a_reader_who_leaves_ends_it(tmp_path:
     )
     assert process.stdout is not None and process.stderr is not None
     lines = [process.stdout.readline() for _ in range(4)]
-    assert all(b"CPU" in line or b"no GPU" in line for line in lines)
+    assert all(b"RAM" in line or b"no GPU" in line for line in lines)
+    assert b"CPU" in lines[-1] and b"CPU n/a" not in b"".join(lines)
+    assert not any(b"it/s" in line for line in lines)  # nobody reports steps
     process.stdout.close()
     assert process.wait(timeout=PATIENCE_S) == 141
     assert process.stderr.read() == b""

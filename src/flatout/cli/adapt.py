@@ -81,7 +81,7 @@ def train(
       flatout adapt train examples/adapters/generated.yaml --phase 1
       flatout adapt train five.yaml --phase all --resume --set phase3.steps=200
 
-    Exit codes: 0 trained, 2 flatout could not do its work or was interrupted; the last checkpoint is kept.
+    Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted; the last checkpoint is kept.
     """
     if phase not in PHASES:
         raise BadInput(f"no phase {phase!r}", hint="1, 2, 3 or all")

@@ -1,9 +1,10 @@
 """The `flatout` command: its verbs, and what every verb does when it cannot do its work.
 
 Results go to stdout, everything else to stderr.  Exit codes: 0 clean, 1 findings or a failed check,
-2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 130 interrupted,
-141 the reader of the output went away.  Starting Python and printing the help is all that `--help` may
-cost, so modules of verbs import torch, rich and the rooms inside their functions.
+2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 130 interrupted
+by Ctrl-C, whatever the verb and whenever it came, 141 the reader of the output went away.  Starting Python
+and printing the help is all that `--help` may cost, so modules of verbs import torch, rich and the rooms
+inside their functions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typer.core import TyperGroup
 import flatout
 from flatout.errors import FlatoutError, Interrupted, is_interrupt
 
-CRASHED, INTERRUPTED, READER_GONE = 2, 130, 141
+CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
 
 
 class Verbs(TyperGroup):
@@ -52,7 +53,7 @@ class DefectsExitWithTwo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and is_interrupt(error):
+        if isinstance(error, (Exception, KeyboardInterrupt)) and is_interrupt(error):
             typer.echo("flatout: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         if isinstance(error, Exception):
@@ -147,5 +148,5 @@ def top(
       flatout compare 4711 4802                   two runs: what differs, and what is noise
       flatout devices                             the GPUs and the share of the host a job may use
 
-    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work.
+    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work, 130 interrupted.
     """

@@ -64,8 +64,8 @@ def diagnose(
       flatout diagnose --json --seconds 30 train.py > diagnosis.json
       flatout diagnose --evidence evidence.json
 
-    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work. A script that ends with a code
-    of its own passes it on.
+    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work, 130 interrupted; what was
+    measured is kept. A script that ends with a code of its own after its first steps passes it on.
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
     _check_writable(html)

@@ -77,7 +77,7 @@ def evolve(
       flatout evolve --out runs/sums --resume --epochs 300
       torchrun --nproc_per_node 8 --max-restarts 3 -m flatout evolve runs/sums.yaml
 
-    Exit codes: 0 trained, 2 flatout could not do its work or was interrupted; the last checkpoint is kept.
+    Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted; the last checkpoint is kept.
     """
     flags = {
         "model": model,

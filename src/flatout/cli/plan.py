@@ -136,7 +136,7 @@ def show(
       flatout plan show cli.yaml --model pkg.model:Lit --make-batch pkg.data:make_batch --json
 
     Exit codes: 0 nothing to say, 1 a stage does not fit or leaves the device under-used, 2 flatout could not
-    do its work.
+    do its work, 130 interrupted.
     """
     from flatout.api import plan_config
     from flatout.planner.answers import PlanOptions
@@ -219,7 +219,7 @@ def fit(
       flatout plan fit args.json --model ./llama-config --effective 512 --ranks 8
       flatout plan fit args.json --model ./bert-config --lengths lengths.txt --allow eval_batch_size
 
-    Exit codes: 0 it fits, 2 it cannot be made to fit or flatout could not do its work.
+    Exit codes: 0 it fits, 2 it cannot be made to fit or flatout could not do its work, 130 interrupted.
     """
     from flatout.api import fit_config
     from flatout.planner.answers import PlanOptions

@@ -26,6 +26,7 @@ from flatout.doctor.report import (
     readings,
     show_interval,
     straggler_words,
+    unexplained_loading,
 )
 from flatout.doctor.rule import all_rules
 from flatout.measure.evidence import Evidence
@@ -187,8 +188,14 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
     if not taken:
         yield Text("Nothing could be examined.")
         return
+    loading = unexplained_loading(evidence)
     where = "in what was measured" if evidence.missing else "here"
-    yield Text(f"No findings: {len(all_rules())} rules saw nothing that costs time {where}.", style="green")
+    if loading is None:
+        yield Text(
+            f"No findings: {len(all_rules())} rules saw nothing that costs time {where}.", style="green"
+        )
+    else:
+        yield Text(f"No findings: none of {len(all_rules())} rules names a line, but {loading}")
     yield Text(f"checked: {', '.join(taken)}")
 
 

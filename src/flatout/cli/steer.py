@@ -236,7 +236,7 @@ def search(
       flatout steer search runs/syc --join                       one more worker, here or elsewhere
       flatout steer search syc.yaml --storage postgresql://user@host/db --workers 4
 
-    Exit codes: 0 done, 2 flatout could not do its work or was interrupted; every finished row is kept.
+    Exit codes: 0 done, 2 flatout could not do its work, 130 interrupted; every finished row is kept.
     """
     from flatout.cli.steer_progress import searching
     from flatout.engines.steering.settings import number_range, read_file

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SPEED = 60.0
 LOOPBACK = "127.0.0.1"
+NARROW = 64
 
 
 def watch(
@@ -283,21 +284,29 @@ def _list(root: Path | None, *, json_output: bool) -> None:
     from flatout.doctor.report import printable
     from flatout.monitor.curves import show_time
 
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("run", "state", "started", "lasted", "command"):
-        table.add_column(head, no_wrap=head != "command", overflow="fold" if head == "run" else "ellipsis")
+    table = Table(
+        box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True
+    )
+    table.add_column("run", overflow="fold")  # whole, because other verbs are given it
+    console = Console(highlight=False)
+    is_narrow = console.width < NARROW  # a run begins with its date, and ends with its script
+    for head in ("state", "lasted") if is_narrow else ("state", "lasted", "started"):
+        table.add_column(head, no_wrap=True)
+    if not is_narrow:
+        table.add_column("command", overflow="ellipsis", ratio=1)  # has what is left
     for path, run in found:
         state = state_of(run)
         ended_s = run.ended_s or (time.time() if state == "running" else None)
         started = datetime.datetime.fromtimestamp(run.started_s)
-        table.add_row(
+        cells = [
             Text(printable(path.name)),
-            state,
-            f"{started:%Y-%m-%d %H:%M}",
-            "n/a" if ended_s is None else show_time(ended_s - run.started_s),
+            Text(state),
+            Text("n/a" if ended_s is None else show_time(ended_s - run.started_s)),
+            Text(f"{started:%Y-%m-%d %H:%M}"),
             Text(printable(_shown(run.command)), no_wrap=True, overflow="ellipsis"),
-        )
-    Console(highlight=False).print(table)
+        ]
+        table.add_row(*cells[: len(table.columns)])
+    console.print(table)
 
 
 def _shown(command: Sequence[str]) -> str:

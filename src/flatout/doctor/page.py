@@ -31,6 +31,7 @@ from flatout.doctor.report import (
     readings,
     show_ceiling,
     show_interval,
+    unexplained_loading,
 )
 from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
 from flatout.measure.clock import PHASES
@@ -108,7 +109,9 @@ def _masthead(evidence: Evidence, findings: Sequence[Finding]) -> Html:
 def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     if not findings:
         checked = ", ".join(instruments(evidence)) or "nothing: the job gave no step to measure"
-        return section("Findings", tag("p", "None."), tag("p", f"Checked: {checked}."), anchor="findings")
+        loading = unexplained_loading(evidence)
+        none = "None." if loading is None else f"No rule names a line, but {loading}"
+        return section("Findings", tag("p", none), tag("p", f"Checked: {checked}."), anchor="findings")
     rows = [
         (
             join(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from flatout.doctor.arithmetic import RESOLVABLE_SPEEDUP
 from flatout.doctor.finding import Ceiling, FixSafety
 from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Job, Rank
@@ -227,6 +228,29 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
         taken.append("memory growth")
     taken.extend(f"the step {reading.label}" for reading in readings(evidence))
     return tuple(taken)
+
+
+def unexplained_loading(evidence: Evidence) -> str | None:
+    """What is known of a loader that was measured to cost time, for a reader to whom no rule names a line."""
+    cached = evidence.counterfactual("cached")
+    if cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
+        return None
+    words = f"the loader costs {show_share(1 - 1 / cached.speedup)} of the step"
+    training = [loader for loader in evidence.loaders if loader.trains]
+    loader = training[0] if len(training) == 1 else None
+    if loader is None or not loader.num_workers or loader.fetch_s is None or loader.collate_s is None:
+        return f"{words}."
+    fetch_s, collate_s = loader.fetch_s.mean_s, loader.collate_s.mean_s
+    words += (
+        f": one of its {loader.num_workers} workers needs {show_seconds(fetch_s + collate_s)} for a batch "
+        f"({show_seconds(fetch_s)} to fetch its samples, {show_seconds(collate_s)} to collate them)"
+    )
+    cores = evidence.host.cores
+    if cores is None:
+        return f"{words}."
+    if loader.num_workers + 1 < cores:
+        return f"{words}, and more workers may help: the job may use {cores:g} cores."
+    return f"{words}, and more workers would share the {cores:g} cores of this job: make samples cheaper."
 
 
 def printable(text: str) -> str:

@@ -9,14 +9,18 @@ import json
 import signal
 import sys
 
+from flatout.measure.lineage import end_with
+
 
 def main() -> None:
     # Until there is something to save, an interrupt ends this process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    given = json.loads(sys.argv[1])
+    end_with(given.get("parent"))  # before torch, which takes the longest
     from flatout.codec import decode
     from flatout.measure.session import JobOptions, Session
 
-    options = decode(JobOptions, json.loads(sys.argv[1]))
+    options = decode(JobOptions, given)
     sys.exit(Session(options).run())
 
 

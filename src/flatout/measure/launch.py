@@ -2,13 +2,13 @@
 
 The child shares the terminal: the script's own output and input pass through.  Orphans of the job (its
 workers, when it dies hard) become children of this process and are ended with it; they are recognised
-by a mark in their environment, so nobody else's processes are touched.
+by a mark in their environment, so nobody else's processes are touched.  If this process is killed itself,
+the job ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import importlib.util
 import json
@@ -31,10 +31,12 @@ from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured,
 from flatout.measure import ranks
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
+from flatout.measure.lineage import adopt_orphans
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
+ITS_WORDS = "what it printed last stands above"
 
 
 def check_command(command: Sequence[str], *, module: bool) -> None:
@@ -93,6 +95,7 @@ def run_job(
         "keep_running": keep_running,
         "seconds": seconds,
         "half": True,
+        "parent": os.getpid(),
     }
     own_path = evidence_path
     folder = ranks.shared_folder()
@@ -142,7 +145,7 @@ class _End:
 def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
     mark = uuid.uuid4().hex
     reader, writer = os.pipe()
-    _adopt_orphans()
+    adopt_orphans()
     errors: list[str] = []
     with _Signals() as signals:
         try:
@@ -243,12 +246,6 @@ def _terminal_signals_group() -> bool:
         return False
 
 
-def _adopt_orphans() -> None:
-    if sys.platform == "linux":
-        set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
-
-
 def _end_leftovers(mark: str) -> None:
     """End what the job left running, and only that."""
     left = [process for process in psutil.Process().children(recursive=True) if _is_marked(process, mark)]
@@ -283,7 +280,7 @@ def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> E
         return load_evidence(path)
     if end.interrupted:
         raise Interrupted("interrupted before any step was measured")
-    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured")
+    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured", hint=ITS_WORDS)
 
 
 def _how_it_ended(end: _End) -> str:
@@ -294,13 +291,17 @@ def _how_it_ended(end: _End) -> str:
 
 def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     job, num = evidence.job, len(evidence.steps)
+    when = f"after {num} measured steps" if num else "before any step was measured"
     kept = f"evidence so far: {path}"
     if job.ended == "interrupted" or (job.ended == "crashed" and end.interrupted):
-        raise Interrupted(f"interrupted after {num} measured steps", hint=kept)
+        raise Interrupted(f"interrupted {when}", hint=kept)
     if job.ended == "crashed":
         what = _how_it_ended(end) if end.code else f"raised {job.error}"
-        raise ScriptFailed(f"{name} {what} after {num} measured steps", hint=kept)
-    if not evidence.steps and not job.exit_code:
+        raise ScriptFailed(f"{name} {what} {when}", hint=kept if num else ITS_WORDS)
+    if not num and job.exit_code:
+        words = f": {job.error}" if job.error else ""
+        raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
+    if not num:
         raise NothingMeasured(
             f"{name} ended without a training step",
             hint="no optimizer, backward or repeated model call was seen; flatout.step() can mark steps",

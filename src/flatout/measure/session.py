@@ -24,12 +24,14 @@ from typing import Any
 
 from flatout.measure.assemble import Assembly, Ending
 from flatout.measure.evidence_file import save_evidence
+from flatout.measure.lineage import is_orphan
 from flatout.measure.observer import Observer, ObserverOptions
 from flatout.measure.ranks import keep_attempts_apart
 from flatout.measure.session_codes import HALF_FAILED, NOT_WRITTEN
 
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3
+MOST_WORDS = 300
 PYTHONS_OWN_HANDLERS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -52,6 +54,7 @@ class JobOptions:
     seconds: float
     half: bool
     progress_fd: int | None
+    parent: int | None = None  # the launching process, with which the job ends
 
 
 class Session:
@@ -76,6 +79,7 @@ class Session:
         self.num_stops = 0
         self.interrupted = False
         self.saved = False
+        self._pid = os.getpid()
         self._saving = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -118,11 +122,11 @@ class Session:
                 runpy.run_path(target, run_name="__main__")
             _join_threads()
         except SystemExit as exit_:
-            ending = Ending("finished", _exit_code(exit_))
+            ending = Ending("finished", _exit_code(exit_), _exit_words(exit_))
         except BaseException as error:  # noqa: BLE001 - the script's own, shown as such below
             if not self.num_stops and not self.interrupted:
                 self._show_traceback(error)
-            ending = Ending("crashed", 1, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+            ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
         if self.num_stops:
             return Ending("measured", 0)
         return Ending("interrupted", 130) if self.interrupted else ending
@@ -131,8 +135,14 @@ class Session:
         """A failure is the counterfactual's; the script runs again without it."""
         return self.options.half and self.observer.arm == "half" and not self.observer.finished
 
-    def _interrupt(self, _number: int, _frame: Any) -> None:
+    def _interrupt(self, number: int, _frame: Any) -> None:
         """The first signal; a second one ends the launching process, and this one with it."""
+        if os.getpid() != self._pid:  # one that the script forked, before its own handlers are back
+            self._give_back(number, PYTHONS_OWN_HANDLERS[number])
+            os.kill(os.getpid(), number)
+            return
+        if is_orphan(self.options.parent):
+            self._end_soon()  # nobody is left to end a script that goes on
         if not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt
@@ -163,17 +173,21 @@ class Session:
             self._progress("measured; the script runs on")
             return
         self.num_stops += 1
-        if self.num_stops == 1:
-            self._timer = threading.Timer(UNWIND_S, self._end_by_force)
-            self._timer.daemon = True
-            self._timer.start()
+        self._end_soon()
         off_main = threading.current_thread() is not threading.main_thread()
         if self.num_stops >= MOST_SWALLOWED or off_main:
             self._end_by_force()
         raise EndOfMeasurement
 
+    def _end_soon(self) -> None:
+        """The script has some time to unwind by itself."""
+        if self._timer is None:
+            self._timer = threading.Timer(UNWIND_S, self._end_by_force)
+            self._timer.daemon = True
+            self._timer.start()
+
     def _end_by_force(self) -> None:
-        code = self._save(Ending("measured", 0))
+        code = self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():
@@ -238,6 +252,15 @@ def _join_threads() -> None:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
+
+
+def _first_line(words: str) -> str:
+    return words.strip().partition("\n")[0][:MOST_WORDS]
+
+
+def _exit_words(exit_: SystemExit) -> str | None:
+    """What a script says by `sys.exit("no data at ./data")`."""
+    return None if exit_.code is None or isinstance(exit_.code, int) else _first_line(str(exit_.code)) or None
 
 
 def _exit_code(exit_: SystemExit) -> int:

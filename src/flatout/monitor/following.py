@@ -76,6 +76,8 @@ class Lines:
             self._stream.write(printable(f"no GPU: {latest.missing['gpus']}") + "\n")
         near = tuple(each for each in samples if latest.time_s - each.time_s <= LINE_SPAN_S)
         self._stream.write(live_line(near) + "\n")
+        for note in latest.notes:
+            self._stream.write(printable(f"note: {note}") + "\n")
         found = verdict(samples)
         if found.bound not in (self._bound, NO_VERDICT):
             self._bound = found.bound

@@ -33,6 +33,7 @@ from flatout.monitor.sample import Sample
 
 Batch = TypeVar("Batch")
 LINE_SPAN_S = 10.0
+CONSEQUENCE = "the job goes on, but what is kept of it is not whole"
 PHASES = {
     "wait": WAIT,
     "transfer": TRANSFER,
@@ -72,16 +73,21 @@ class WatchedRun:
         self.sampler: Sampler | None = None
         if run.rank not in (None, 0):
             return
-        self.sampler = Sampler(hz=hz, job=JobMeter(self.folder), listeners=listeners)
+        shown = LineWriter()
+        self.sampler = Sampler(
+            hz=hz,
+            job=JobMeter(self.folder),
+            listeners=listeners,
+            on_failure=lambda failure: shown.say(f"flatout: {failure}; {CONSEQUENCE}"),
+        )
         if history:
             writer = HistoryWriter(self.folder)
             self.sampler.listeners.append(writer)
             self._closers.append(writer.close)
         if line:
-            shown = LineWriter()
             recent = self.sampler.recent
             self.sampler.listeners.append(lambda sample: shown.write(recent(LINE_SPAN_S)))
-            self._closers.append(shown.close)
+        self._closers.append(shown.close)
         self.sampler.start()
 
     def own_reporter(self) -> Reporter:
@@ -214,8 +220,8 @@ def watch(
     """Watch this job: `iterable` is its loader; see the module.
 
     `hz` samples are taken a second; `line` shows the live line and `history` keeps the log; every sample is
-    given to `listeners`, the sinks among them.  Runs are kept in `folder`, by default .flatout/runs.  What is
-    chosen at the first call holds for the run.
+    given to `listeners`, the sinks among them; one that raises is told about once and harms nobody.  Runs are
+    kept in `folder`, by default .flatout/runs.  What is chosen at the first call holds for the run.
     """
     global _run, _warned
     if _run is None or _run.pid != os.getpid():

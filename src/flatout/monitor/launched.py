@@ -137,15 +137,11 @@ def _end(run: Any, stack: ExitStack) -> None:
     if os.getpid() != run.pid:  # a forked child has neither the threads nor the files to end
         return
     from flatout.monitor.job import end_watching
-    from flatout.monitor.sampler import FAILED
     from flatout.monitor.verdict import verdict
 
     samples = run.sampler.recent() if run.sampler is not None else ()
     end_watching()
     stack.close()
-    failures = [note for sample in samples for note in sample.notes if FAILED in note]
-    for note in dict.fromkeys(failures):
-        _say(f"what is kept of this run is not whole: {note}")
     if samples:
         found = verdict(samples)
         if found.bound != "unknown":

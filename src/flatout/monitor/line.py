@@ -2,14 +2,15 @@
 
     GPU 8.2/15.8 GiB (52 %) | util 85 % | CPU 45 % | RAM 67 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s
 
-On a terminal it is rewritten in place.  Where the job draws bars with tqdm, the line becomes one more of
-tqdm's own bars: tqdm then moves the cursor for all of them, and none is broken.  Elsewhere (a log file, a
-notebook) it is a plain line once a minute.
+On a terminal it is rewritten in place.  While the job draws bars with tqdm, the line is one more of tqdm's
+own bars: tqdm then moves the cursor for all of them, and none is broken.  Elsewhere (a log file, a notebook)
+it is a plain line once a minute.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,14 +23,16 @@ from flatout.units import UNKNOWN, show_share
 GIB = 2**30
 PLAIN_EVERY_S = 60.0
 CLEAR_LINE = "\r\x1b[K"
+CLEAR_BELOW = "\r\x1b[J"
 
 
 def live_line(samples: Sequence[Sample]) -> str:
     """The line for some recent samples: what the last of them does not know is taken from those before."""
     sample = merge(samples)
     latest = samples[-1]
-    parts = [*_gpu_parts(latest), f"CPU {show_share(sample.host.cpu_share)}", _ram(latest), *_job(sample)]
-    return " | ".join(parts)
+    # A share of CPU time lies between two readings: before the second there is none to be missing.
+    cpu = [] if sample.span_s is None else [f"CPU {show_share(sample.host.cpu_share)}"]
+    return " | ".join([*_gpu_parts(latest), *cpu, _ram(latest), *_job(sample)])
 
 
 def _gpu_parts(sample: Sample) -> list[str]:
@@ -72,9 +75,7 @@ def _job(sample: Sample) -> list[str]:
     if job.learning_rate is not None:
         parts.append(f"lr {job.learning_rate:.2g}")
     rate = job.steps_per_s
-    if rate is None:
-        parts.append(f"{UNKNOWN} it/s")
-    else:
+    if rate is not None:  # a job that has not come to its steps, or reports none, has no rate to be missing
         parts.append(f"{rate:.3g} it/s" if rate >= 1 else f"{1 / rate:.3g} s/it")
     if job.state != "running":
         parts.append(job.state)
@@ -87,6 +88,7 @@ class LineWriter:
     def __init__(self, stream: TextIO | None = None, *, plain_every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = stream
         self._plain_every_s = plain_every_s
+        self._began_at_s: float | None = None
         self._written_at_s: float | None = None
         self._bar: Any = None
         self._is_open = False  # a line without its end stands on the terminal
@@ -98,29 +100,60 @@ class LineWriter:
         if not getattr(stream, "isatty", bool)():  # what a job puts in place of stderr may know little
             self._write_plain(stream, samples)
             return
-        line = live_line(samples)
-        if self._bar is None and (tqdm := _tqdm_in_use()) is not None:
-            self._end_line(stream)
-            # Neither a total nor a bar: only the text, on a line that tqdm keeps free for it.
-            self._bar = tqdm(bar_format="{desc}", leave=False, file=stream, dynamic_ncols=True)
+        line = live_line(samples)[: max(_columns(stream) - 3, 1)]
+        tqdm = _tqdm_in_use(self._bar)
+        if tqdm is None:
+            self._leave_bars(stream)
+        elif self._bar is None:
+            self._join_bars(tqdm, stream)
         if self._bar is not None:
             self._bar.set_description_str(line)
             return
-        width = shutil.get_terminal_size().columns
         # What the job prints next is appended, not overwritten: two spaces keep it apart.
-        stream.write(f"{CLEAR_LINE}{line[: max(width - 3, 1)]}  ")
+        stream.write(f"{CLEAR_LINE}{line}  ")
         stream.flush()
         self._is_open = True
 
+    def _join_bars(self, tqdm: Any, stream: TextIO) -> None:
+        if self._is_open:  # where the job has drawn its first bar since: both go, and the bar is drawn again
+            with tqdm.external_write_mode(file=stream):
+                stream.write(CLEAR_LINE)
+            self._is_open = False
+        # Neither a total nor a bar: only the text, on a line that tqdm keeps free for it.
+        self._bar = tqdm(bar_format="{desc}", leave=False, file=stream, dynamic_ncols=True)
+
+    def _leave_bars(self, stream: TextIO) -> None:
+        """The job's bars are gone, and with them the line from which tqdm counts to ours."""
+        if self._bar is None:
+            return
+        bar, self._bar = self._bar, None
+        bar.pos = 0
+        bar.close()
+        stream.write(CLEAR_BELOW)
+        stream.flush()
+
     def _write_plain(self, stream: TextIO, samples: Sequence[Sample]) -> None:
         time_s = samples[-1].time_s
-        # The first sample has no rates: a log begins with the second.
-        if samples[-1].span_s is None:
-            return
-        if self._written_at_s is None or time_s - self._written_at_s >= self._plain_every_s:
+        if self._began_at_s is None:
+            self._began_at_s = time_s
+        since_s = self._began_at_s if self._written_at_s is None else self._written_at_s
+        is_first_rate = self._written_at_s is None and _has_rates(samples)
+        if is_first_rate or time_s - since_s >= self._plain_every_s:
             self._written_at_s = time_s
             stream.write(f"{live_line(samples)}\n")
             stream.flush()
+
+    def say(self, message: str) -> None:
+        """A line of its own, above the live line and the job's bars."""
+        stream = self._stream or sys.stderr
+        if not is_writable(stream):
+            return
+        if self._bar is not None:
+            self._bar.write(message, file=stream)
+            return
+        stream.write(f"{CLEAR_LINE if self._is_open else ''}{message}\n")
+        stream.flush()
+        self._is_open = False
 
     def _end_line(self, stream: TextIO) -> None:
         if self._is_open:
@@ -129,10 +162,12 @@ class LineWriter:
             self._is_open = False
 
     def close(self) -> None:
-        if self._bar is not None:
+        stream = self._stream or sys.stderr
+        if self._bar is not None and is_writable(stream) and _tqdm_in_use(self._bar) is None:
+            self._leave_bars(stream)
+        elif self._bar is not None:
             self._bar.close()
             self._bar = None
-        stream = self._stream or sys.stderr
         if is_writable(stream):
             self._end_line(stream)
 
@@ -142,7 +177,22 @@ def is_writable(stream: TextIO | None) -> bool:
     return stream is not None and not getattr(stream, "closed", False)
 
 
-def _tqdm_in_use() -> Any:
-    """The job's tqdm while it draws a bar; None for a job that draws none."""
+def _has_rates(samples: Sequence[Sample]) -> bool:
+    """Whether a log has something to begin with: the machine's shares and, of a job, its steps."""
+    sample = merge(samples)
+    return sample.span_s is not None and (sample.job is None or sample.job.steps_per_s is not None)
+
+
+def _columns(stream: TextIO) -> int:
+    """Of the terminal that is written to, which is not the one of stdout where that goes into a file."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
+    except (AttributeError, OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def _tqdm_in_use(own_bar: Any) -> Any:
+    """The job's tqdm while it draws a bar that is not ours; None for a job that draws none."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    return tqdm if tqdm is not None and getattr(tqdm, "_instances", None) else None
+    num_bars = len(getattr(tqdm, "_instances", ()))
+    return tqdm if num_bars > (own_bar is not None) else None

@@ -17,7 +17,7 @@ from flatout.doctor.report import printable
 from flatout.measure.clock import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.sparkline import MARKS, PLAIN_MARKS, sparkline
-from flatout.monitor.view import View, sorted_processes
+from flatout.monitor.view import ON_GPU, View, sorted_processes
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 GIB = 2**30
@@ -275,17 +275,27 @@ def _if_on_gpu(process: ProcessSample, shown: str) -> str:
 
 def process_table(sample: Sample, view: View, paper: Paper, *, rows: int) -> RenderableType:
     """At most `rows` processes; a star marks those of the job."""
-    columns = [column for column in PROCESS_COLUMNS if paper.width >= column[1] or column[0] == view.sort]
-    heads = [(f"{head}*" if head == view.sort else head, "right") for head, _, _ in columns]
-    table = _grid(
-        ("pid*" if view.sort == "pid" else "pid", "right"), ("GPU", "left"), *heads, ("name", "left")
-    )
-    found = sorted_processes(sample, view.sort)
+    sort = view.sorted_by(len(sample.gpus))
+    columns = [
+        column
+        for column in PROCESS_COLUMNS
+        if (paper.width >= column[1] or column[0] == sort) and (sample.gpus or column[0] not in ON_GPU)
+    ]
+    if sample.gpus:
+        columns.insert(0, ("GPU", 0, _place))
+    heads = [
+        (f"{head}*" if head == sort else head, "left" if head == "GPU" else "right") for head, _, _ in columns
+    ]
+    table = _grid(("pid*" if sort == "pid" else "pid", "right"), *heads, ("name", "left"))
+    found = sorted_processes(sample, sort)
     for process in found[:rows]:
-        place = "" if process.gpu_index is None else str(process.gpu_index)
-        place += "" if process.mig_index is None else f".{process.mig_index}"
         name = text(process.name if process.name is not None else UNKNOWN, style=HEAD * process.of_job)
-        table.add_row(str(process.pid), place, *(figure(process) for _, _, figure in columns), name)
+        table.add_row(str(process.pid), *(figure(process) for _, _, figure in columns), name)
     if len(found) > rows:
-        table.add_row("", "", *("" for _ in columns), Text(f"and {len(found) - rows} more", style=DIM))
+        table.add_row("", *("" for _ in columns), Text(f"and {len(found) - rows} more", style=DIM))
     return table
+
+
+def _place(process: ProcessSample) -> str:
+    place = "" if process.gpu_index is None else str(process.gpu_index)
+    return place + ("" if process.mig_index is None else f".{process.mig_index}")

@@ -2,14 +2,17 @@
 
 A deadline that was missed is skipped, never made up for: after a machine slept for an hour there is one
 sample and a note about the gap, not 3600 samples in a burst.  The meters survive what they measure (a GPU
-that is lost, a driver that is restarted, a job that dies); what hears the samples may fail with an OSError
-or a FlatoutError, which becomes a note.
+that is lost, a driver that is restarted, a job that dies), and the sampler survives whoever hears it: a
+listener may be anybody's code and raise anything.  That is said once, and it is asked again with the next
+sample.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -26,7 +29,7 @@ LOWEST_HZ, HIGHEST_HZ = 0.1, 10.0
 GAP_PERIODS = 3.0
 RECENT_S = 120.0
 CLOCK_JUMP_S = 2.0
-FAILED = " failed: "  # in the note about a listener
+STOP_S = 10.0  # for a listener or a driver that hangs, at the end of a job that must end all the same
 
 Listener = Callable[[Sample], None]
 
@@ -45,12 +48,14 @@ class Sampler:
         gpus: GpuMeter | None = None,
         host: HostMeter | None = None,
         listeners: Iterable[Listener] = (),
+        on_failure: Callable[[str], None] = lambda failure: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.period_s = period_of(hz)
         self.job = job
         self.listeners: list[Listener] = list(listeners)
+        self.on_failure = on_failure  # given one line about a listener that raised
         self.latest: Sample | None = None
         self._gpus = gpus or GpuMeter()
         self._host = host or HostMeter()
@@ -60,6 +65,7 @@ class Sampler:
         self._last: tuple[float, float] | None = None  # of both clocks
         self._last_job: tuple[float, JobSample] | None = None  # the energy of its GPUs, and the job then
         self._notes: list[str] = []
+        self._failed: set[tuple[int, type[BaseException]]] = set()  # who, and what was raised
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -75,7 +81,9 @@ class Sampler:
     def stop(self) -> None:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(STOP_S)
+            if self._thread.is_alive():  # the driver may be in use, and is not closed under it
+                return
             self._thread = None
         self._gpus.close()
 
@@ -90,7 +98,10 @@ class Sampler:
     def _run(self) -> None:
         due_s = self._clock()
         while not self._stop.is_set():
-            self.take()
+            try:
+                self.take()
+            except Exception as error:  # noqa: BLE001  a meter of ours met what it did not know: the next may do
+                self._note_failure(self, error)
             due_s = next_deadline(due_s, self._clock(), self.period_s)
             self._stop.wait(max(due_s - self._clock(), 0.0))
 
@@ -125,17 +136,26 @@ class Sampler:
         self._last = (now_s, time_s)
         self.latest = sample
         self._recent.append(sample)
-        for listener in self.listeners:
+        for listener in tuple(self.listeners):  # one of them may take itself off the list
             self._tell(listener, sample)
         return sample
 
     def _tell(self, listener: Listener, sample: Sample) -> None:
         try:
             listener(sample)
-        except (OSError, FlatoutError) as error:
-            note = f"{getattr(listener, '__qualname__', type(listener).__name__)}{FAILED}{error}"
-            if note not in sample.notes:
-                self._notes.append(note)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  anybody's code: the job and the others go on
+            self._note_failure(listener, error)
+
+    def _note_failure(self, whose: object, error: BaseException) -> None:
+        """Once for each that fails, and for each kind of failure."""
+        kind = (id(whose), type(error))
+        if kind in self._failed:
+            return
+        self._failed.add(kind)
+        failure = f"{_name_of(whose)} failed: {_words_of(error)}"
+        self._notes.append(failure)
+        with contextlib.suppress(OSError, ValueError):  # whoever is told may have lost its stream
+            self.on_failure(failure)
 
     def _note_gap(self, now_s: float, time_s: float) -> None:
         if self._last is None:
@@ -182,6 +202,19 @@ class Sampler:
                 )
         self._last_job = (total_j, sample)
         return sample
+
+
+def _name_of(listener: object) -> str:
+    return getattr(listener, "__qualname__", None) or type(listener).__name__
+
+
+def _words_of(error: BaseException) -> str:
+    """One line; an error that nobody foresaw with its kind and the place in the listener's code."""
+    words = " ".join(str(error).split())
+    if isinstance(error, (OSError, FlatoutError)):
+        return words
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {words} ({last.filename}:{last.lineno})"
 
 
 def period_of(hz: float) -> float:

@@ -184,7 +184,7 @@ def _help(view: View) -> Iterator[RenderableType]:
 def _footer(screen: Screen, paper: Paper) -> Text:
     if screen.view.shows_help:
         return Text("? back", style="reverse", no_wrap=True)
-    sort = f"s sort: {screen.view.sort}"
+    sort = f"s sort: {screen.view.sorted_by(len(screen.samples[-1].gpus))}"
     words = ["q quit", sort, "tab GPU", "p processes", "space hold", "? help"]
     if paper.width < NARROW:
         words = ["q quit", sort, "tab GPU", "? help"]

@@ -20,6 +20,7 @@ SORTS: dict[str, Callable[[ProcessSample], Any]] = {
     "RAM": lambda process: process.memory_bytes,
     "pid": lambda process: -process.pid,
 }
+ON_GPU = ("GPU memory", "SM")  # columns that a machine without one does not have
 KEYS = (
     ("q", "quit"),
     ("s", "sort processes by the next column"),
@@ -41,6 +42,11 @@ class View:
     is_held: bool = False
     is_over: bool = False
 
+    def sorted_by(self, num_gpus: int) -> str:
+        """What was chosen, or the first column there is."""
+        sorts = sorts_of(num_gpus)
+        return self.sort if self.sort in sorts else sorts[0]
+
     def pressed(self, key: str, *, num_gpus: int) -> View:
         """The view after a key; a key without a meaning changes nothing."""
         if self.shows_help and key in ("?", "escape", "q"):
@@ -49,8 +55,9 @@ class View:
             case "q" | "Q" | "interrupt":
                 return replace(self, is_over=True)
             case "s" | "S":
-                sorts = list(SORTS)
-                return replace(self, sort=sorts[(sorts.index(self.sort) + 1) % len(sorts)])
+                sorts = sorts_of(num_gpus)
+                place = sorts.index(self.sorted_by(num_gpus))
+                return replace(self, sort=sorts[(place + 1) % len(sorts)])
             case "next" | "previous":
                 step = 1 if key == "next" else -1
                 return replace(self, gpu=(self.gpu + step) % num_gpus if num_gpus else 0)
@@ -61,6 +68,10 @@ class View:
             case "?" | "h":
                 return replace(self, shows_help=not self.shows_help)
         return self
+
+
+def sorts_of(num_gpus: int) -> list[str]:
+    return [name for name in SORTS if num_gpus or name not in ON_GPU]
 
 
 def sorted_processes(sample: Sample, sort: str) -> Sequence[ProcessSample]:

@@ -28,6 +28,7 @@ from flatout.monitor.runs import (
     end_run,
     list_runs,
     process_started_s,
+    read_run,
     state_of,
     this_run,
 )
@@ -93,10 +94,13 @@ def _end(folder: Path, writer: HistoryWriter) -> None:
 
 
 def meter_of(pid: int, scratch: Path) -> JobMeter:
-    """The job with this number; for one that reports nothing, a run without a channel in `scratch`."""
-    channel = find_channel(pid)
-    if channel is not None and (channel.parent / RUN_FILE).exists():
-        return JobMeter(channel.parent)
+    """The job with this number, or the one that it started; for one that reports nothing, a run in `scratch`.
+
+    The number that a shell knows may be that of a launcher: `uv run`, `torchrun`, a script of commands.
+    """
+    folder = _reporting_folder(pid)
+    if folder is not None:
+        return JobMeter(folder)
     try:
         process = psutil.Process(pid)
         name, started_s = process.name(), process_started_s(pid)
@@ -116,6 +120,22 @@ def meter_of(pid: int, scratch: Path) -> JobMeter:
         visible_devices=visible,
     )
     return JobMeter(_created(run, scratch))
+
+
+def _reporting_folder(pid: int) -> Path | None:
+    """Of the process, else of what it started; of several ranks the first."""
+    started: list[int] = []
+    with contextlib.suppress(
+        psutil.Error, ValueError
+    ):  # gone, not ours to look at, or no number of a process
+        started = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    for numbers in ([pid], started):
+        channels = (find_channel(number) for number in numbers)
+        folders = {channel.parent for channel in channels if channel is not None}
+        found = sorted(folder for folder in folders if (folder / RUN_FILE).exists())
+        if found:
+            return min(found, key=lambda folder: read_run(folder).rank or 0)
+    return None
 
 
 def latest_job() -> JobMeter | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import flatout
 from flatout.cli.app import DefectsExitWithTwo, Verbs, application, main, say_error
-from flatout.errors import BadInput
+from flatout.errors import BadInput, Interrupted
 from flatout.measure.evidence_file import save_evidence
 from tests import builders
 
@@ -103,9 +105,38 @@ def test_an_error_without_a_hint_ends_with_its_message(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "flatout: odd\n"
 
 
-def test_an_interrupt_ends_with_130_and_says_so() -> None:
-    answer = ending_with(KeyboardInterrupt())
-    assert (answer.exit_code, answer.stderr) == (130, "flatout: interrupted\n")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("interrupted")])
+def test_every_interrupt_ends_with_the_same_code(error: BaseException) -> None:
+    answer = ending_with(error)
+    assert (answer.exit_code, answer.stderr.lstrip("\n")) == (130, "flatout: interrupted\n")
+
+
+def test_an_interrupt_while_the_verbs_are_imported_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> typer.Typer:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flatout.cli.app.application", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "flatout: interrupted\n"
+
+
+def test_every_help_that_names_exit_codes_names_the_one_of_an_interrupt() -> None:
+    helps = [text for text in _helps() if "Exit codes:" in text]
+    assert len(helps) >= 8
+    assert all("130 interrupted" in " ".join(text.split()) for text in helps)
+
+
+def _helps() -> Iterator[str]:
+    def below(command: Any) -> Iterator[str]:
+        yield command.help or ""
+        for verb in getattr(command, "commands", {}).values():
+            yield from below(verb)
+
+    yield from below(typer.main.get_command(application()))
 
 
 def test_a_defect_is_a_traceback_and_ends_with_two_not_one(capsys: pytest.CaptureFixture[str]) -> None:

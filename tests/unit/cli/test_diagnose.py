@@ -129,7 +129,7 @@ def test_the_page_is_checked_before_the_job_runs(tmp_path: Path) -> None:
 
 
 def test_what_stands_after_the_script_is_the_scripts(tmp_path: Path) -> None:
-    """And its own output and exit code are the command's."""
+    """And its own output; an exit code before its first step is named, not taken for a result."""
     script = tmp_path / "ends.py"
     script.write_text("import sys\nprint('given', sys.argv[1:])\nsys.exit(7)\n")
     command = [sys.executable, "-m", "flatout", "diagnose", "--save", str(tmp_path / "evidence.json")]
@@ -138,7 +138,8 @@ def test_what_stands_after_the_script_is_the_scripts(tmp_path: Path) -> None:
         [*command, str(script), *theirs], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert f"given {theirs}" in done.stdout
-    assert done.returncode == 7
+    assert done.returncode == 2
+    assert "ended with exit code 7 before any step was measured" in done.stderr
 
 
 @pytest.mark.parametrize(

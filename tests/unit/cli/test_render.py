@@ -96,6 +96,17 @@ def test_no_findings_reach_as_far_as_the_measurement(missing: tuple[str, ...], w
     assert f"rules saw nothing that costs time {where}." in text
 
 
+def test_no_findings_are_no_praise_where_the_loader_was_measured_to_cost_time() -> None:
+    """Two workers on two cores that cannot keep up: no line is at fault, and three quarters are lost."""
+    cached = dataclasses.replace(
+        builders.counterfactuals()[0], speedup=4.0, speedup_low=2.8, speedup_high=5.7
+    )
+    evidence = builders.cpu_evidence(counterfactuals=(cached,))
+    text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
+    assert "saw nothing that costs time" not in text
+    assert "names a line, but the loader costs 75 % of the step" in text
+
+
 def test_a_job_that_only_warmed_up_is_not_called_clean() -> None:
     steps = tuple(dataclasses.replace(step, arm="warmup") for step in builders.cpu_evidence().steps[:2])
     evidence = dataclasses.replace(builders.bare_evidence(), steps=steps)

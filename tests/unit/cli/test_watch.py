@@ -89,13 +89,23 @@ def test_runs_are_listed_the_latest_first(runs: Path) -> None:
     kept_run(runs, story(seconds=3), pid=99999999, name=HOSTILE, ended=False)
     result = run("--list")
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["run", "state", "started", "lasted", "command"]
+    assert lines[0].split() == ["run", "state", "lasted", "started", "command"]
     assert any("train-1 " in line and "ended" in line and "1:14" in line for line in lines)
     assert any("died" in line and "n/a" in line for line in lines)
     assert "\x1b" not in result.stdout
     document = json.loads(run("--list", "--json").stdout)
     assert (document["format"], len(document["runs"])) == ("flatout-runs", 2)
     assert {each["state"] for each in document["runs"]} == {"ended", "died"}
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_list_is_whole_in_a_narrow_terminal(runs: Path, columns: int) -> None:
+    """A run whose name is cut off cannot be asked for."""
+    folder = kept_run(runs, story(seconds=75), pid=4711, name="a-job-with-a-name-that-goes-on-and-on")
+    lines = run("--list", columns=columns).stdout.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert "".join(line.split()[0] for line in lines[1:] if line.strip()) == folder.name
+    assert "ended" in lines[1] and "1:14" in lines[1]
 
 
 def test_a_run_is_played_again_as_lines(runs: Path) -> None:

@@ -20,10 +20,47 @@ from flatout.doctor.report import (
     show_ceiling,
     straggler,
     straggler_words,
+    unexplained_loading,
 )
 from flatout.measure.clock import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence
+from flatout.measure.evidence import Counterfactual, Evidence, Host
 from tests import builders
+
+
+def loading_bound(*, cores: float | None, **loader: object) -> Evidence:
+    """The loader costs three quarters of the step; no planted line of it is at fault."""
+    cached = dataclasses.replace(
+        builders.counterfactuals()[0], speedup=4.0, speedup_low=2.8, speedup_high=5.7, step_s=0.0068
+    )
+    return builders.cpu_evidence(
+        counterfactuals=(cached,),
+        host=Host(cores=cores, memory_bytes=None),
+        loaders=(dataclasses.replace(builders.loader(), **loader),),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cores", "advice"),
+    [
+        (2.0, "more workers would share the 2 cores of this job: make samples cheaper."),
+        (16.0, "more workers may help: the job may use 16 cores."),
+        (None, "310 ms to collate them)."),
+    ],
+)
+def test_a_loader_that_no_rule_explains_is_still_said_to_cost_time(cores: float | None, advice: str) -> None:
+    words = unexplained_loading(loading_bound(cores=cores))
+    assert words is not None
+    assert words.startswith(
+        "the loader costs 75 % of the step: one of its 2 workers needs 610 ms for a batch"
+    )
+    assert words.endswith(advice)
+    alone = unexplained_loading(loading_bound(cores=cores, num_workers=0))
+    assert alone == "the loader costs 75 % of the step."
+
+
+def test_a_loader_inside_the_noise_is_not_blamed() -> None:
+    assert unexplained_loading(builders.cpu_evidence()) is None
+    assert unexplained_loading(builders.bare_evidence()) is None
 
 
 def cached(speedup: float, low: float, high: float) -> Counterfactual:

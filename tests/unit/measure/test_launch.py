@@ -102,12 +102,19 @@ def test_a_job_that_did_not_end_well_raises_and_names_its_evidence(
     assert "kept.json" in str(raised.value)
 
 
-def test_a_job_without_steps_has_nothing_to_diagnose_unless_it_failed_by_its_own_code() -> None:
+def test_a_job_without_steps_has_nothing_to_diagnose_and_says_whether_it_failed() -> None:
     bare = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=0))
     with pytest.raises(NothingMeasured, match=r"train\.py ended without a training step"):
         launch._check_ending(bare, ending(0), Path("e.json"), "train.py")
-    usage = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=2))
-    launch._check_ending(usage, ending(0), Path("e.json"), "train.py")
+    usage = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=2, error="no data"))
+    with pytest.raises(ScriptFailed, match=r"train\.py ended with exit code 2 before any step.*: no data"):
+        launch._check_ending(usage, ending(0), Path("e.json"), "train.py")
+    raised = builders.evidence(steps=(), job=builders.job(ended="crashed", error="KeyError: 'x'"))
+    with pytest.raises(ScriptFailed, match=r"raised KeyError: 'x' before any step") as failure:
+        launch._check_ending(raised, ending(0), Path("e.json"), "train.py")
+    assert "e.json" not in str(failure.value)
+    early = builders.evidence(job=builders.job(ended="finished", exit_code=3))
+    launch._check_ending(early, ending(0), Path("e.json"), "train.py")  # its steps are worth a report
 
 
 def test_evidence_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def test_a_line_per_sample_and_a_verdict_when_it_changes() -> None:
     assert lines[0].startswith("GPU 61.") and "it/s" in lines[0]
 
 
+def test_what_happened_is_noted_below_its_line() -> None:
+    samples = story(seconds=5)
+    lost = replace(samples[2], notes=("GPU 1 is lost",))
+    lines = written((*samples[:2], lost, *samples[3:]), Lines)
+    assert lines[3] == "note: GPU 1 is lost"
+
+
 def test_the_missing_driver_is_told_once() -> None:
     lines = written(story(seconds=20, gpus=False), Lines)
     assert [line for line in lines if "no GPU" in line] == [

@@ -114,6 +114,25 @@ def test_listeners_and_the_log_get_every_sample(tmp_path: Path) -> None:
     assert heard[0].job.pid == os.getpid()
 
 
+def test_a_listener_that_raises_is_told_about_and_the_log_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[Sample] = []
+
+    def broken(sample: Sample) -> None:
+        raise ZeroDivisionError("no steps yet")
+
+    with watch(range(3), line=False, folder=tmp_path, hz=10, listeners=[broken, heard.append]) as watched:
+        list(watched)
+        while len(heard) < 3:
+            pass
+    assert watched.folder is not None
+    assert len(list(read_tier(watched.folder, "raw"))) >= 3
+    said = capsys.readouterr().err
+    assert said.count("broken failed: ZeroDivisionError: no steps yet") == 1
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(("rank", "has_log"), [("0", True), ("1", False)])
 def test_of_several_ranks_the_first_keeps_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, has_log: bool

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
 import re
+import struct
+import termios
 
 import pytest
 
@@ -33,9 +37,15 @@ def test_the_line_of_the_seed() -> None:
 
 def test_unknown_is_never_zero() -> None:
     gpu = GpuSample(index=0)
-    line = live_line([Sample(time_s=1.0, gpus=(gpu,), job=JobSample(pid=1))])
-    assert line == "GPU n/a | util n/a | CPU n/a | RAM n/a | n/a it/s"
+    line = live_line([Sample(time_s=1.0, span_s=1.0, gpus=(gpu,))])
+    assert line == "GPU n/a | util n/a | CPU n/a | RAM n/a"
     assert live_line([sample(gpus=(GpuSample(index=0, lost=True),))]) == "GPU lost | CPU 45 % | RAM 67 %"
+
+
+def test_what_needs_two_readings_or_a_step_is_left_out_until_there_is_one() -> None:
+    job = JobSample(pid=1)
+    assert live_line([Sample(time_s=0.0, host=HostSample(), job=job)]) == "RAM n/a"
+    assert live_line([sample(job=job)]) == "CPU 45 % | RAM 67 %"
 
 
 def test_a_machine_without_a_gpu_shows_its_host() -> None:
@@ -68,6 +78,83 @@ def test_a_log_gets_a_whole_line_a_minute() -> None:
         writer.write([sample(float(second))])
     writer.close()
     assert stream.getvalue() == "CPU 45 % | RAM 67 %\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("first_step", "written"), [(7, ["67 % | 2 it/s"]), (100, ["67 %", "67 % | 2 it/s"])]
+)
+def test_a_log_begins_with_the_first_rate_of_the_job_or_after_a_minute(
+    first_step: int, written: list[str]
+) -> None:
+    stream = io.StringIO()
+    writer = LineWriter(stream)
+    for second in range(121):
+        rate = 2.0 if second >= first_step else None
+        writer.write([sample(float(second), job=JobSample(pid=1, steps_per_s=rate))])
+    lines = stream.getvalue().splitlines()
+    assert [line.removeprefix("CPU 45 % | RAM ") for line in lines][: len(written)] == written
+
+
+def test_nested_bars_come_and_go_over_an_open_line_and_none_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a job draws them: the line stands already, bars of epochs come and go, the line stays to the end."""
+    tqdm = pytest.importorskip("tqdm")
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    writer = LineWriter(stream)
+    writer.write([sample(0.0, gpus=(T4,))])
+    with tqdm.tqdm(range(2), file=stream, mininterval=0, ncols=60, desc="epochs") as epochs:
+        for epoch in epochs:
+            with tqdm.tqdm(range(3), file=stream, mininterval=0, ncols=60, desc=f"epoch {epoch}") as steps:
+                for step in steps:
+                    writer.write([sample(epoch + step / 10, gpus=(T4,))])
+            tqdm.tqdm.write(f"epoch {epoch} done", file=stream)
+    stream.write("finished\n")
+    writer.write([sample(5.0, gpus=(T4,))])
+    writer.close()
+    stream.write("afterwards\n")
+    rows = [row for row in Screen().feed(stream.getvalue()) if row]
+    starts = [row[:12] for row in rows]
+    assert starts == [
+        "epoch 0: 100",
+        "epoch 0 done",
+        "epoch 1: 100",
+        "epoch 1 done",
+        "epochs: 100%",
+        "finished",
+        "GPU 8.2/16.0",
+        "afterwards",
+    ]
+    assert len(rows[-2]) <= 27  # a line that is too long would wrap, and tqdm would miscount
+
+
+def test_the_line_fits_the_terminal_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    user, program = os.openpty()
+    try:
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 16, 0, 0))
+        with os.fdopen(program, "w") as stream:
+            LineWriter(stream).write([sample(gpus=(T4,))])
+            assert os.read(user, 1000).decode() == f"{CLEAR_LINE}GPU 8.2/16.0   "
+    finally:
+        os.close(user)
+
+
+@pytest.mark.parametrize("has_bar", [False, True])
+def test_a_sentence_stands_above_the_line(has_bar: bool) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    stream = Terminal()
+    writer = LineWriter(stream)
+    with tqdm.tqdm(total=4, file=stream, ncols=60, desc="train", disable=not has_bar):
+        writer.write([sample(1.0)])
+        writer.say("flatout: a listener failed")
+        writer.write([sample(2.0)])
+        rows = [row for row in Screen().feed(stream.getvalue()) if row]
+    writer.close()
+    assert rows[0] == "flatout: a listener failed"
+    assert rows[-1] == "CPU 45 % | RAM 67 %"
+    assert len(rows) == 2 + has_bar
 
 
 def test_a_stderr_that_is_gone_or_knows_little_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +206,10 @@ class Screen:
                 self.rows += [""] * (self.row + 1 - len(self.rows))
             elif part.endswith("A"):
                 self.row -= 1
-            elif part.endswith("K"):
+            elif part.endswith(("K", "J")):
                 self.rows[self.row] = self.rows[self.row][: self.column]
+                if part.endswith("J"):
+                    del self.rows[self.row + 1 :]
             else:
                 old = self.rows[self.row].ljust(self.column)
                 self.rows[self.row] = old[: self.column] + part + old[self.column + len(part) :]

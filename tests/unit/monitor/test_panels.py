@@ -123,6 +123,14 @@ def test_many_processes_are_counted_not_drawn() -> None:
     assert "and 26 more" in shown
 
 
+def test_without_a_gpu_the_largest_of_the_host_is_first_and_no_column_is_empty() -> None:
+    processes = (ProcessSample(pid=1, cpu_cores=0.1, name="a"), ProcessSample(pid=2, cpu_cores=1.5, name="b"))
+    sample = Sample(time_s=0, processes=processes)
+    lines = drawn(process_table(sample, View(), Paper(width=60), rows=3)).splitlines()
+    assert lines[0].split() == ["pid", "CPU*", "name"]
+    assert [line.split() for line in lines[1:]] == [["2", "1.50", "b"], ["1", "0.10", "a"]]
+
+
 def test_hostile_names_are_text() -> None:
     named = replace(LATEST.processes[0], name=HOSTILE)
     gpu = replace(LATEST.gpus[0], name=HOSTILE)

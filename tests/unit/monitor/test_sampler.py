@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput, MissingExtra
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler, next_deadline
 from tests.unit.monitor.played import Played, PlayedJob, played_gpu
 
@@ -116,6 +116,81 @@ def test_a_listener_that_fails_becomes_a_note_and_the_others_still_hear(played: 
     assert len(heard) == 2
     assert any("No space left" in note for note in second.notes)
     assert any("not installed" in note for note in second.notes)
+
+
+def test_a_listener_that_raises_anything_is_told_about_once_and_asked_again(played: Played) -> None:
+    heard: list[Sample] = []
+    told: list[str] = []
+    asked: list[Sample] = []
+
+    def broken(sample: Sample) -> None:
+        asked.append(sample)
+        raise [ValueError("no such\nmetric"), SystemExit(3)][len(asked) % 2]
+
+    sampler = played.sampler(listeners=[broken, heard.append])
+    sampler.on_failure = told.append
+    for _ in range(6):
+        sampler.take()
+        played.clock.now_s += 1.0
+    assert len(heard) == len(asked) == 6
+    assert [note for sample in heard for note in sample.notes] == told
+    first, second = told
+    assert "broken failed: SystemExit: 3" in first
+    assert f"broken failed: ValueError: no such metric ({__file__}:" in second
+
+
+def test_a_meter_that_fails_costs_its_sample_and_not_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the kernel that no parser knows, on a machine that nobody here has seen."""
+    heard: list[Sample] = []
+    told: list[str] = []
+    enough = threading.Event()
+    asked: list[float] = []
+
+    def unknown_format(now_s: float) -> HostSample:
+        asked.append(now_s)
+        if len(asked) < 3:
+            raise ValueError("not sure how to interpret line 'nvme0n1'")
+        return HostSample()
+
+    def listener(sample: Sample) -> None:
+        heard.append(sample)
+        enough.set()
+
+    sampler = Sampler(hz=10, listeners=[listener], on_failure=told.append)
+    monkeypatch.setattr(sampler._host, "read", unknown_format)
+    with sampler:
+        assert enough.wait(60)
+    (failure,) = told
+    assert failure.startswith("Sampler failed: ValueError: not sure how to interpret line")
+    assert failure in heard[0].notes
+
+
+def test_a_failure_that_cannot_be_told_harms_nobody(played: Played) -> None:
+    def without_stream(failure: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def full(sample: Sample) -> None:
+        raise OSError(28, "No space left on device")
+
+    sampler = played.sampler(listeners=[full])
+    sampler.on_failure = without_stream
+    assert sampler.take() is sampler.latest
+
+
+def test_a_listener_that_hangs_does_not_keep_the_job_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.monitor.sampler.STOP_S", 0.0)
+    hangs, released = threading.Event(), threading.Event()
+
+    def listener(sample: Sample) -> None:
+        hangs.set()
+        released.wait()
+
+    sampler = Sampler(hz=10, listeners=[listener]).start()
+    assert hangs.wait(60)
+    sampler.stop()
+    released.set()
+    monkeypatch.undo()
+    sampler.stop()
 
 
 def test_a_machine_without_a_driver_has_a_host_and_a_sentence(played: Played) -> None:

@@ -22,6 +22,16 @@ def test_sort_goes_round_all_columns() -> None:
     assert view.sort == seen[0]
 
 
+def test_without_a_gpu_its_columns_are_not_sorted_by() -> None:
+    view = View()
+    seen = []
+    for _ in range(3):
+        seen.append(view.sorted_by(0))
+        view = view.pressed("s", num_gpus=0)
+    assert seen == ["CPU", "RAM", "pid"]
+    assert view.sorted_by(0) == "CPU"
+
+
 def test_the_gpu_goes_round_in_both_directions() -> None:
     view = View().pressed("previous", num_gpus=3)
     assert view.gpu == 2

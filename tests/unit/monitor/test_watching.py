@@ -56,6 +56,28 @@ def test_a_process_that_reports_is_met_at_its_channel(tmp_path: Path, runs: Path
         child.communicate(b"\n")
 
 
+def test_a_launcher_is_watched_at_the_first_rank_that_it_started(tmp_path: Path, runs: Path) -> None:
+    job = "import flatout; list(flatout.watch(range(3), line=False)); print('reported', flush=True); input()"
+    launcher = (
+        "import os, subprocess, sys\n"
+        "for rank in '10':\n"
+        "    environment = {**os.environ, 'RANK': rank, 'WORLD_SIZE': '2'}\n"
+        "    subprocess.Popen([sys.executable, '-c', sys.argv[1]], env=environment)\n"
+        "input()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", launcher, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"reported\n"] * 2
+        meter = meter_of(process.pid, tmp_path / "scratch")
+        assert (meter.folder.parent, meter.run.rank) == (runs, 0)
+        assert meter.pid != process.pid
+    finally:
+        process.communicate(b"\n\n\n")
+
+
 def test_any_process_can_be_watched(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],

@@ -155,7 +155,7 @@ class Router(nn.Module):
         if log_shares_T is not None:
             temperature = self.temperature.detach().clamp(COLDEST, HOTTEST)
             with torch.no_grad():
-                self.tasks.bias -= (temperature * log_shares_T / fit.factor).to(self.tasks.bias.dtype)
+                self.tasks.bias.sub_(temperature * log_shares_T / fit.factor)
         inputs_B3 = torch.stack(
             (sureness_B, _top_logit(fit.log_probabilities), torch.ones_like(sureness_B)), dim=1
         )

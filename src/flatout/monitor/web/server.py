@@ -230,9 +230,12 @@ def serve(
     token: str | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the page until Ctrl-C; `on_ready` is given its address.  `sampler` has been started."""
+    """Serve the page until Ctrl-C, which is raised; `on_ready` is given its address.
+
+    `sampler` has been started.
+    """
     page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port, token=token)
-    with contextlib.suppress(KeyboardInterrupt), page:
+    with page:
         if on_ready is not None:
             on_ready(page.url)
         page.wait()

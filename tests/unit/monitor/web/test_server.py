@@ -324,5 +324,6 @@ def test_serve_tells_the_address_and_ends_with_an_interrupt(tmp_path: Path) -> N
         told.append(fetch(url).status)
         os.kill(os.getpid(), signal.SIGINT)
 
-    serve(root=tmp_path, on_ready=on_ready)
+    with pytest.raises(KeyboardInterrupt):
+        serve(root=tmp_path, on_ready=on_ready)
     assert told == [200]
