@@ -31,12 +31,12 @@ from torch import Tensor, nn
 from flatout.decisions import Decision
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
 from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.steering.landing import Landing, switching_often
+from flatout.engines.steering.landing import Landing, launching_first
 from flatout.engines.steering.passes import Reader
 from flatout.engines.steering.positions import Position, name_of, token_range
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Space, Store
-from flatout.engines.steering.texts import Encoded, encoded_ahead
+from flatout.engines.steering.texts import Encoded, Tokens, encoded_ahead
 from flatout.engines.steering.work import Work, forks_pay, planned, run_batches
 from flatout.errors import BadInput, import_extra
 from flatout.whole_files import remove_leftovers, write_whole
@@ -153,12 +153,12 @@ def extract(
             shared.append(
                 forks_pay(work, batch_tokens=budget.value, device=reader.device, able=reader.can_fork)
             )
-            yield work if shared[-1].value else plan(pairs=())
+            yield work if shared[-1].value or not pairs else plan(pairs=())
 
     row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
     max_rows = max(1, BATCH_BYTES // row_bytes) if on_gpu else None
     try:
-        with Landing(result.fill) as landing, switching_often() if on_gpu else nullcontext():
+        with launching_first() if on_gpu else nullcontext(), Landing(result.fill) as landing:
             run_batches(reader, parts(), batch_tokens=budget.value, on_values=landing.take, max_rows=max_rows)
     finally:  # an interrupt or an error keeps what was computed before it
         if keeping is not None:
@@ -220,7 +220,7 @@ class _Result:
         self.values = torch.empty(self._sides * len(texts), num_layers, width)
         self._views = self.values.unbind()
         self.keys = [""] * len(self.values)
-        self.sequences: list[tuple[int, ...]] = []
+        self.sequences: list[Tokens] = []
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
         self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
@@ -231,7 +231,6 @@ class _Result:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Take in some texts: the numbers of sequences that must be computed, and the pairs among all."""
         begun = len(self.sequences)
-        digests = encoded.keys()
         self.sequences += encoded.sequences
         self._rows += [[] for _ in encoded.sequences]
         self.ranges += [
@@ -240,11 +239,11 @@ class _Result:
         ]
         rows = [place + side * self._num_given for side in range(self._sides) for place in places]
         for row, number in zip(rows, encoded.row_of, strict=True):
-            self.keys[row] = digests[number].hex()
+            self.keys[row] = encoded.keys[number].hex()
             self._rows[begun + number].append(row)
         missing = dict.fromkeys(range(begun, len(self.sequences)))
         if self._keeping is not None:
-            known, values = self._keeping.found(digests, begun=begun)
+            known, values = self._keeping.found(encoded.keys, begun=begun)
             self._place(known, values)
             for number in known:
                 del missing[number]
