@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -296,9 +297,10 @@ class _Keeping:
         if not waiting or self._failed:
             return
         keys = [self._keys[sequence] for sequences, _ in waiting for sequence in sequences]
-        values = torch.cat([values for _, values in waiting])
+        # Layer by layer, as a shard holds them: the store need not copy them once more.
+        values_LND = torch.cat([values.transpose(0, 1) for _, values in waiting], dim=1)
         try:
-            self._store.put(self._space, keys=keys, layers=self._layers, values=values)
+            self._store.put(self._space, keys=keys, layers=self._layers, values=values_LND.transpose(0, 1))
         except BadInput as error:
             self._failed = True
             warnings.warn(
@@ -310,9 +312,12 @@ class _Keeping:
 
 
 def _space(model: nn.Module, tokenizer: PreTrainedTokenizerBase, position: Position) -> Space:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        weights = thread.submit(model_fingerprint, model)
+        tokenizer_name = tokenizer_fingerprint(tokenizer)
     return Space(
-        weights=model_fingerprint(model),
-        tokenizer=tokenizer_fingerprint(tokenizer),
+        weights=weights.result(),
+        tokenizer=tokenizer_name,
         position=name_of(position),
         dtype=_dtype_name(model),
     )
