@@ -58,7 +58,10 @@ SHARD_S = 30.0  # or until a kill would cost this much work
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activations:
-    """Values [N, L, D] of texts; of pairs, all positive texts and then all negative ones."""
+    """Values [N, L, D] of texts; of pairs, all positive texts and then all negative ones.
+
+    They are of the type that the model's layers give: bfloat16 of a model in bfloat16.
+    """
 
     values: Tensor
     layers: tuple[int, ...]
@@ -135,9 +138,7 @@ def extract(
     keeping = None
     if store is not None:
         keeping = _Keeping(store, _space(model, tokenizer, position), layers=chosen)
-    result = _Result(
-        texts, num_layers=len(chosen), width=width_of(model), keeping=keeping, on_progress=on_progress
-    )
+    result = _Result(texts, keeping=keeping, on_progress=on_progress)
     shared: list[Decision[bool]] = []
     on_gpu = reader.device.type == "cuda"
 
@@ -211,21 +212,19 @@ class _Result:
         self,
         texts: Sequence[str] | Sequence[Pair],
         *,
-        num_layers: int,
-        width: int,
         keeping: _Keeping | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
         self._num_given = len(texts)
-        self.values = torch.empty(self._sides * len(texts), num_layers, width)
-        self._views = self.values.unbind()
-        self.keys = [""] * len(self.values)
+        self.values = torch.empty(0)  # until the first are there, which have a shape and a type
+        self._views: tuple[Tensor, ...] = ()
+        self.keys = [""] * (self._sides * len(texts))
         self.sequences: list[Tokens] = []
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
         self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
-        self._counting = threading.Lock()
+        self._placing = threading.Lock()
 
     def expect(
         self, places: Sequence[int], encoded: Encoded, *, position: Position
@@ -259,13 +258,16 @@ class _Result:
     def _place(self, sequences: Sequence[int], values: Tensor) -> None:
         if not sequences:
             return
-        taken = zip(sequences, values.unbind(), strict=True)
-        pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
-        # An indexed assignment would first make a copy of all in float32.
-        torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
-        with self._counting:  # what a store has is placed by another thread than what was computed
+        with self._placing:  # what a store has is placed by another thread than what was computed
+            if not self._views:
+                self.values = torch.empty(len(self.keys), *values.shape[1:], dtype=values.dtype)
+                self._views = self.values.unbind()
+            taken = zip(sequences, values.unbind(), strict=True)
+            pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
+            # Row by row: an indexed assignment takes several times as long.
+            torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
             self._num_done += len(pairs)
-            self._on_progress(self._num_done, len(self.values))
+            self._on_progress(self._num_done, len(self.keys))
 
 
 class _Keeping:
