@@ -127,7 +127,7 @@ def storing(subject: Subject, *, num_texts: int, longest: int) -> list[dict[str,
             "arm": "hash of all weights, in each of the two with a store",
             "seconds": named_s,
             "read without it, s": max(0.0, medians["read"] - named_s),
-            "bytes in float32": num_bytes,
+            "bytes": num_bytes,
         }
     ]
 

@@ -90,14 +90,10 @@ class Prefixes:
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._held: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self.num_tokens = 0  # over all prefixes
 
     def __len__(self) -> int:
         return len(self._held)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens held, over all prefixes."""
-        return sum(len(tokens) for tokens in self._held)
 
     def find(self, tokens: tuple[int, ...]) -> Tensor | None:
         """What was kept for exactly these tokens."""
@@ -110,10 +106,13 @@ class Prefixes:
         """Hold a prefix, unless it alone is larger than the store."""
         if len(tokens) > self._max_tokens:
             return
+        self.num_tokens += 0 if tokens in self._held else len(tokens)
         self._held[tokens] = prefix
         while self.num_tokens > self._max_tokens:
-            self._held.popitem(last=False)
+            dropped, _ = self._held.popitem(last=False)
+            self.num_tokens -= len(dropped)
 
     def forget(self) -> None:
         """Drop every prefix: the weights have changed."""
         self._held.clear()
+        self.num_tokens = 0

@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,12 +32,12 @@ from torch import Tensor, nn
 from flatout.decisions import Decision
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
 from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.steering.landing import Landing, switching_often
+from flatout.engines.steering.landing import Landing, launching_first
 from flatout.engines.steering.passes import Reader
 from flatout.engines.steering.positions import Position, name_of, token_range
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Space, Store
-from flatout.engines.steering.texts import Encoded, encoded_ahead
+from flatout.engines.steering.texts import Encoded, Tokens, encoded_ahead
 from flatout.engines.steering.work import Work, forks_pay, planned, run_batches
 from flatout.errors import BadInput, import_extra
 from flatout.whole_files import remove_leftovers, write_whole
@@ -57,7 +58,10 @@ SHARD_S = 30.0  # or until a kill would cost this much work
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activations:
-    """Values [N, L, D] of texts; of pairs, all positive texts and then all negative ones."""
+    """Values [N, L, D] of texts; of pairs, all positive texts and then all negative ones.
+
+    They are of the type that the model's layers give: bfloat16 of a model in bfloat16.
+    """
 
     values: Tensor
     layers: tuple[int, ...]
@@ -134,9 +138,7 @@ def extract(
     keeping = None
     if store is not None:
         keeping = _Keeping(store, _space(model, tokenizer, position), layers=chosen)
-    result = _Result(
-        texts, num_layers=len(chosen), width=width_of(model), keeping=keeping, on_progress=on_progress
-    )
+    result = _Result(texts, keeping=keeping, on_progress=on_progress)
     shared: list[Decision[bool]] = []
     on_gpu = reader.device.type == "cuda"
 
@@ -153,12 +155,12 @@ def extract(
             shared.append(
                 forks_pay(work, batch_tokens=budget.value, device=reader.device, able=reader.can_fork)
             )
-            yield work if shared[-1].value else plan(pairs=())
+            yield work if shared[-1].value or not pairs else plan(pairs=())
 
     row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
     max_rows = max(1, BATCH_BYTES // row_bytes) if on_gpu else None
     try:
-        with Landing(result.fill) as landing, switching_often() if on_gpu else nullcontext():
+        with launching_first() if on_gpu else nullcontext(), Landing(result.fill) as landing:
             run_batches(reader, parts(), batch_tokens=budget.value, on_values=landing.take, max_rows=max_rows)
     finally:  # an interrupt or an error keeps what was computed before it
         if keeping is not None:
@@ -210,28 +212,25 @@ class _Result:
         self,
         texts: Sequence[str] | Sequence[Pair],
         *,
-        num_layers: int,
-        width: int,
         keeping: _Keeping | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
         self._num_given = len(texts)
-        self.values = torch.empty(self._sides * len(texts), num_layers, width)
-        self._views = self.values.unbind()
-        self.keys = [""] * len(self.values)
-        self.sequences: list[tuple[int, ...]] = []
+        self.values = torch.empty(0)  # until the first are there, which have a shape and a type
+        self._views: tuple[Tensor, ...] = ()
+        self.keys = [""] * (self._sides * len(texts))
+        self.sequences: list[Tokens] = []
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
         self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
-        self._counting = threading.Lock()
+        self._placing = threading.Lock()
 
     def expect(
         self, places: Sequence[int], encoded: Encoded, *, position: Position
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Take in some texts: the numbers of sequences that must be computed, and the pairs among all."""
         begun = len(self.sequences)
-        digests = encoded.keys()
         self.sequences += encoded.sequences
         self._rows += [[] for _ in encoded.sequences]
         self.ranges += [
@@ -240,11 +239,11 @@ class _Result:
         ]
         rows = [place + side * self._num_given for side in range(self._sides) for place in places]
         for row, number in zip(rows, encoded.row_of, strict=True):
-            self.keys[row] = digests[number].hex()
+            self.keys[row] = encoded.keys[number].hex()
             self._rows[begun + number].append(row)
         missing = dict.fromkeys(range(begun, len(self.sequences)))
         if self._keeping is not None:
-            known, values = self._keeping.found(digests, begun=begun)
+            known, values = self._keeping.found(encoded.keys, begun=begun)
             self._place(known, values)
             for number in known:
                 del missing[number]
@@ -259,13 +258,16 @@ class _Result:
     def _place(self, sequences: Sequence[int], values: Tensor) -> None:
         if not sequences:
             return
-        taken = zip(sequences, values.unbind(), strict=True)
-        pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
-        # An indexed assignment would first make a copy of all in float32.
-        torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
-        with self._counting:  # what a store has is placed by another thread than what was computed
+        with self._placing:  # what a store has is placed by another thread than what was computed
+            if not self._views:
+                self.values = torch.empty(len(self.keys), *values.shape[1:], dtype=values.dtype)
+                self._views = self.values.unbind()
+            taken = zip(sequences, values.unbind(), strict=True)
+            pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
+            # Row by row: an indexed assignment takes several times as long.
+            torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
             self._num_done += len(pairs)
-            self._on_progress(self._num_done, len(self.values))
+            self._on_progress(self._num_done, len(self.keys))
 
 
 class _Keeping:
@@ -297,9 +299,10 @@ class _Keeping:
         if not waiting or self._failed:
             return
         keys = [self._keys[sequence] for sequences, _ in waiting for sequence in sequences]
-        values = torch.cat([values for _, values in waiting])
+        # Layer by layer, as a shard holds them: the store need not copy them once more.
+        values_LND = torch.cat([values.transpose(0, 1) for _, values in waiting], dim=1)
         try:
-            self._store.put(self._space, keys=keys, layers=self._layers, values=values)
+            self._store.put(self._space, keys=keys, layers=self._layers, values=values_LND.transpose(0, 1))
         except BadInput as error:
             self._failed = True
             warnings.warn(
@@ -311,9 +314,12 @@ class _Keeping:
 
 
 def _space(model: nn.Module, tokenizer: PreTrainedTokenizerBase, position: Position) -> Space:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        weights = thread.submit(model_fingerprint, model)
+        tokenizer_name = tokenizer_fingerprint(tokenizer)
     return Space(
-        weights=model_fingerprint(model),
-        tokenizer=tokenizer_fingerprint(tokenizer),
+        weights=weights.result(),
+        tokenizer=tokenizer_name,
         position=name_of(position),
         dtype=_dtype_name(model),
     )

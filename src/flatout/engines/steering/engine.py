@@ -25,7 +25,7 @@ from flatout.multiplex.generate import Generator
 from flatout.multiplex.requests import Completion, Request
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from flatout.multiplex.decoder import Decoder
     from flatout.multiplex.runner import Mode
@@ -104,7 +104,7 @@ class PackedTrials:
         self._max_tokens = min(max_tokens, self.decoder.max_positions)
         self._grove = Grove(self.decoder, batch_tokens=batch_tokens)
         self._generator: Generator | None = None
-        self._tables: dict[int, Tensor] = {}
+        self._tables = _Tables(set(), num_entries=slots, decoder=self.decoder)
 
     def weights_changed(self) -> None:
         """Forget every prompt that was computed with other weights."""
@@ -196,16 +196,14 @@ class PackedTrials:
 
     def _generator_for(self, layers: set[int]) -> Generator:
         """The generator, made again only where a layer has no table yet."""
-        if self._generator is None or not layers <= self._tables.keys():
-            decoder = self.decoder
-            shape = (self._slots, decoder.width)
-            for layer in sorted(layers - self._tables.keys()):
-                self._tables[layer] = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        known = self._tables.of_layer.keys()
+        if self._generator is None or not layers <= known:
+            self._tables = _Tables(layers | known, num_entries=self._slots, decoder=self.decoder)
             self._generator = Generator(
-                decoder,
+                self.decoder,
                 slots=self._slots,
                 max_tokens=self._max_tokens,
-                vectors=self._tables,
+                vectors=self._tables.of_layer,
                 sampling=self._sampling,
                 eos=_end_tokens(self._model) if self._eos is None else self._eos,
                 mode=self._mode,
@@ -238,6 +236,36 @@ class _Begun:
         )
 
 
+class _Tables:
+    """What each entry adds at each layer, at fixed addresses: `of_layer` are views [entries, D]."""
+
+    def __init__(self, layers: Set[int], *, num_entries: int, decoder: Decoder) -> None:
+        self._place = {layer: place for place, layer in enumerate(sorted(layers))}
+        shape = (len(layers), num_entries, decoder.width)
+        self._storage = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self.of_layer = dict(zip(self._place, self._storage, strict=True))
+
+    def write(self, steerings: Sequence[Steering]) -> None:
+        """Entry i adds what steering i adds, and the entries behind them nothing.
+
+        By one copy to the device: hundreds of them take longer than a step of a small model.
+        """
+        self._storage.zero_()
+        if not steerings:
+            return
+        directions = torch.stack([one.direction.to("cpu", torch.float32) for one in steerings])
+        added = directions * torch.tensor([one.amount for one in steerings], dtype=torch.float32)[:, None]
+        places = torch.tensor([[self._place[one.layer] for one in steerings], range(len(steerings))])
+        layer, entry = places.to(self._storage.device)
+        self._storage[layer, entry] = added.to(self._storage)
+
+    def replace(self, entry: int, *, before: Steering, after: Steering) -> None:
+        """Another steering takes an entry over."""
+        self.of_layer[before.layer][entry] = 0
+        table = self.of_layer[after.layer]
+        table[entry] = after.added().to(table)
+
+
 class _Seating:
     """Which entry of the tables each trial owns.
 
@@ -245,7 +273,7 @@ class _Seating:
     that has no running row gives its entry up, and only the layers that change are written.
     """
 
-    def __init__(self, queue: Sequence[_Begun], tables: dict[int, Tensor], num_entries: int) -> None:
+    def __init__(self, queue: Sequence[_Begun], tables: _Tables, num_entries: int) -> None:
         # Rows of one prompt run together: its keys and values are found while they are held.
         self._queue = sorted(queue, key=lambda one: one.row.prompt)
         self._tables = tables
@@ -258,14 +286,7 @@ class _Seating:
         )  # ids of trials with an entry and no running row, oldest first
         self._num_running: dict[int, int] = defaultdict(int)
         self._running: dict[int, _Begun] = {}  # id of a request -> its row
-        by_layer: dict[int, list[int]] = defaultdict(list)
-        for entry, steering in enumerate(seated):
-            by_layer[steering.layer].append(entry)
-        for layer, table in tables.items():
-            table.zero_()
-            if layer in by_layer:
-                added = torch.stack([seated[entry].added().cpu() for entry in by_layer[layer]])
-                table[by_layer[layer]] = added.to(table)
+        tables.write(seated)
 
     def requests(self, max_new_tokens: int) -> Iterator[Request]:
         """Drawn from as slots become free."""
@@ -282,9 +303,7 @@ class _Seating:
             left = next(iter(self._idle))  # fewer trials run than there are slots, and so entries
             entry = self._entry[name] = self._entry.pop(left)
             del self._idle[left]
-            self._tables[self._held[entry].layer][entry] = 0
-            table = self._tables[steering.layer]
-            table[entry] = steering.added().to(table)
+            self._tables.replace(entry, before=self._held[entry], after=steering)
             self._held[entry] = steering
         self._idle.pop(name, None)
         self._num_running[name] += 1

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,9 +27,10 @@ from flatout.data import Pad, PadCollate
 from flatout.engines.steering.blocks import blocks_of, hidden_of, input_device
 from flatout.engines.steering.landing import sent
 from flatout.engines.steering.positions import Columns
+from flatout.engines.steering.texts import Tokens as TokenArray
 from flatout.errors import import_extra
 
-Tokens = Sequence[int]
+Tokens = TokenArray | Sequence[int]
 Range = tuple[int, int]
 
 
@@ -64,13 +66,13 @@ class Reader:
         """The wanted token range of each sequence at every layer, [B, L, D]."""
         batch = _Padded.of(sequences, side=side, device=self.device)
         columns = Columns.of(ranges, offsets=batch.offsets, device=self.device)
-        return self._run(columns, use_cache=False, input_ids=batch.ids, **batch.placing())
+        return self._run(columns, use_cache=False, input_ids=batch.ids, **batch.placing)
 
     def read_forks(self, forks: Sequence[Fork]) -> Tensor:
         """The same of both sequences of every fork, [2 B, L, D]: those of fork i at rows 2 i and 2 i + 1."""
         batch = _Padded.of([fork.prefix for fork in forks], side="left", device=self.device)
         cache = import_extra("transformers", extra="steering").DynamicCache(config=self.model.config)
-        self._run(None, use_cache=True, input_ids=batch.ids, past_key_values=cache, **batch.placing())
+        self._run(None, use_cache=True, input_ids=batch.ids, past_key_values=cache, **batch.placing)
         cache.batch_repeat_interleave(2)
         endings = _Padded.of(
             [ending for fork in forks for ending in fork.endings], side="right", device=self.device
@@ -79,7 +81,8 @@ class Reader:
         ranges = [one for fork in forks for one in fork.ranges]
         columns = Columns.of(ranges, offsets=[-tokens for tokens in begun], device=self.device)
         position_BT = torch.tensor(begun)[:, None] + torch.arange(endings.ids.shape[1])
-        mask_BT = torch.cat([batch.mask.repeat_interleave(2, dim=0), torch.ones_like(endings.mask)], dim=1)
+        prefix_BT = batch.placing["attention_mask"].repeat_interleave(2, dim=0)
+        mask_BT = torch.cat([prefix_BT, torch.ones_like(endings.ids)], dim=1)
         return self._run(
             columns,
             use_cache=True,
@@ -129,30 +132,21 @@ class _Padded:
     """Sequences as one batch."""
 
     ids: Tensor  # B T
-    mask: Tensor  # B T, 1 where a column is text
     offsets: tuple[int, ...]  # the column of each sequence's first token
-    side: Literal["right", "left"]
+    placing: dict[str, Tensor]  # what tells the model which columns are text, and which token each of them is
 
     @classmethod
     def of(
         cls, sequences: Sequence[Tokens], *, side: Literal["right", "left"], device: torch.device
     ) -> _Padded:
-        collate = PadCollate(default=Pad(side=side, dtype=torch.int64, mask=True))
-        batch = collate([list(tokens) for tokens in sequences])
-        width = batch.values.shape[1]
-        offsets = tuple(width - len(tokens) if side == "left" else 0 for tokens in sequences)
+        collate = PadCollate(default=Pad(side=side, mask=True))
+        batch = collate([np.asarray(tokens, dtype=np.int64) for tokens in sequences])
+        ids = sent(batch.values, device)
+        if side == "right":
+            return cls(ids=ids, offsets=(0,) * len(ids), placing={})
+        mask = sent(batch.mask.long(), device)
         return cls(
-            ids=sent(batch.values, device),
-            mask=sent(batch.mask.long(), device),
-            offsets=offsets,
-            side=side,
+            ids=ids,
+            offsets=tuple(ids.shape[1] - len(tokens) for tokens in sequences),
+            placing={"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)},
         )
-
-    def placing(self) -> dict[str, Tensor]:
-        """What tells the model which columns are text and which token each of them is."""
-        if self.side == "right":
-            return {}
-        return {
-            "attention_mask": self.mask,
-            "position_ids": (self.mask.cumsum(1) - 1).clamp(min=0),
-        }

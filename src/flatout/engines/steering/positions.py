@@ -70,6 +70,7 @@ def token_range(position: Position, *, num_tokens: int, text: str) -> tuple[int,
 class Columns:
     """What to read of each row of a batch: one column, or the mean over a run of columns."""
 
+    row: Tensor  # B
     first: Tensor  # B
     last: Tensor  # B
     single: bool
@@ -81,17 +82,15 @@ class Columns:
         """Token ranges of texts whose first token stands at column `offset` of its row."""
         firsts = [first + offset for (first, _), offset in zip(ranges, offsets, strict=True)]
         lasts = [last + offset for (_, last), offset in zip(ranges, offsets, strict=True)]
-        return cls(
-            first=sent(torch.tensor(firsts), device),
-            last=sent(torch.tensor(lasts), device),
-            single=all(last - first == 1 for first, last in ranges),
-        )
+        row, first, last = sent(torch.tensor([range(len(firsts)), firsts, lasts]), device)
+        single = all(last - first == 1 for first, last in ranges)
+        return cls(row=row, first=first, last=last, single=single)
 
     def read(self, hidden_BTD: Tensor) -> Tensor:
         """The wanted positions, [B, D] in the type of the layer."""
         first_B, last_B = self.first.to(hidden_BTD.device), self.last.to(hidden_BTD.device)
         if self.single:
-            return hidden_BTD[torch.arange(len(first_B), device=hidden_BTD.device), first_B]
+            return hidden_BTD[self.row.to(hidden_BTD.device), first_B]
         column_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
         wanted_BT = (column_T >= first_B[:, None]) & (column_T < last_B[:, None])
         # Chosen, not multiplied by 0: what padding holds may be not a number.

@@ -118,10 +118,8 @@ def prompts_of(
     """The questions' prompts in tokens, in the tokenizer's own chat template where it has one."""
     if not questions:
         return []
-    encoded = encode(
-        [pair.prompt for pair in pairs_of(questions, tokenizer=tokenizer, system=system)], tokenizer=tokenizer
-    )
-    return [encoded.sequences[row] for row in encoded.row_of]
+    pairs = pairs_of(questions, tokenizer=tokenizer, system=system)
+    return encode([pair.prompt for pair in pairs], tokenizer=tokenizer).tokens()
 
 
 def choices_of(
@@ -140,8 +138,7 @@ def choices_of(
         for pair in pairs
         for text in (pair.prompt, pair.prompt + pair.positive, pair.prompt + pair.negative)
     ]
-    encoded = encode(texts, tokenizer=tokenizer)
-    sequences = [encoded.sequences[row] for row in encoded.row_of]
+    sequences = encode(texts, tokenizer=tokenizer).tokens()
     found = {}
     for place, pair in enumerate(pairs):
         prompt, positive, negative = sequences[3 * place : 3 * place + 3]

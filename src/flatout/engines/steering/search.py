@@ -319,5 +319,4 @@ def neutral_tokens(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]
     """Texts in tokens, in order."""
     if not texts:
         return []
-    encoded = encode(list(texts), tokenizer=tokenizer)
-    return [encoded.sequences[row] for row in encoded.row_of]
+    return encode(list(texts), tokenizer=tokenizer).tokens()

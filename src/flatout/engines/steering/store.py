@@ -117,7 +117,7 @@ class Store:
         places = self._index.find(space.key, keys=keys, layers=layers)
         complete = places.complete()
         shard_FL, row_FL = places.shard[complete], places.row[complete]
-        values: Tensor | None = None
+        values_LFD: Tensor | None = None
         for number in np.unique(shard_FL).tolist():
             shard = places.shards[number]
             for column, layer in enumerate(layers):
@@ -130,17 +130,20 @@ class Store:
                     self.tiers.drop((shard.path.name, layer))
                     return self.read(space, keys=keys, layers=layers, device=device)
                 began = time.perf_counter()
-                rows = block[torch.from_numpy(row_FL[at, column]).to(block.device)].to(device)
-                self._read.add(rows.nbytes, time.perf_counter() - began)
-                if values is None:
-                    shape = (len(complete), len(layers), rows.shape[-1])
-                    values = torch.empty(shape, dtype=rows.dtype, device=device)
-                values[torch.from_numpy(at), column] = rows
+                wanted = torch.from_numpy(row_FL[at, column]).to(block.device)
+                if values_LFD is None:
+                    shape = (len(layers), len(complete), block.shape[-1])
+                    values_LFD = torch.empty(shape, dtype=block.dtype, device=device)
+                if at.size == len(complete) and block.device == values_LFD.device:
+                    torch.index_select(block, 0, wanted, out=values_LFD[column])
+                else:
+                    values_LFD[column, torch.from_numpy(at)] = block[wanted].to(device)
+                self._read.add(at.size * block[0].nbytes, time.perf_counter() - began)
             with contextlib.suppress(OSError):
                 os.utime(shard.path)  # used: the last to go when the budget is short
-        if values is None:
-            values = torch.empty(0, len(layers), 0)
-        return Found(places=tuple(complete.tolist()), values=values)
+        if values_LFD is None:
+            values_LFD = torch.empty(len(layers), 0, 0)
+        return Found(places=tuple(complete.tolist()), values=values_LFD.transpose(0, 1))
 
     def shards(self) -> list[Shard]:
         """The whole shards in the folder."""

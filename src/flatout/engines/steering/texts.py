@@ -5,35 +5,42 @@ sides of a pair differ in their answer only: what they have in common is counted
 each whole text, because a tokenizer may join the end of a prompt with the start of an answer.
 
 A GPU computes a small model's activations about as fast as its texts are tokenised.  So texts are encoded
-window by window: a thread tokenises the next one while the device works.
+window by window: a thread tokenises the next one while the device works.  While that thread runs Python no
+kernel is launched, so the tokenizer's own threads are asked directly, and a text's tokens become one array.
 """
 
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from flatout.engines.steering.questions import Pair
-from flatout.errors import BadInput
+from flatout.errors import BadInput, import_extra
+
+Tokens = npt.NDArray[np.int64]
+# Where a tokenizer may do more with a text than its backend does.
+CALLS = ("__call__", "_encode_plus", "_batch_encode_plus", "set_truncation_and_padding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
     """Distinct sequences, which of them each text is, and the pairs among them."""
 
-    sequences: tuple[tuple[int, ...], ...]
+    sequences: tuple[Tokens, ...]
+    keys: tuple[bytes, ...]  # a digest of each sequence's tokens
     texts: tuple[str, ...]  # of each sequence, to name it in an error
     row_of: tuple[int, ...]  # text -> sequence
     pairs: tuple[tuple[int, int], ...]  # sequences that share a prompt
 
-    def keys(self) -> tuple[bytes, ...]:
-        """A digest of each sequence's tokens."""
-        return tuple(hashlib.sha256(array("q", tokens).tobytes()).digest() for tokens in self.sequences)
+    def tokens(self) -> list[tuple[int, ...]]:
+        """The tokens of each text."""
+        return [tuple(self.sequences[row].tolist()) for row in self.row_of]
 
 
 def encoded_ahead(
@@ -41,8 +48,8 @@ def encoded_ahead(
 ) -> Iterator[tuple[Sequence[int], Encoded]]:
     """Windows of texts or pairs: the places of some, and these encoded, while a thread tokenises the next.
 
-    The shortest texts come first, a quarter of a window of them: they start the work, and show at once what
-    is wrong with them.  Equal texts lie in one window.
+    The shortest texts come first, a quarter of a window and then a half of one: they start the work, and show
+    at once what is wrong with them.  Equal texts lie in one window.
     """
     _check(texts)
     windows = _windows(texts, window_characters)
@@ -75,36 +82,41 @@ def encode(
     if pairs:
         plain = [pair.prompt + pair.positive for pair in pairs]
         plain += [pair.prompt + pair.negative for pair in pairs]
-    sequences: dict[tuple[int, ...], int] = {}
+    numbers: dict[bytes, int] = {}
+    sequences: list[Tokens] = []
     named: list[str] = []
     row_of: list[int] = []
     for tokens, text in zip(_token_numbers(plain, tokenizer), plain, strict=True):
-        if not tokens:
+        if not len(tokens):
             number = len(row_of) % len(texts)
             raise BadInput(f"text {places[number] if places else number} has no tokens: {text!r}")
-        if tokens not in sequences:
-            sequences[tokens] = len(named)
+        key = hashlib.sha256(tokens.data).digest()
+        if key not in numbers:
+            numbers[key] = len(sequences)
+            sequences.append(tokens)
             named.append(text)
-        row_of.append(sequences[tokens])
+        row_of.append(numbers[key])
     half = len(pairs)
     return Encoded(
         sequences=tuple(sequences),
+        keys=tuple(numbers),
         texts=tuple(named),
         row_of=tuple(row_of),
         pairs=tuple(zip(row_of[:half], row_of[half:], strict=True)) if half else (),
     )
 
 
-def common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
+def common_tokens(first: Tokens | Sequence[int], second: Tokens | Sequence[int]) -> int:
     """Tokens that two sequences begin with alike."""
-    alike = takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
-    return sum(1 for _ in alike)
+    shorter = min(len(first), len(second))
+    differing = np.flatnonzero(np.not_equal(first[:shorter], second[:shorter]))
+    return int(differing[0]) if differing.size else shorter
 
 
 def _check(texts: Sequence[str] | Sequence[Pair]) -> None:
     if not texts:
         raise BadInput("there are no texts to extract activations of")
-    if not any(all(isinstance(one, kind) for one in texts) for kind in (str, Pair)):
+    if not any(all(issubclass(one, kind) for one in set(map(type, texts))) for kind in (str, Pair)):
         raise BadInput("texts are all strings or all pairs")
 
 
@@ -113,11 +125,13 @@ def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> l
     whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
     if characters is None or sum(map(len, whole)) <= characters:
         return [range(len(texts))]
-    order = sorted(range(len(texts)), key=lambda place: (len(whole[place]), whole[place]))
+    order = sorted(range(len(texts)), key=whole.__getitem__)
+    order.sort(key=[len(text) for text in whole].__getitem__)
     windows: list[Sequence[int]] = []
     start = 0
     while start < len(order):
-        end = _reach(order, start, whole, characters=characters if windows else characters // 4)
+        share = 4 >> min(len(windows), 2)  # a quarter, a half, and then whole ones
+        end = _reach(order, start, whole, characters=characters // share)
         windows.append(order[start:end])
         start = end
     return windows
@@ -132,18 +146,37 @@ def _reach(order: Sequence[int], start: int, whole: Sequence[str], *, characters
     return end
 
 
-def _token_numbers(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:
+def _token_numbers(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:
     """Each text tokenised on its own; one that a chat template began keeps the one start token it has."""
     start: str | None = getattr(tokenizer, "bos_token", None)
     begun = [start is not None and text.startswith(start) for text in texts]
-    found: list[tuple[int, ...]] = [()] * len(texts)
+    found: list[Tokens] = [np.empty(0, dtype=np.int64)] * len(texts)
     for special in (True, False):
         places = [place for place, has_start in enumerate(begun) if has_start != special]
         if not places:
             continue
-        chosen = [texts[place] for place in places]
-        # No mask, and no padding: what the tokenizer is set to pad with cannot matter.
-        rows = tokenizer(chosen, add_special_tokens=special, padding=False, return_attention_mask=False)
-        for place, row in zip(places, rows["input_ids"], strict=True):
-            found[place] = tuple(row)
+        rows = _rows([texts[place] for place in places], tokenizer, special=special)
+        for place, row in zip(places, rows, strict=True):
+            found[place] = np.array(row, dtype=np.int64)
     return found
+
+
+def _rows(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+    """Token numbers by the tokenizer's own call; by its backend where that call adds nothing."""
+    transformers: Any = import_extra("transformers", extra="steering")
+    plain, kind = transformers.PreTrainedTokenizerFast, type(tokenizer)
+    directly = isinstance(tokenizer, plain) and all(
+        getattr(kind, name, None) is getattr(plain, name, None) for name in CALLS
+    )
+    # No mask, and no padding: what the tokenizer is set to pad with cannot matter.
+    called = tokenizer(
+        texts[:1] if directly else texts,
+        add_special_tokens=special,
+        padding=False,
+        return_attention_mask=False,
+    )
+    if not directly:
+        return list(called["input_ids"])
+    # The call has set the backend up, for the first text and so for all.
+    encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+    return [encoding.ids for encoding in encodings]

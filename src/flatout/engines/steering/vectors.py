@@ -124,7 +124,7 @@ def fit(positive: Activations, negative: Activations, *, method: Method, seed: i
         raise BadInput("a side has no texts", hint="give texts of both sides")
     if method != "random" and method not in METHODS:
         raise BadInput(f"method {method!r} is unknown", hint=f"take one of {[*METHODS, 'random']}")
-    norms = torch.cat([one.values.norm(dim=2) for one in (positive, negative)]).double().mean(0)
+    norms = torch.cat([_norms(one.values) for one in (positive, negative)]).double().mean(0)
     _refuse_not_finite(norms, positive.layers)
     if method == "random":
         generator = torch.Generator().manual_seed(seed)
@@ -165,6 +165,11 @@ def _directions(positive_NLD: Tensor, negative_NLD: Tensor, method: str) -> Tens
         agreement_L1 = (raw_LD * mean_difference(*sides)).sum(1, keepdim=True)
         found.append(torch.where(agreement_L1 < 0, -raw_LD, raw_LD))  # an axis has no sign of its own
     return torch.cat(found)
+
+
+def _norms(values_NLD: Tensor) -> Tensor:
+    """Lengths [N, L] in float32: squares of bfloat16 have too few digits, those of float16 overflow."""
+    return torch.stack([layer_ND.float().norm(dim=1) for layer_ND in values_NLD.unbind(1)], dim=1)
 
 
 def _refuse_not_finite(norms: Tensor, layers: tuple[int, ...]) -> None:

@@ -24,6 +24,7 @@ from flatout.errors import BatchDoesNotFit
 # 165 for an RTX 4090 and 206 for an H200 in bf16.  A CPU is there at once (22 measured on one core).
 READING_TOKENS = 256
 CPU_READING_TOKENS = 32
+STARTING_PARTS = 2  # computed as they come: by then the texts that follow are tokenised faster than computed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,13 +118,13 @@ def run_batches(
 ) -> None:
     """Compute all work, of each part the shortest first; what fills no batch waits for the next part.
 
-    The first part waits for nothing, so that the device begins.  A batch that runs out of memory halves the
+    The first parts wait for nothing, so that the device begins.  A batch that runs out of memory halves the
     budget of the rest.
     """
     waiting: list[Work] = []
     for number, part in enumerate(parts):
         ready, waiting = [*waiting, *part], []
-        if number:
+        if number >= STARTING_PARTS:
             ready, waiting = _full(ready, batch_tokens=batch_tokens, max_rows=max_rows)
         batch_tokens = _run(reader, ready, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
     _run(reader, waiting, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
@@ -136,9 +137,10 @@ def _batches(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -
     batch is the longest, next to what the part that follows brings: `TokenBudgetBatches` cuts the other way.
     """
     batches: list[list[int]] = []
-    for place in sorted(range(len(work)), key=lambda place: work[place].cost):
+    costs = [one.cost for one in work]
+    for place in sorted(range(len(work)), key=costs.__getitem__):
         rows = len(batches[-1]) + 1 if batches else 0
-        if rows and rows * work[place].cost <= batch_tokens and rows <= (max_rows or rows):
+        if rows and rows * costs[place] <= batch_tokens and rows <= (max_rows or rows):
             batches[-1].append(place)
         else:
             batches.append([place])

@@ -211,3 +211,17 @@ def test_a_mode_that_cannot_be_packed_is_refused() -> None:
     one = Steering(layer=0, direction=torch.ones(WIDTH), amount=1.0, mode="project-out")
     with pytest.raises(BadInput, match="steered_model runs them all"):
         PackedTrials(shared_model(), slots=1).texts([TextRow(prompt=(3,), steering=one)], max_new_tokens=2)
+
+
+def test_tables_written_at_once_hold_what_each_steering_adds() -> None:
+    model = shared_model()
+    given_ones = [steering(index % 2, 0.37 * index - 1, seed=index) for index in range(5)]
+    rows = [TextRow(prompt=prompts_of([4])[0], steering=one) for one in given_ones]
+    engine = PackedTrials(model, slots=7, max_tokens=40)
+    engine.texts(rows, max_new_tokens=2)
+    tables = engine._tables.of_layer
+    assert sorted(tables) == [0, 1]
+    for entry, one in enumerate(given_ones):
+        assert torch.equal(tables[one.layer][entry], one.added())
+        assert not tables[1 - one.layer][entry].any()
+    assert not any(table[len(given_ones) :].any() for table in tables.values())

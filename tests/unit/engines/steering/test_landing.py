@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.landing import Landing, switching_often
+from flatout.engines.steering.landing import Landing, launching_first
 
 
 def landed_from(device: str, *, batches: int = 8) -> tuple[list[int], list[Tensor]]:
@@ -52,9 +53,37 @@ def test_an_error_of_the_receiver_is_not_lost() -> None:
 
 def test_threads_take_turns_as_before_once_the_work_is_done() -> None:
     before = sys.getswitchinterval()
-    with switching_often():
+    with launching_first():
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == before
-    with contextlib.suppress(KeyboardInterrupt), switching_often():
+    with contextlib.suppress(KeyboardInterrupt), launching_first():
         raise KeyboardInterrupt
     assert sys.getswitchinterval() == before
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_the_garbage_collector_leaves_old_objects_alone_until_the_work_is_done() -> None:
+    old = [[]]  # type: ignore[var-annotated]
+    with launching_first():
+        made = [[]]  # type: ignore[var-annotated]
+        assert gc.get_freeze_count() > 0
+        walked = {id(one) for one in gc.get_objects()}
+        assert id(made) in walked
+        assert id(old) not in walked
+    assert gc.get_freeze_count() == 0
+    assert any(one is old for one in gc.get_objects())
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_somebody_else_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    with launching_first():
+        pass
+    assert gc.get_freeze_count() > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,11 +16,11 @@ from tests.steering_texts import word_tokenizer
 
 def test_equal_texts_are_one_sequence() -> None:
     encoded = encode(["t03 t04", "t05", "t03 t04"], tokenizer=word_tokenizer())
-    assert encoded.sequences == ((3, 4), (5,))
+    assert [tokens.tolist() for tokens in encoded.sequences] == [[3, 4], [5]]
     assert encoded.row_of == (0, 1, 0)
     assert encoded.pairs == ()
-    assert len(set(encoded.keys())) == 2
-    assert all(len(key) == 32 for key in encoded.keys())  # noqa: SIM118 - a method, not a dict
+    assert len(set(encoded.keys)) == 2
+    assert all(len(key) == 32 for key in encoded.keys)
 
 
 def test_pairs_give_all_positive_texts_and_then_all_negative_ones() -> None:
@@ -27,19 +29,37 @@ def test_pairs_give_all_positive_texts_and_then_all_negative_ones() -> None:
         Pair(prompt="t07", positive=" t08", negative=" t09", key="b"),
     ]
     encoded = encode(pairs, tokenizer=word_tokenizer())
-    assert [encoded.sequences[row] for row in encoded.row_of] == [(3, 4, 5), (7, 8), (3, 4, 6), (7, 9)]
+    assert encoded.tokens() == [(3, 4, 5), (7, 8), (3, 4, 6), (7, 9)]
     assert encoded.pairs == ((0, 2), (1, 3))
 
 
 def test_a_text_that_begins_with_the_start_token_gets_no_second_one() -> None:
     encoded = encode(["t01 t05", "t05"], tokenizer=word_tokenizer(start=True))
-    assert encoded.sequences == ((1, 5),)
-    assert encoded.row_of == (0, 0)
+    assert encoded.tokens() == [(1, 5), (1, 5)]
+    assert len(encoded.sequences) == 1
 
 
 def test_the_side_a_tokenizer_pads_on_does_not_matter() -> None:
     texts = ["t03 t04 t05", "t06"]
-    assert encode(texts, tokenizer=word_tokenizer(side="left")) == encode(texts, tokenizer=word_tokenizer())
+    left, right = (encode(texts, tokenizer=word_tokenizer(side=side)) for side in ("left", "right"))
+    assert (left.tokens(), left.keys) == (right.tokens(), right.keys)
+
+
+def test_a_tokenizer_set_to_pad_and_cut_by_an_earlier_call_gives_whole_texts() -> None:
+    texts, tokenizer = ["t03 t04 t05", "t06"], word_tokenizer()
+    tokenizer(texts, padding=True, truncation=True, max_length=2)
+    assert encode(texts, tokenizer=tokenizer).tokens() == [(3, 4, 5), (6,)]
+
+
+def test_a_tokenizer_with_a_call_of_its_own_is_called() -> None:
+    tokenizer = word_tokenizer()
+
+    class Lowering(type(tokenizer)):  # type: ignore[misc]
+        def __call__(self, text: list[str], **options: Any) -> Any:
+            return super().__call__([one.lower() for one in text], **options)
+
+    tokenizer.__class__ = Lowering
+    assert encode(["T03 t04", "T05"], tokenizer=tokenizer).tokens() == [(3, 4), (5,)]
 
 
 def test_texts_that_cannot_be_read_are_refused() -> None:

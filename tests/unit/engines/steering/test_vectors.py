@@ -116,3 +116,17 @@ def test_shapes_that_do_not_belong_together_are_refused() -> None:
         SteeringVectors(values=torch.zeros(2, 3), norms=torch.ones(1), layers=(0,), method="pca")
     with pytest.raises(BadInput, match=r"norms are \(2,\) for 1 layers"):
         SteeringVectors(values=torch.zeros(1, 3), norms=torch.ones(2), layers=(0,), method="pca")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_activations_of_few_digits_are_fitted_in_many(dtype: torch.dtype) -> None:
+    values = (300 * torch.randn(12, 2, 40, generator=torch.Generator().manual_seed(1))).to(dtype)
+    keys = tuple(map(str, range(12)))
+    few = Activations(values=values, layers=(0, 1), keys=keys)
+    many = Activations(values=values.float(), layers=(0, 1), keys=keys)
+    found, expected = (
+        fit(*few.halves(), method="mean-difference"),
+        fit(*many.halves(), method="mean-difference"),
+    )
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.norms, expected.norms)

@@ -137,15 +137,15 @@ def test_batches_stay_within_the_budget_and_begin_with_the_shortest() -> None:
     assert reader.batches == [4, 4, 5]  # columns of each batch, its padding included
 
 
-def test_what_fills_no_batch_waits_for_the_next_part_but_for_the_first() -> None:
+def test_what_fills_no_batch_waits_for_the_next_part_but_for_the_first_two() -> None:
     sequences = [(number, 0, 0, 0) for number in range(30)]
     work = planned(range(30), sequences=sequences, ranges=[(3, 4)] * 30, pairs=[])
     reader = Short(columns=10**6)
     found: list[int] = []
-    parts = (work[:3], work[3:14], work[14:20], work[20:])
+    parts = (work[:3], work[3:4], work[4:14], work[14:20], work[20:])
     run_batches(reader, parts, batch_tokens=32, on_values=lambda numbers, _: found.extend(numbers))  # type: ignore[arg-type]
     assert sorted(found) == list(range(30))
-    assert reader.batches == [12, 32, 32, 32, 12]
+    assert reader.batches == [12, 4, 32, 32, 32, 8]
 
 
 def test_rows_of_a_batch_are_bounded() -> None:
