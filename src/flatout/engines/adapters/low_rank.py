@@ -7,6 +7,9 @@ products (`products`): down to the rank and up again, and up adds to y where it 
 same two for x with the factors in each other's place, and two outer products, which are added straight into
 the bank's gradients: no gradient of a factor is ever a tensor of its own.
 
+Backwards, up comes first and the base's product adds to it.  A thin product is bound by the bytes it moves,
+and reading what it adds to would be half of them; the base's is bound by arithmetic, and reads meanwhile.
+
 Shapes: N tokens, T adapters, R largest rank, K and O widths.
 """
 
@@ -66,7 +69,7 @@ class Dropout:
     keep_of_tokens: Tensor | None  # [N, 1], otherwise
 
     def apply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """What is left of x, and the mask that `add_back` wants."""
+        """What is left of x, and the mask that `back` wants."""
         if self.keep_of_tokens is None:
             assert self.keep is not None
             return torch.native_dropout(x_NK, 1 - self.keep, True)
@@ -74,13 +77,13 @@ class Dropout:
         mask = kept.to(x_NK.dtype)
         return x_NK * mask, mask
 
-    def add_back(self, dx_NK: Tensor, through_NK: Tensor, mask: Tensor) -> None:
-        """Add the gradient that came through what was kept."""
+    def back(self, through_NK: Tensor, mask: Tensor) -> Tensor:
+        """The gradient to x of what came through to what was kept; `through` is spent."""
         if self.keep_of_tokens is None:
             assert self.keep is not None
-            dx_NK.add_(torch.ops.aten.native_dropout_backward(through_NK, mask, 1 / self.keep))
-        else:
-            dx_NK.addcmul_(through_NK, mask)
+            gradient: Tensor = torch.ops.aten.native_dropout_backward(through_NK, mask, 1 / self.keep)
+            return gradient
+        return through_NK.mul_(mask)
 
 
 def adapted_linear(
@@ -152,12 +155,9 @@ class _AdaptedLinear(torch.autograd.Function):
         products.add_outer(of.shrink_gradient, back, products.split(inside_NK))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx_NK = torch.mm(dy_NO, of.weight)
-            if mask is None:
-                products.add_up(products.split(dx_NK), back, of.shrink)
-            else:
-                through = torch.zeros_like(dx_NK)
-                products.add_up(products.split(through), back, of.shrink)
-                ctx.dropout.add_back(dx_NK, through, mask)
+            dx_NK = products.up(back, of.shrink, num_tokens=len(dy_NO))
+            if mask is not None:
+                dx_NK = ctx.dropout.back(dx_NK, mask)
+            dx_NK.addmm_(dy_NO, of.weight)
             dx = dx_NK if dy.ndim == 2 else dx_NK.view(*dy.shape[:-1], -1)
         return dx, None, gain_gradient, None, None, None

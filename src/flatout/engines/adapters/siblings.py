@@ -172,13 +172,13 @@ class _Siblings(torch.autograd.Function):
             products.add_outer(shrink_gradient, backs[-1], inside)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, of.weight)
-            into = dx if mask is None else torch.zeros_like(dx)
-            into_each = products.split(into)
-            for back, shrink in zip(backs, of.shrinks, strict=True):
-                products.add_up(into_each, back, shrink)
+            dx = products.up(backs[0], of.shrinks[0], num_tokens=len(dy))
+            into = products.split(dx)
+            for back, shrink in zip(backs[1:], of.shrinks[1:], strict=True):
+                products.add_up(into, back, shrink)
             if mask is not None:
-                ctx.dropout.add_back(dx, into, mask)
+                dx = ctx.dropout.back(dx, mask)
+            dx.addmm_(dy, of.weight)
             dx = dx.view(*shape, -1)
         return dx, None, None, None, None, None
 
@@ -222,12 +222,12 @@ class _DenseSiblings(torch.autograd.Function):
         add_products(of.shrink_gradient.plain, back_MNC.mT, inside_NK.expand(of.num, -1, -1))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, of.weight)
-            into = dx if mask is None else torch.zeros_like(dx)
-            for back_NC, shrink_CK in zip(back_MNC.unbind(), of.shrinks, strict=True):
-                into.addmm_(back_NC, shrink_CK)
+            dx = torch.mm(back_MNC[0], of.shrinks[0])
+            for back_NC, shrink_CK in zip(back_MNC[1:], of.shrinks[1:], strict=True):
+                dx.addmm_(back_NC, shrink_CK)
             if mask is not None:
-                ctx.dropout.add_back(dx, into, mask)
+                dx = ctx.dropout.back(dx, mask)
+            dx.addmm_(dy, of.weight)
             dx = dx.view(*shape, -1)
         return dx, None, gain_gradient, None, None, None
 
