@@ -163,8 +163,8 @@ class Batched:
         own = factor_TRK[self.first : self.last]
         return Factor(own, own.mT)
 
-    def down(self, x: Tensor, factor: Factor) -> Tensor:
-        coefficients_TNR = torch.bmm(x, factor.turned)
+    def down(self, x: Tensor, factor: Factor, *, out: Tensor | None = None) -> Tensor:
+        coefficients_TNR = torch.bmm(x, factor.turned, out=out)
         return coefficients_TNR if self.scales is None else coefficients_TNR.mul_(self.scales)
 
     def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
@@ -312,6 +312,13 @@ def add_products(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> N
         torch.baddbmm(into, a, b, out_dtype=into.dtype, alpha=alpha, out=into)
     else:
         into.add_(torch.bmm(a, b), alpha=alpha)
+
+
+def wide_products(a: Tensor, b: Tensor) -> Tensor:
+    """Batches of a b, in float32 where torch gives that for narrower operands."""
+    if a.is_cuda and a.dtype != torch.float32 and adds_into_wider(a.device, a.dtype):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a, b)
 
 
 @functools.cache
