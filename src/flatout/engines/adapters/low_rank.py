@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flatout.engines.adapters.branches import branch_for
 from flatout.engines.adapters.products import Dense, Factor, Products
 
 
@@ -119,16 +120,19 @@ class _AdaptedLinear(torch.autograd.Function):
         dropout: Dropout | None,
     ) -> Tensor:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y_NO = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
         inside = products.split(inside_NK)
         raw = None
-        if gain is None:
-            coefficients = products.down(inside, of.shrink)
-        else:
-            assert isinstance(products, Dense)
-            raw = products.raw(inside, of.shrink)
-            coefficients = raw * gain
+        branch = branch_for(x_NK)
+        with branch.beside():
+            if gain is None:
+                coefficients = products.down(inside, of.shrink)
+            else:
+                assert isinstance(products, Dense)
+                raw = products.raw(inside, of.shrink)
+                coefficients = raw * gain
+        y_NO = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         products.add_up(products.split(y_NO), coefficients, of.expand)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(inside_NK, mask, gain, raw if ctx.needs_input_grad[2] else None)
@@ -144,6 +148,9 @@ class _AdaptedLinear(torch.autograd.Function):
         dy_NO = dy if dy.ndim == 2 else dy.reshape(-1, dy.shape[-1])
         outside = products.split(dy_NO)
         gain_gradient = None
+        branch = branch_for(dy_NO)
+        with branch.beside():
+            products.add_outer(of.expand_gradient, ctx.coefficients, outside)
         if gain is None:
             back = products.down(outside, of.expand)
         else:
@@ -151,8 +158,8 @@ class _AdaptedLinear(torch.autograd.Function):
             back = products.raw(outside, of.expand)
             gain_gradient = back * raw if raw is not None else None
             back = back * gain
-        products.add_outer(of.expand_gradient, ctx.coefficients, outside)
-        products.add_outer(of.shrink_gradient, back, products.split(inside_NK))
+        with branch.beside():
+            products.add_outer(of.shrink_gradient, back, products.split(inside_NK))
         dx = None
         if ctx.needs_input_grad[0]:
             dx_NK = products.up(back, of.shrink, num_tokens=len(dy_NO))
@@ -160,4 +167,5 @@ class _AdaptedLinear(torch.autograd.Function):
                 dx_NK = ctx.dropout.back(dx_NK, mask)
             dx_NK.addmm_(dy_NO, of.weight)
             dx = dx_NK if dy.ndim == 2 else dx_NK.view(*dy.shape[:-1], -1)
+        branch.join()
         return dx, None, gain_gradient, None, None, None

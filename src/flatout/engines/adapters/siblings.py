@@ -4,7 +4,7 @@ Maps that share x share one product with their weights stacked, so x is read onc
 add up within products.  Dense products go further: the factors of the maps lie at equal distances in the
 bank, so one batched product serves all.  For three maps that is four kernels forwards instead of twelve.
 Batched products stack the shrinking factors of each adapter in a small copy: x is read once to go down, once
-for the gradients of those factors, and its own gradient is written once.  The maps share the dropout of x too.
+for the gradients of those factors, and its own gradient is written once.  The maps share the dropout of x.
 
 Shapes: N tokens, M maps, T adapters, R largest rank, C = T * R, K and O widths.
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flatout.engines.adapters.bank import AdapterBank, Site
+from flatout.engines.adapters.branches import branch_for
 from flatout.engines.adapters.low_rank import Dropout
 from flatout.engines.adapters.products import (
     Batched,
@@ -159,10 +160,13 @@ class _Siblings(torch.autograd.Function):
         dropout: Dropout | None,
     ) -> tuple[Tensor, ...]:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
         inside = products.split(inside_NK)
-        ctx.coefficients = [products.down(inside, shrink) for shrink in of.shrinks]
+        branch = branch_for(x_NK)
+        with branch.beside():
+            ctx.coefficients = [products.down(inside, shrink) for shrink in of.shrinks]
+        y = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         for y_NO, own, expand in zip(y.chunk(of.num, dim=1), ctx.coefficients, of.expand.plain, strict=True):
             products.add_up(products.split(y_NO), own, expand)
         ctx.save_for_backward(inside_NK, mask)
@@ -177,6 +181,7 @@ class _Siblings(torch.autograd.Function):
         products: Products = ctx.products
         dys_NO = [dy.reshape(-1, dy.shape[-1]) for dy in dys]
         inside, backs = products.split(inside_NK), []
+        branch = branch_for(inside_NK)
         for dy_NO, own, expand, expand_gradient, shrink_gradient in zip(
             dys_NO,
             ctx.coefficients,
@@ -187,8 +192,9 @@ class _Siblings(torch.autograd.Function):
         ):
             outside = products.split(dy_NO)
             backs.append(products.down(outside, expand))
-            products.add_outer(expand_gradient, own, outside)
-            products.add_outer(shrink_gradient, backs[-1], inside)
+            with branch.beside():
+                products.add_outer(expand_gradient, own, outside)
+                products.add_outer(shrink_gradient, backs[-1], inside)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = products.up(backs[0], of.shrinks[0], num_tokens=len(inside_NK))
@@ -198,6 +204,7 @@ class _Siblings(torch.autograd.Function):
             if mask is not None:
                 dx = ctx.dropout.back(dx, mask)
             dx = _add_base(dx, dys_NO, of).view(*dys[0].shape[:-1], -1)
+        branch.join()
         return dx, None, None, None, None, None
 
 
@@ -215,11 +222,14 @@ class _BatchedSiblings(torch.autograd.Function):
         dropout: Dropout | None,
     ) -> tuple[Tensor, ...]:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
-        stacked = of.shrink.plain.flatten(1, 2)  # [T, M * R, K]: a copy, of the size of the factors
-        shrink = Factor(stacked, stacked.mT)
-        coefficients = products.down(products.split(inside_NK), shrink)
+        branch = branch_for(x_NK)
+        with branch.beside():
+            stacked = of.shrink.plain.flatten(1, 2)  # [T, M * R, K]: a copy, of the size of the factors
+            shrink = Factor(stacked, stacked.mT)
+            coefficients = products.down(products.split(inside_NK), shrink)
+        y = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         for y_NO, own, expand in zip(
             y.chunk(of.num, dim=1), coefficients.chunk(of.num, dim=2), of.expand.plain, strict=True
         ):
@@ -237,6 +247,7 @@ class _BatchedSiblings(torch.autograd.Function):
         products: Batched = ctx.products
         dys_NO = [dy.reshape(-1, dy.shape[-1]) for dy in dys]
         back = torch.empty_like(ctx.coefficients)
+        branch = branch_for(inside_NK)
         for dy_NO, own, own_back, expand, expand_gradient in zip(
             dys_NO,
             ctx.coefficients.chunk(of.num, dim=2),
@@ -246,17 +257,20 @@ class _BatchedSiblings(torch.autograd.Function):
             strict=True,
         ):
             outside = products.split(dy_NO)
+            with branch.beside():
+                products.add_outer(expand_gradient, own, outside)
             products.down(outside, expand, out=own_back)
-            products.add_outer(expand_gradient, own, outside)
         gradient_TMRK = of.shrink_gradient.plain
-        outer = wide_products(back.mT, products.split(inside_NK))
-        gradient_TMRK.add_(outer.view(gradient_TMRK.shape), alpha=products.alpha)
+        with branch.beside():
+            outer = wide_products(back.mT, products.split(inside_NK))
+            gradient_TMRK.add_(outer.view(gradient_TMRK.shape), alpha=products.alpha)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = products.up(back, ctx.shrink, num_tokens=len(inside_NK))
             if mask is not None:
                 dx = ctx.dropout.back(dx, mask)
             dx = _add_base(dx, dys_NO, of).view(*dys[0].shape[:-1], -1)
+        branch.join()
         return dx, None, None, None, None, None
 
 
@@ -274,12 +288,15 @@ class _DenseSiblings(torch.autograd.Function):
         dropout: Dropout | None,
     ) -> tuple[Tensor, ...]:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
-        raw_MNC = torch.bmm(inside_NK.expand(of.num, -1, -1), of.shrink.turned)
         differs = ctx.needs_input_grad[2]
         weights_NC = products.gain if gain is None else gain
-        coefficients_MNC = raw_MNC * weights_NC if differs else raw_MNC.mul_(weights_NC)
+        branch = branch_for(x_NK)
+        with branch.beside():
+            raw_MNC = torch.bmm(inside_NK.expand(of.num, -1, -1), of.shrink.turned)
+            coefficients_MNC = raw_MNC * weights_NC if differs else raw_MNC.mul_(weights_NC)
+        y = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         _by_map(y, of.num).baddbmm_(coefficients_MNC, of.expand.plain)
         ctx.save_for_backward(inside_NK, mask, weights_NC, coefficients_MNC, raw_MNC if differs else None)
         ctx.of, ctx.dropout = of, dropout
@@ -292,11 +309,14 @@ class _DenseSiblings(torch.autograd.Function):
         of: BoundStack = ctx.of
         shape, dy = dys[0].shape[:-1], torch.cat([dy.reshape(-1, dy.shape[-1]) for dy in dys], dim=1)
         dy_MNO = _by_map(dy, of.num)
+        branch = branch_for(dy)
+        with branch.beside():
+            add_products(of.expand_gradient.plain, coefficients_MNC.mT, dy_MNO)
         back_MNC = torch.bmm(dy_MNO, of.expand.turned)
         gain_gradient = None if raw_MNC is None else (back_MNC * raw_MNC).sum(0)
         back_MNC.mul_(weights_NC)
-        add_products(of.expand_gradient.plain, coefficients_MNC.mT, dy_MNO)
-        add_products(of.shrink_gradient.plain, back_MNC.mT, inside_NK.expand(of.num, -1, -1))
+        with branch.beside():
+            add_products(of.shrink_gradient.plain, back_MNC.mT, inside_NK.expand(of.num, -1, -1))
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.mm(back_MNC[0], of.shrinks[0])
@@ -306,6 +326,7 @@ class _DenseSiblings(torch.autograd.Function):
                 dx = ctx.dropout.back(dx, mask)
             dx.addmm_(dy, of.weight)
             dx = dx.view(*shape, -1)
+        branch.join()
         return dx, None, gain_gradient, None, None, None
 
 
