@@ -51,11 +51,14 @@ _NONE = Branch(main=None, side=None)
 
 def branch_for(x_NK: Tensor) -> Branch:
     """A branch of the current stream, where it pays for a pass over these tokens."""
-    if not x_NK.is_cuda:
-        return _NONE
-    if len(x_NK) < BRANCH_TOKENS and not torch.cuda.is_current_stream_capturing():
+    if not is_bound_by_device(x_NK):
         return _NONE
     return Branch(main=torch.cuda.current_stream(x_NK.device), side=_side_of(x_NK.device))
+
+
+def is_bound_by_device(x_NK: Tensor) -> bool:
+    """Whether the device is busy longer than the host with a pass over these tokens: recorded, or many."""
+    return x_NK.is_cuda and (len(x_NK) >= BRANCH_TOKENS or torch.cuda.is_current_stream_capturing())
 
 
 @functools.cache
