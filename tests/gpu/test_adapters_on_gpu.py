@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters import attention
+from flatout.engines.adapters import attention, branches
 from flatout.engines.adapters.bank import AdapterBank
 from flatout.engines.adapters.blocks import layout
 from flatout.engines.adapters.encoder import PackedEncoder
@@ -74,6 +74,16 @@ def test_every_kind_of_products_is_the_loop_in_float32(path: Path, dtype: torch.
     shapes = EQUAL if path == "batched" else UNEQUAL
     expected = run(make().cuda(), dtype=torch.float32, path="loop", shapes=shapes)
     found = run(make().cuda(), dtype=dtype, path=path, shapes=shapes)
+    close(found, expected, share=1e-3 if dtype == torch.float32 else 6e-2)
+
+
+@pytest.mark.parametrize("path", get_args(Path))
+def test_products_beside_the_stream_are_those_on_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = EQUAL if path == "batched" else UNEQUAL
+    dtype = torch.bfloat16 if path == "grouped" else torch.float32
+    expected = run(bert().cuda(), dtype=dtype, path=path, shapes=shapes)
+    monkeypatch.setattr(branches, "BRANCH_TOKENS", 0)
+    found = run(bert().cuda(), dtype=dtype, path=path, shapes=shapes)
     close(found, expected, share=1e-3 if dtype == torch.float32 else 6e-2)
 
 
@@ -142,18 +152,19 @@ class Trained:
         )
 
 
-def steps() -> list[list[Batch]]:
+def steps(shapes: Any = UNEQUAL) -> list[list[Batch]]:
     """Batches of the same shapes and other numbers."""
-    return [batches(blocks(UNEQUAL, seed=seed, device="cuda"), seed=seed) for seed in range(6)]
+    return [batches(blocks(shapes, seed=seed, device="cuda"), seed=seed) for seed in range(6)]
 
 
+@pytest.mark.parametrize("shapes", [EQUAL, UNEQUAL])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_recorded_step_is_the_eager_one(accumulation: int) -> None:
+def test_a_recorded_step_is_the_eager_one(accumulation: int, shapes: Any) -> None:
     eager, recorded = (
         Trained(graph="off", accumulation=accumulation),
         Trained(graph="on", accumulation=accumulation),
     )
-    for given in steps():
+    for given in steps(shapes):
         torch.testing.assert_close(recorded.step(given), eager.step(given), rtol=2e-2, atol=2e-2)
     assert recorded.step.decision.value == "graph" and len(recorded.step._graphs) == accumulation
     torch.testing.assert_close(recorded.bank.factors, eager.bank.factors, rtol=2e-2, atol=2e-3)

@@ -145,8 +145,9 @@ class PackedEncoder:
         bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
         try:
             states = self.model.embeddings(**self._inputs(blocks, prepared.frame)).squeeze(0)
+            residual = states
             for layer in self._layers:
-                states = layer(states, bounds)
+                states, residual = layer(states, residual, bounds)
             return states
         finally:
             self._end_pass()

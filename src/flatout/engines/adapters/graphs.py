@@ -9,6 +9,7 @@ learning rates) has its fixed address anyway.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,7 @@ def capture(
     torch.cuda.synchronize(device)
     stream, drawn = torch.cuda.current_stream(device), torch.cuda.get_rng_state(device)
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=_recording_stream(device)):
             losses = step(fixed)
     except RuntimeError:
         torch.cuda.set_stream(stream)  # a recording that breaks off leaves its own stream behind
@@ -124,3 +125,9 @@ def _draw_on(device: torch.device, drawn: Tensor) -> None:
     fresh = torch.Generator(device)
     fresh.set_state(drawn)
     torch.cuda.default_generators[fresh.device.index].graphsafe_set_state(fresh)
+
+
+@functools.cache
+def _recording_stream(device: torch.device) -> Any:
+    """The graph keeps its priority: what runs beside it (`branches`) takes what it leaves of the GPU."""
+    return torch.cuda.Stream(device, priority=-1)

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from flatout.engines.adapters.added_norm import added_norm
 from flatout.engines.adapters.attention import RowBounds, attend
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert")
@@ -39,8 +40,11 @@ class Layer:
     num_heads: int
     scaling: float
 
-    def __call__(self, x_NW: Tensor, bounds: RowBounds) -> Tensor:
-        """The states after this layer; `forward` of a linear map may be an adapted one."""
+    def __call__(self, x_NW: Tensor, residual_NW: Tensor, bounds: RowBounds) -> tuple[Tensor, Tensor]:
+        """The states after this layer, for its two readers: the next one's maps and its residual add.
+
+        `forward` of a linear map may be an adapted one.
+        """
         shape = len(x_NW), self.num_heads, -1
         seen_NHD = attend(
             self.query.forward(x_NW).view(shape),
@@ -49,9 +53,10 @@ class Layer:
             bounds,
             scaling=self.scaling,
         )
-        y_NW = self.mix_norm.forward(self.mix.forward(seen_NHD.reshape(x_NW.shape)) + x_NW)
+        mixed_NW = self.mix.forward(seen_NHD.reshape(x_NW.shape))
+        y_NW, residual_NW = added_norm(self.mix_norm, mixed_NW, residual_NW)
         wide = self.activation(self.widen.forward(y_NW))
-        return self.narrow_norm.forward(self.narrow.forward(wide) + y_NW)
+        return added_norm(self.narrow_norm, self.narrow.forward(wide), residual_NW)
 
 
 def layers_of(model: Any) -> tuple[Layer, ...] | None:

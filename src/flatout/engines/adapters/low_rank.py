@@ -7,6 +7,9 @@ products (`products`): down to the rank and up again, and up adds to y where it 
 same two for x with the factors in each other's place, and two outer products, which are added straight into
 the bank's gradients: no gradient of a factor is ever a tensor of its own.
 
+Backwards, up comes first and the base's product adds to it.  A thin product is bound by the bytes it moves,
+and reading what it adds to would be half of them; the base's is bound by arithmetic, and reads meanwhile.
+
 Shapes: N tokens, T adapters, R largest rank, K and O widths.
 """
 
@@ -20,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flatout.engines.adapters.branches import branch_for
 from flatout.engines.adapters.products import Dense, Factor, Products
 
 
@@ -66,7 +70,7 @@ class Dropout:
     keep_of_tokens: Tensor | None  # [N, 1], otherwise
 
     def apply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """What is left of x, and the mask that `add_back` wants."""
+        """What is left of x, and the mask that `back` wants."""
         if self.keep_of_tokens is None:
             assert self.keep is not None
             return torch.native_dropout(x_NK, 1 - self.keep, True)
@@ -74,13 +78,13 @@ class Dropout:
         mask = kept.to(x_NK.dtype)
         return x_NK * mask, mask
 
-    def add_back(self, dx_NK: Tensor, through_NK: Tensor, mask: Tensor) -> None:
-        """Add the gradient that came through what was kept."""
+    def back(self, through_NK: Tensor, mask: Tensor) -> Tensor:
+        """The gradient to x of what came through to what was kept; `through` is spent."""
         if self.keep_of_tokens is None:
             assert self.keep is not None
-            dx_NK.add_(torch.ops.aten.native_dropout_backward(through_NK, mask, 1 / self.keep))
-        else:
-            dx_NK.addcmul_(through_NK, mask)
+            gradient: Tensor = torch.ops.aten.native_dropout_backward(through_NK, mask, 1 / self.keep)
+            return gradient
+        return through_NK.mul_(mask)
 
 
 def adapted_linear(
@@ -116,16 +120,19 @@ class _AdaptedLinear(torch.autograd.Function):
         dropout: Dropout | None,
     ) -> Tensor:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y_NO = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
         inside = products.split(inside_NK)
         raw = None
-        if gain is None:
-            coefficients = products.down(inside, of.shrink)
-        else:
-            assert isinstance(products, Dense)
-            raw = products.raw(inside, of.shrink)
-            coefficients = raw * gain
+        branch = branch_for(x_NK)
+        with branch.beside():
+            if gain is None:
+                coefficients = products.down(inside, of.shrink)
+            else:
+                assert isinstance(products, Dense)
+                raw = products.raw(inside, of.shrink)
+                coefficients = raw * gain
+        y_NO = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         products.add_up(products.split(y_NO), coefficients, of.expand)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(inside_NK, mask, gain, raw if ctx.needs_input_grad[2] else None)
@@ -141,6 +148,9 @@ class _AdaptedLinear(torch.autograd.Function):
         dy_NO = dy if dy.ndim == 2 else dy.reshape(-1, dy.shape[-1])
         outside = products.split(dy_NO)
         gain_gradient = None
+        branch = branch_for(dy_NO)
+        with branch.beside():
+            products.add_outer(of.expand_gradient, ctx.coefficients, outside)
         if gain is None:
             back = products.down(outside, of.expand)
         else:
@@ -148,16 +158,14 @@ class _AdaptedLinear(torch.autograd.Function):
             back = products.raw(outside, of.expand)
             gain_gradient = back * raw if raw is not None else None
             back = back * gain
-        products.add_outer(of.expand_gradient, ctx.coefficients, outside)
-        products.add_outer(of.shrink_gradient, back, products.split(inside_NK))
+        with branch.beside():
+            products.add_outer(of.shrink_gradient, back, products.split(inside_NK))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx_NK = torch.mm(dy_NO, of.weight)
-            if mask is None:
-                products.add_up(products.split(dx_NK), back, of.shrink)
-            else:
-                through = torch.zeros_like(dx_NK)
-                products.add_up(products.split(through), back, of.shrink)
-                ctx.dropout.add_back(dx_NK, through, mask)
+            dx_NK = products.up(back, of.shrink, num_tokens=len(dy_NO))
+            if mask is not None:
+                dx_NK = ctx.dropout.back(dx_NK, mask)
+            dx_NK.addmm_(dy_NO, of.weight)
             dx = dx_NK if dy.ndim == 2 else dx_NK.view(*dy.shape[:-1], -1)
+        branch.join()
         return dx, None, gain_gradient, None, None, None

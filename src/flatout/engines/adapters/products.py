@@ -1,8 +1,8 @@
 """Thin products over ranges of tokens, each range with the factors of its own adapter.
 
-Three of them make a correction and its derivative: *down* to the rank, *up* again (added to what is there),
-and the *outer* product of the two sides, which is the gradient of a factor.  They can be had in four ways,
-and which is fastest depends on the device:
+Three of them make a correction and its derivative: *down* to the rank, *up* again (added to what is there, or
+as what the base's product is added to), and the *outer* product of the two sides, which is the gradient of a
+factor.  They can be had in four ways, and which is fastest depends on the device:
 
 loop      one product per adapter at its own rank: least arithmetic, most calls (CPU)
 batched   one batched product for all, where every adapter has the same number of tokens
@@ -61,6 +61,9 @@ class Products(Protocol):
 
     def add_up(self, y: Any, coefficients: Any, factor: Factor) -> None:
         """Add coefficients times the adapter's factor to y."""
+
+    def up(self, coefficients: Any, factor: Factor, *, num_tokens: int) -> Tensor:
+        """Coefficients times the adapter's factor, [N, K]."""
 
     def add_outer(self, gradient: Factor, coefficients: Any, x: Any) -> None:
         """Add the sum over each adapter's tokens of coefficients times x to the gradient of a factor."""
@@ -129,6 +132,12 @@ class Loop:
         for span, own, part, plain in zip(self.spans, y, coefficients, factor.plain, strict=True):
             own.addmm_(part, plain, alpha=self.scales[span.adapter])
 
+    def up(self, coefficients: list[Tensor], factor: Factor, *, num_tokens: int) -> Tensor:
+        y_NK = coefficients[0].new_empty(num_tokens, factor.plain[0].shape[1])
+        for span, part, plain in zip(self.spans, coefficients, factor.plain, strict=True):
+            y_NK[span.start : span.stop].addmm_(part, plain, beta=0.0, alpha=self.scales[span.adapter])
+        return y_NK
+
     def add_outer(self, gradient: Factor, coefficients: list[Tensor], x: list[Tensor]) -> None:
         for span, into, part, own in zip(self.spans, gradient.plain, coefficients, x, strict=True):
             add_product(into, part.T, own, alpha=self.scales[span.adapter])
@@ -154,12 +163,17 @@ class Batched:
         own = factor_TRK[self.first : self.last]
         return Factor(own, own.mT)
 
-    def down(self, x: Tensor, factor: Factor) -> Tensor:
-        coefficients_TNR = torch.bmm(x, factor.turned)
+    def down(self, x: Tensor, factor: Factor, *, out: Tensor | None = None) -> Tensor:
+        coefficients_TNR = torch.bmm(x, factor.turned, out=out)
         return coefficients_TNR if self.scales is None else coefficients_TNR.mul_(self.scales)
 
     def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
         y.baddbmm_(coefficients, factor.plain, alpha=self.alpha)
+
+    def up(self, coefficients: Tensor, factor: Factor, *, num_tokens: int) -> Tensor:
+        y_NK = coefficients.new_empty(num_tokens, factor.plain.shape[2])
+        self.split(y_NK).baddbmm_(coefficients, factor.plain, beta=0.0, alpha=self.alpha)
+        return y_NK
 
     def add_outer(self, gradient: Factor, coefficients: Tensor, x: Tensor) -> None:
         add_products(gradient.plain, coefficients.mT, x, alpha=self.alpha)
@@ -197,6 +211,9 @@ class Dense:
     def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
         y.addmm_(coefficients, factor.plain)
 
+    def up(self, coefficients: Tensor, factor: Factor, *, num_tokens: int) -> Tensor:
+        return torch.mm(coefficients, factor.plain)
+
     def add_outer(self, gradient: Factor, coefficients: Tensor, x: Tensor) -> None:
         add_product(gradient.plain, coefficients.T, x)
 
@@ -223,6 +240,9 @@ class Grouped:
 
     def add_up(self, y: Tensor, coefficients: Tensor, factor: Factor) -> None:
         y.add_(F.grouped_mm(coefficients, factor.plain, offs=self.offsets))
+
+    def up(self, coefficients: Tensor, factor: Factor, *, num_tokens: int) -> Tensor:
+        return F.grouped_mm(coefficients, factor.plain, offs=self.offsets)
 
     def add_outer(self, gradient: Factor, coefficients: Tensor, x: Tensor) -> None:
         gradient.plain.add_(F.grouped_mm(coefficients.T, x, offs=self.offsets))
@@ -292,6 +312,13 @@ def add_products(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> N
         torch.baddbmm(into, a, b, out_dtype=into.dtype, alpha=alpha, out=into)
     else:
         into.add_(torch.bmm(a, b), alpha=alpha)
+
+
+def wide_products(a: Tensor, b: Tensor) -> Tensor:
+    """Batches of a b, in float32 where torch gives that for narrower operands."""
+    if a.is_cuda and a.dtype != torch.float32 and adds_into_wider(a.device, a.dtype):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a, b)
 
 
 @functools.cache

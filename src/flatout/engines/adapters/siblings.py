@@ -1,11 +1,12 @@
 """Linear maps that read the same input, like query, key and value, corrected together.
 
-Maps that share x share one product with their weights stacked, forwards and back, so x is read once and its
-gradients need not be added up.  Dense products go further: the factors of the maps lie at equal distances in
-the bank, so one batched product serves all.  For three maps that is four kernels forwards instead of twelve,
-nine backwards instead of eighteen.  The maps share the dropout of x too.
+Maps that share x share one product with their weights stacked, so x is read once, and their gradients to x
+add up within products.  Dense products go further: the factors of the maps lie at equal distances in the
+bank, so one batched product serves all.  For three maps that is four kernels forwards instead of twelve.
+Batched products stack the shrinking factors of each adapter in a small copy: x is read once to go down, once
+for the gradients of those factors, and its own gradient is written once.  The maps share the dropout of x.
 
-Shapes: N tokens, M maps, C = adapters * rank columns of factors, K and O widths.
+Shapes: N tokens, M maps, T adapters, R largest rank, C = T * R, K and O widths.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flatout.engines.adapters.bank import AdapterBank, Site
+from flatout.engines.adapters.branches import branch_for
 from flatout.engines.adapters.low_rank import Dropout
-from flatout.engines.adapters.products import Dense, Factor, Products, add_products
+from flatout.engines.adapters.products import (
+    Batched,
+    Dense,
+    Factor,
+    Products,
+    add_products,
+    wide_products,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +56,14 @@ class Stacked:
         else:
             of_maps = [factor.view(self.num, self.num_adapters, -1, factor.shape[2]) for factor in factors]
             views = [Factor([products.factor(one) for one in each], None) for each in of_maps]
+            if isinstance(products, Batched):
+                own = slice(products.first, products.last)
+                for place in (0, 2):
+                    views[place] = Factor(of_maps[place][:, own].transpose(0, 1), None)
         return BoundStack(
             num=self.num,
             weight=self.weight,
+            weights=self.weight.chunk(self.num),
             bias=self.bias,
             shrink=views[0],
             shrinks=tuple(views[0].plain),
@@ -63,11 +77,13 @@ class Stacked:
 class BoundStack:
     """Stacked maps whose factors are as products of one kind take them.
 
-    Of dense products a factor is that of all maps [M, C, width]; of others `plain` lists one per map.
+    Of dense products a factor is that of all maps [M, C, width]; of others `plain` lists one per map, but of
+    batched ones what shrinks, and its gradient, are [T, M, R, K].
     """
 
     num: int
     weight: Tensor
+    weights: tuple[Tensor, ...]  # map by map
     bias: Tensor | None
     shrink: Factor
     shrinks: tuple[Any, ...]  # map by map
@@ -121,9 +137,13 @@ def adapted_siblings(
     gain: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """What `low_rank.adapted_linear` gives for each of the maps; `gain` goes with dense products only."""
-    function = _DenseSiblings if isinstance(products, Dense) else _Siblings
-    y: Tensor = function.apply(x, anchor, gain, of, products, dropout)  # type: ignore[no-untyped-call]
-    return y.chunk(of.num, dim=-1)
+    function: Any = _Siblings
+    if isinstance(products, Dense):
+        function = _DenseSiblings
+    elif isinstance(products, Batched):
+        function = _BatchedSiblings
+    results: tuple[Tensor, ...] = function.apply(x, anchor, gain, of, products, dropout)
+    return results
 
 
 class _Siblings(torch.autograd.Function):
@@ -138,28 +158,32 @@ class _Siblings(torch.autograd.Function):
         of: BoundStack,
         products: Products,
         dropout: Dropout | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
         inside = products.split(inside_NK)
-        ctx.coefficients = [products.down(inside, shrink) for shrink in of.shrinks]
+        branch = branch_for(x_NK)
+        with branch.beside():
+            ctx.coefficients = [products.down(inside, shrink) for shrink in of.shrinks]
+        y = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         for y_NO, own, expand in zip(y.chunk(of.num, dim=1), ctx.coefficients, of.expand.plain, strict=True):
             products.add_up(products.split(y_NO), own, expand)
         ctx.save_for_backward(inside_NK, mask)
         ctx.of, ctx.products, ctx.dropout = of, products, dropout
-        return y if x.ndim == 2 else y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], -1).chunk(of.num, dim=-1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
         inside_NK, mask = ctx.saved_tensors
         of: BoundStack = ctx.of
         products: Products = ctx.products
-        shape, dy = dy.shape[:-1], dy.reshape(-1, dy.shape[-1])
+        dys_NO = [dy.reshape(-1, dy.shape[-1]) for dy in dys]
         inside, backs = products.split(inside_NK), []
+        branch = branch_for(inside_NK)
         for dy_NO, own, expand, expand_gradient, shrink_gradient in zip(
-            dy.chunk(of.num, dim=1),
+            dys_NO,
             ctx.coefficients,
             of.expand.plain,
             of.expand_gradient.plain,
@@ -168,18 +192,85 @@ class _Siblings(torch.autograd.Function):
         ):
             outside = products.split(dy_NO)
             backs.append(products.down(outside, expand))
-            products.add_outer(expand_gradient, own, outside)
-            products.add_outer(shrink_gradient, backs[-1], inside)
+            with branch.beside():
+                products.add_outer(expand_gradient, own, outside)
+                products.add_outer(shrink_gradient, backs[-1], inside)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, of.weight)
-            into = dx if mask is None else torch.zeros_like(dx)
-            into_each = products.split(into)
-            for back, shrink in zip(backs, of.shrinks, strict=True):
-                products.add_up(into_each, back, shrink)
+            dx = products.up(backs[0], of.shrinks[0], num_tokens=len(inside_NK))
+            into = products.split(dx)
+            for back, shrink in zip(backs[1:], of.shrinks[1:], strict=True):
+                products.add_up(into, back, shrink)
             if mask is not None:
-                ctx.dropout.add_back(dx, into, mask)
-            dx = dx.view(*shape, -1)
+                dx = ctx.dropout.back(dx, mask)
+            dx = _add_base(dx, dys_NO, of).view(*dys[0].shape[:-1], -1)
+        branch.join()
+        return dx, None, None, None, None, None
+
+
+class _BatchedSiblings(torch.autograd.Function):
+    """The base together, the shrinking factors stacked, the expanding ones map by map."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        gain: None,
+        of: BoundStack,
+        products: Batched,
+        dropout: Dropout | None,
+    ) -> tuple[Tensor, ...]:
+        x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
+        branch = branch_for(x_NK)
+        with branch.beside():
+            stacked = of.shrink.plain.flatten(1, 2)  # [T, M * R, K]: a copy, of the size of the factors
+            shrink = Factor(stacked, stacked.mT)
+            coefficients = products.down(products.split(inside_NK), shrink)
+        y = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
+        for y_NO, own, expand in zip(
+            y.chunk(of.num, dim=1), coefficients.chunk(of.num, dim=2), of.expand.plain, strict=True
+        ):
+            products.add_up(products.split(y_NO), own, expand)
+        ctx.save_for_backward(inside_NK, mask)
+        ctx.coefficients, ctx.shrink = coefficients, shrink
+        ctx.of, ctx.products, ctx.dropout = of, products, dropout
+        return y.view(*x.shape[:-1], -1).chunk(of.num, dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
+        inside_NK, mask = ctx.saved_tensors
+        of: BoundStack = ctx.of
+        products: Batched = ctx.products
+        dys_NO = [dy.reshape(-1, dy.shape[-1]) for dy in dys]
+        back = torch.empty_like(ctx.coefficients)
+        branch = branch_for(inside_NK)
+        for dy_NO, own, own_back, expand, expand_gradient in zip(
+            dys_NO,
+            ctx.coefficients.chunk(of.num, dim=2),
+            back.chunk(of.num, dim=2),
+            of.expand.plain,
+            of.expand_gradient.plain,
+            strict=True,
+        ):
+            outside = products.split(dy_NO)
+            with branch.beside():
+                products.add_outer(expand_gradient, own, outside)
+            products.down(outside, expand, out=own_back)
+        gradient_TMRK = of.shrink_gradient.plain
+        with branch.beside():
+            outer = wide_products(back.mT, products.split(inside_NK))
+            gradient_TMRK.add_(outer.view(gradient_TMRK.shape), alpha=products.alpha)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = products.up(back, ctx.shrink, num_tokens=len(inside_NK))
+            if mask is not None:
+                dx = ctx.dropout.back(dx, mask)
+            dx = _add_base(dx, dys_NO, of).view(*dys[0].shape[:-1], -1)
+        branch.join()
         return dx, None, None, None, None, None
 
 
@@ -195,41 +286,55 @@ class _DenseSiblings(torch.autograd.Function):
         of: BoundStack,
         products: Dense,
         dropout: Dropout | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         x_NK = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y = F.linear(x_NK, of.weight, of.bias)
         inside_NK, mask = (x_NK, None) if dropout is None else dropout.apply(x_NK)
-        raw_MNC = torch.bmm(inside_NK.expand(of.num, -1, -1), of.shrink.turned)
         differs = ctx.needs_input_grad[2]
         weights_NC = products.gain if gain is None else gain
-        coefficients_MNC = raw_MNC * weights_NC if differs else raw_MNC.mul_(weights_NC)
+        branch = branch_for(x_NK)
+        with branch.beside():
+            raw_MNC = torch.bmm(inside_NK.expand(of.num, -1, -1), of.shrink.turned)
+            coefficients_MNC = raw_MNC * weights_NC if differs else raw_MNC.mul_(weights_NC)
+        y = F.linear(x_NK, of.weight, of.bias)
+        branch.join()
         _by_map(y, of.num).baddbmm_(coefficients_MNC, of.expand.plain)
         ctx.save_for_backward(inside_NK, mask, weights_NC, coefficients_MNC, raw_MNC if differs else None)
         ctx.of, ctx.dropout = of, dropout
-        return y if x.ndim == 2 else y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], -1).chunk(of.num, dim=-1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
         inside_NK, mask, weights_NC, coefficients_MNC, raw_MNC = ctx.saved_tensors
         of: BoundStack = ctx.of
-        shape, dy = dy.shape[:-1], dy.reshape(-1, dy.shape[-1])
+        shape, dy = dys[0].shape[:-1], torch.cat([dy.reshape(-1, dy.shape[-1]) for dy in dys], dim=1)
         dy_MNO = _by_map(dy, of.num)
+        branch = branch_for(dy)
+        with branch.beside():
+            add_products(of.expand_gradient.plain, coefficients_MNC.mT, dy_MNO)
         back_MNC = torch.bmm(dy_MNO, of.expand.turned)
         gain_gradient = None if raw_MNC is None else (back_MNC * raw_MNC).sum(0)
         back_MNC.mul_(weights_NC)
-        add_products(of.expand_gradient.plain, coefficients_MNC.mT, dy_MNO)
-        add_products(of.shrink_gradient.plain, back_MNC.mT, inside_NK.expand(of.num, -1, -1))
+        with branch.beside():
+            add_products(of.shrink_gradient.plain, back_MNC.mT, inside_NK.expand(of.num, -1, -1))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, of.weight)
-            into = dx if mask is None else torch.zeros_like(dx)
-            for back_NC, shrink_CK in zip(back_MNC.unbind(), of.shrinks, strict=True):
-                into.addmm_(back_NC, shrink_CK)
+            dx = torch.mm(back_MNC[0], of.shrinks[0])
+            for back_NC, shrink_CK in zip(back_MNC[1:], of.shrinks[1:], strict=True):
+                dx.addmm_(back_NC, shrink_CK)
             if mask is not None:
-                ctx.dropout.add_back(dx, into, mask)
+                dx = ctx.dropout.back(dx, mask)
+            dx.addmm_(dy, of.weight)
             dx = dx.view(*shape, -1)
+        branch.join()
         return dx, None, gain_gradient, None, None, None
+
+
+def _add_base(dx_NK: Tensor, dys_NO: Sequence[Tensor], of: BoundStack) -> Tensor:
+    """Add what the weights give: map by map, since the gradients of the maps lie apart."""
+    for dy_NO, weight in zip(dys_NO, of.weights, strict=True):
+        dx_NK.addmm_(dy_NO, weight)
+    return dx_NK
 
 
 def _by_map(y: Tensor, num: int) -> Tensor:
