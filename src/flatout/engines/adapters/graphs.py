@@ -124,7 +124,8 @@ def _draw_on(device: torch.device, drawn: Tensor) -> None:
     """Random numbers go on from `drawn`: a recording that breaks off leaves their source waiting for more."""
     fresh = torch.Generator(device)
     fresh.set_state(drawn)
-    torch.cuda.default_generators[fresh.device.index].graphsafe_set_state(fresh)
+    number = torch.empty(0, device=device).get_device()
+    torch.cuda.default_generators[number].graphsafe_set_state(fresh)
 
 
 @functools.cache
