@@ -175,7 +175,7 @@ def _shown(setting: Setting[object] | None) -> str:
 
 
 def _memory_table(stages: Sequence[StageMemory]) -> Table:
-    numbers = ("batch", "effective", "training", "evaluation", "device", "safe batch")
+    numbers = ("batch", "effective", "training", "evaluation", "device", "largest batch")
     table = _table("stage", *numbers, "verdict", right=numbers)
     for stage in stages:
         table.add_row(
@@ -185,7 +185,7 @@ def _memory_table(stages: Sequence[StageMemory]) -> Table:
             show_bytes(stage.training.process_bytes if stage.training else None),
             show_bytes(stage.evaluation.process_bytes if stage.evaluation else None),
             show_share(stage.device_share),
-            _known(stage.largest.safe if stage.largest else None),
+            _known(stage.largest.tight if stage.largest else None),
             Text(
                 UNKNOWN if stage.verdict == "unknown" else stage.verdict,
                 style=VERDICT_STYLES.get(stage.verdict, ""),
@@ -196,16 +196,11 @@ def _memory_table(stages: Sequence[StageMemory]) -> Table:
 
 def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]:
     names = ", ".join(stage.name for stage in group.stages)
-    limit = (
-        f", up to {group.limit} trains with the allocator flushing"
-        if group.limit not in (None, group.safe)
-        else ""
-    )
     yield Text(printable(names), style="bold")
     first = group.stages[0]
     accumulations = "/".join(dict.fromkeys(str(stage.accumulation.value) for stage in group.stages))
     yield Text(f"configured: batch {first.batch_size.value} × accumulation {accumulations}")
-    yield Text(f"a batch of up to {group.safe} is safe{limit}")
+    yield Text(printable(_bounds(group)))
     chosen = group.suggestion(fitted.choose)
     table = _table(
         "", "suggestion", "batch", "accum.", "effective", "ckpt", "memory", "free used", "step",
@@ -225,9 +220,20 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
         f"evaluation: batch {evaluation.batch_size}"
         + (f" → {evaluation.suggested}" if evaluation.suggested is not None else "")
         + f" needs {show_bytes(evaluation.peak.process_bytes)}"
-        + (f", up to {evaluation.largest_safe} is safe" if evaluation.largest_safe is not None else "")
+        + (f", up to {evaluation.largest} fits" if evaluation.largest is not None else "")
         + f"; {evaluation.reason}"
     )
+
+
+def _bounds(group: GroupFit) -> str:
+    """How far a batch may go, and how far it never holds more than the margin."""
+    if group.caution is not None:
+        return f"a batch of up to {group.largest} fits, and no more is relied on: {group.caution}"
+    if group.safe is None:
+        return f"a batch of up to {group.largest} fits, holding more than the margin while that is free"
+    if group.safe >= group.largest:
+        return f"a batch of up to {group.largest} fits, and never holds more than the margin"
+    return f"a batch of up to {group.largest} fits; up to {group.safe} it never holds more than the margin"
 
 
 def _by_stage(suggestion: Suggestion, budget: Budget) -> str:

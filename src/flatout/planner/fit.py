@@ -1,4 +1,4 @@
-"""A config made to fit: the largest safe batch, with the effective batch kept exactly.
+"""A config made to fit: the largest batch that fits, with the effective batch kept exactly.
 
 Stages that take their batch size from one place form a group, and each group is searched alone.  Knobs of
 the objective (learning rate, negatives, the effective batch itself) are changed only on request; where the

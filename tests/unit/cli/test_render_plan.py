@@ -44,7 +44,7 @@ def test_the_overview_with_one(conf: Path) -> None:
     assert "24GB: 22.4 GiB free of 22.4 GiB" in text
     assert "\nallocator: fixed segments (PyTorch's default" in text
     assert "01_stage      4         64  6.79 GiB" in text
-    assert "recommended:\n- a batch of 27 is safe in every stage" in text
+    assert "recommended:\n- a batch of 29 fits in every stage" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -60,7 +60,7 @@ def test_a_fit_marks_what_is_chosen_and_ends_with_the_diff(conf: Path) -> None:
     text = render_fit(fit, fit.edits(), console=console(100))
     (chosen,) = [line for line in text.splitlines() if line.startswith(">")]
     assert "largest batch" in chosen and "13.1 GiB" in chosen and "59 %" in chosen and chosen.endswith("n/a")
-    assert "a batch of up to 27 is safe, up to 29 trains with the allocator flushing" in text
+    assert "a batch of up to 29 fits; up to 27 it never holds more than the margin" in text
     assert text.rstrip().endswith("\\ No newline at end of file")
     assert "\x1b[" not in text
 
