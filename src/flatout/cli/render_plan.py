@@ -175,7 +175,7 @@ def _shown(setting: Setting[object] | None) -> str:
 
 
 def _memory_table(stages: Sequence[StageMemory]) -> Table:
-    numbers = ("batch", "effective", "training", "evaluation", "device", "largest batch")
+    numbers = ("batch", "effective", "training", "evaluation", "device", "fits up to")
     table = _table("stage", *numbers, "verdict", right=numbers)
     for stage in stages:
         table.add_row(
@@ -212,6 +212,7 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
     for suggestion in group.suggestions:
         yield from _item(
             f"{', '.join(suggestion.names)}: {suggestion.reason.reason}{_worst(suggestion, chosen)}"
+            f"{_beyond(suggestion, fitted.fit.budget)}"
         )
     if len(chosen.peaks) > 1:
         yield Text(f"{chosen.names[0]} by stage: {printable(_by_stage(chosen, fitted.fit.budget))}")
@@ -284,6 +285,13 @@ def _worst(suggestion: Suggestion, chosen: Suggestion) -> str:
     """Which stage needs most, where it is another one than for what is chosen."""
     same = suggestion.worst_stage == chosen.worst_stage
     return "" if same else f"; {suggestion.worst_stage} needs most"
+
+
+def _beyond(suggestion: Suggestion, budget: Budget) -> str:
+    """That a job which trains within the margin holds more: nothing stops it there."""
+    if suggestion.peak.process_bytes <= budget.usable_bytes:
+        return ""
+    return f"; holds more than {show_bytes(budget.usable_bytes)} only while that is free"
 
 
 def _diff_line(line: str) -> Text:

@@ -40,7 +40,7 @@ from flatout.planner.suggestions import (
     Wish,
     merged,
 )
-from flatout.units import show_bytes, show_share
+from flatout.units import show_share
 
 SAFEST_SHARE = 0.8  # of the margin, which this one never holds more than
 # Gradients that wait are at most half of what a step holds, since the parameters are as large as they are: in
@@ -320,17 +320,14 @@ class GroupSearch:
             worst_stage=worst,
             step_s=max(known) if len(known) == len(seconds) else None,
             keeps_effective_batch=True,
-            reason=Decision(value=LARGEST, reason=self._reason(peaks[worst]), source="computed"),
+            reason=Decision(value=LARGEST, reason=self._reason, source="computed"),
         )
 
-    def _reason(self, peak: Peak) -> str:
+    @property
+    def _reason(self) -> str:
         if self._caution is not None:
             return "the largest safe batch that divides the effective batch"
-        reason = "the largest batch that trains within the margin and divides the effective batch"
-        if peak.process_bytes <= self.budget.usable_bytes:
-            return reason
-        held = show_bytes(peak.process_bytes)
-        return f"{reason}; beyond the margin it takes up to {held} only while that is free"
+        return "the largest batch that trains within the margin and divides the effective batch"
 
     def _fastest(self, found: Mapping[bool, _Best]) -> Suggestion | None:
         """Of everything that was timed, and that the config can say, the quickest; None where nothing was."""

@@ -65,6 +65,21 @@ def test_a_fit_marks_what_is_chosen_and_ends_with_the_diff(conf: Path) -> None:
     assert "\x1b[" not in text
 
 
+def test_what_holds_more_than_the_margin_says_so(conf: Path) -> None:
+    text = " ".join(render_fit(fitted(conf), (), console=console(100)).split())
+    assert "with --effective 464; holds more than 19.0 GiB only while that is free" in text
+    assert text.count("only while that is free") == 1
+
+
+def test_why_no_more_is_relied_on_is_shown(conf: Path) -> None:
+    options = PlanOptions(model="x", gpu_memory="24GB", margin=0.95)
+    doubtful = plans.toy_maker(doubts=("its sizes depend on data",))
+    fit = fit_config(conf, options, make_forecast=doubtful)
+    text = " ".join(render_fit(fit, (), console=console(100)).split())
+    assert "fits, and no more is relied on: a margin of 95 % spares 5 %, and its sizes depend on data" in text
+    assert "only while that is free" not in text
+
+
 def test_measured_time_is_shown(conf: Path) -> None:
     text = render_fit(fitted(conf, seconds=lambda batch, checkpointing: 0.1), (), console=console(100))
     assert "the shortest step that was measured" in text
