@@ -228,13 +228,14 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
 
 def _bounds(group: GroupFit) -> str:
     """How far a batch may go, and how far it never holds more than the margin."""
-    if group.caution is not None:
-        return f"a batch of up to {group.largest} fits, and no more is relied on: {group.caution}"
+    why = "" if group.caution is None else f"; the margin is not used up: {group.caution}"
     if group.safe is None:
-        return f"a batch of up to {group.largest} fits, holding more than the margin while that is free"
+        return f"a batch of up to {group.largest} fits, holding more than the margin while that is free{why}"
     if group.safe >= group.largest:
-        return f"a batch of up to {group.largest} fits, and never holds more than the margin"
-    return f"a batch of up to {group.largest} fits; up to {group.safe} it never holds more than the margin"
+        return f"a batch of up to {group.largest} fits, and never holds more than the margin{why}"
+    return (
+        f"a batch of up to {group.largest} fits; up to {group.safe} it never holds more than the margin{why}"
+    )
 
 
 def _by_stage(suggestion: Suggestion, budget: Budget) -> str:

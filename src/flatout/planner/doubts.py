@@ -26,6 +26,8 @@ def doubts_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str
         answer = min(guess.answer for guess in open_ones)
         places = "a place" if len(open_ones) == 1 else f"{len(open_ones)} places"
         doubts.append(f"what is computed depends on data in {places} ({answer})")
-    if device is not None and device.compute_capability != MEASURED_CAPABILITY:
+    if device is not None and device.compute_capability is None:
+        doubts.append(f"which kernels run on {device.name} is not known")
+    elif device is not None and device.compute_capability != MEASURED_CAPABILITY:
         doubts.append(f"the kernels of {device.name} have not been measured")
     return tuple(doubts)

@@ -5,8 +5,8 @@ hand cached blocks back and ask again.  No allocator is capped at a margin, so a
 than that, up to what is free, while nobody else wants it; what lies beyond the margin is head room for an
 estimate that is too low.  A step is *safe* when the process never holds more than the margin.
 
-The largest batch that fits is what a plan recommends.  Where the margin leaves hardly any head room and a
-part of the estimate is a guess, only what is safe counts as fitting, and the plan says why.
+The largest batch that fits is what a plan recommends.  Where a part of the estimate is a guess, it has a
+tenth of what is free for head room, whatever the margin, or is safe, and the plan says why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.planner.forecast import Forecast, LargestBatch, Peak
 from flatout.planner.settings import StageSettings
 from flatout.units import show_share
 
-SURE_MARGIN = 0.9  # up to this one, the head room is a tenth of what is free, and stands in for a guess
+SURE_MARGIN = 0.9  # the head room that is left beyond it stands in for a guess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Judge:
     forecast: Forecast
 
     def caution(self, stage: StageSettings) -> str | None:
-        """Why only what is safe counts as fitting; None where it does not."""
+        """Why the margin is not used up; None where it is."""
         doubts = self.forecast.of_stage(stage.name).doubts
         if self.budget.margin <= SURE_MARGIN or not doubts:
             return None
@@ -50,27 +50,47 @@ class Judge:
             peak, reserved_bytes=peak.reserved_bytes - over, process_bytes=peak.process_bytes - over
         )
 
-    def fits(
-        self,
-        stage: StageSettings,
-        sizes: Mapping[str, int],
-        *,
-        recipe: Recipe,
-        capacity_bytes: int | None = None,
+    def fits(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> bool:
+        """Whether a step trains within the margin, and also where the memory really ends.
+
+        More room mostly helps and need not: the allocator then hands memory back at another moment.
+        """
+        held = self.peak(stage, sizes, recipe=recipe).process_bytes
+        within = self._relied_bytes(stage)
+        if within < held <= self.budget.usable_bytes:  # safe
+            within = self.budget.usable_bytes
+        if not self._trains(stage, sizes, recipe=recipe, capacity_bytes=within):
+            return False
+        return held <= self.budget.free_bytes.value or self.runs(stage, sizes, recipe=recipe)
+
+    def _relied_bytes(self, stage: StageSettings) -> int:
+        """The margin, or less of it where a guess needs head room."""
+        sure_bytes = int(self.budget.free_bytes.value * SURE_MARGIN)
+        return self.budget.usable_bytes if self.caution(stage) is None else sure_bytes
+
+    def runs(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> bool:
+        """Whether a step trains within all that is free."""
+        return self._trains(stage, sizes, recipe=recipe, capacity_bytes=self.budget.free_bytes.value)
+
+    def _trains(
+        self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int
     ) -> bool:
-        """Whether a step trains within the margin, or within another capacity."""
-        capacity = self.budget.usable_bytes if capacity_bytes is None else capacity_bytes
-        trains = self.forecast.of_stage(stage.name).trains(sizes, recipe=recipe, capacity_bytes=capacity)
-        if not trains or self.caution(stage) is None:
-            return trains
-        return self.peak(stage, sizes, recipe=recipe).process_bytes <= capacity
+        forecast = self.forecast.of_stage(stage.name)
+        return forecast.trains(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
 
     def largest(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> LargestBatch:
         """The largest batches within the margin, of which `tight` is recommended."""
-        found = self.forecast.of_stage(stage.name).largest_batch(
-            sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes
-        )
-        return found if self.caution(stage) is None else dataclasses.replace(found, tight=found.safe)
+        forecast = self.forecast.of_stage(stage.name)
+        found = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes)
+        if found.tight is None or found.tight == found.safe:
+            return found
+        if self.caution(stage) is not None:
+            relied_bytes = self._relied_bytes(stage)
+            sure = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=relied_bytes).tight
+            found = dataclasses.replace(found, tight=max(found.safe or 0, sure or 0) or None)
+        if found.tight is None or self.fits(stage, {**sizes, "batch_size": found.tight}, recipe=recipe):
+            return found
+        return dataclasses.replace(found, tight=found.safe)
 
     def largest_of_loader(
         self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe

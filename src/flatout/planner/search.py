@@ -309,6 +309,7 @@ class GroupSearch:
             seconds.append(None if micro_s is None else micro_s * steps[stage.name])
         worst = max(peaks, key=lambda name: peaks[name].process_bytes)
         known = [second for second in seconds if second is not None]
+        reason = "the largest batch that trains within the margin and divides the effective batch"
         return Suggestion(
             names=(LARGEST,),
             batch_size=batch_size,
@@ -320,14 +321,8 @@ class GroupSearch:
             worst_stage=worst,
             step_s=max(known) if len(known) == len(seconds) else None,
             keeps_effective_batch=True,
-            reason=Decision(value=LARGEST, reason=self._reason, source="computed"),
+            reason=Decision(value=LARGEST, reason=reason, source="computed"),
         )
-
-    @property
-    def _reason(self) -> str:
-        if self._caution is not None:
-            return "the largest safe batch that divides the effective batch"
-        return "the largest batch that trains within the margin and divides the effective batch"
 
     def _fastest(self, found: Mapping[bool, _Best]) -> Suggestion | None:
         """Of everything that was timed, and that the config can say, the quickest; None where nothing was."""

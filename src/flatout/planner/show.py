@@ -31,7 +31,7 @@ class StageMemory:
     training: Peak | None = None
     evaluation: Peak | None = None
     largest: LargestBatch | None = None
-    caution: str | None = None  # why only what is safe counts as fitting
+    caution: str | None = None  # why the margin is not used up
     device_share: float | None = None  # of the device's total
     verdict: Verdict = "unknown"
 
@@ -113,8 +113,7 @@ def _stage_memory(
     if budget is None or judge is None or largest is None:
         return seen
     asked = ((sizes, recipe), (evaluated, evaluation))
-    free = budget.free_bytes.value
-    within_free = all(judge.fits(stage, at, recipe=one, capacity_bytes=free) for at, one in asked)
+    within_free = all(judge.runs(stage, at, recipe=one) for at, one in asked)
     within_margin = within_free and all(judge.fits(stage, at, recipe=one) for at, one in asked)
     training, evaluated_peak = (judge.held(peak) if within_free else peak for peak in peaks)
     return dataclasses.replace(
@@ -168,7 +167,7 @@ def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) 
     if not said:
         said += _larger_batch(stages)
     cautions = dict.fromkeys(stage.caution for stage in stages if stage.caution is not None)
-    return [*said, *(f"nothing that may hold more than the margin is relied on: {why}" for why in cautions)]
+    return [*said, *(f"the margin is not used up: {why}" for why in cautions)]
 
 
 def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:

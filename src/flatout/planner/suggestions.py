@@ -59,7 +59,7 @@ class GroupFit:
     suggestions: tuple[Suggestion, ...]
     evaluation: EvaluationFit
     lowered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # stage -> allowed size -> value
-    caution: str | None = None  # why only what is safe counts as fitting
+    caution: str | None = None  # why the margin is not used up
 
     @property
     def checkpointing(self) -> bool:

@@ -76,8 +76,7 @@ def test_why_no_more_is_relied_on_is_shown(conf: Path) -> None:
     doubtful = plans.toy_maker(doubts=("its sizes depend on data",))
     fit = fit_config(conf, options, make_forecast=doubtful)
     text = " ".join(render_fit(fit, (), console=console(100)).split())
-    assert "fits, and no more is relied on: a margin of 95 % spares 5 %, and its sizes depend on data" in text
-    assert "only while that is free" not in text
+    assert "; the margin is not used up: a margin of 95 % spares 5 %, and its sizes depend on data" in text
 
 
 def test_measured_time_is_shown(conf: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from flatout.memory.job import Recipe
@@ -28,6 +30,23 @@ def test_what_fits_trains_within_the_margin_and_may_hold_more() -> None:
     assert subject.budget.usable_bytes < held < subject.budget.free_bytes.value
 
 
+def test_what_trains_within_the_margin_alone_does_not_fit() -> None:
+    """As where more room lets the allocator cut its segments otherwise, until nothing can be handed back."""
+
+    class Unlucky(ToyForecast):
+        def trains(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> bool:
+            return capacity_bytes <= 10 * GIB and super().trains(
+                sizes, recipe=recipe, capacity_bytes=capacity_bytes
+            )
+
+    subject = judge(Unlucky(fragmentation=1.3))
+    lucky = judge(ToyForecast(fragmentation=1.3)).largest(STAGE, SIZES, recipe=Recipe())
+    found = subject.largest(STAGE, SIZES, recipe=Recipe())
+    assert found.tight == found.safe == lucky.safe and lucky.safe != lucky.tight
+    assert subject.fits(STAGE, {**SIZES, "batch_size": found.safe or 0}, recipe=Recipe())
+    assert not subject.fits(STAGE, {**SIZES, "batch_size": lucky.tight or 0}, recipe=Recipe())
+
+
 def test_nothing_is_held_beyond_what_is_free() -> None:
     subject = judge(ToyForecast(fragmentation=2.0), margin=1.0)
     peak = subject.peak(STAGE, {**SIZES, "batch_size": 20}, recipe=Recipe())
@@ -38,16 +57,31 @@ def test_nothing_is_held_beyond_what_is_free() -> None:
     assert subject.held(small) == small
 
 
-@pytest.mark.parametrize("margin", [SURE_MARGIN, 0.95])
-def test_without_head_room_a_guess_counts_and_only_the_safe_fits(margin: float) -> None:
-    subject = judge(DOUBTFUL, margin=margin)
-    sure, found = (each.largest(STAGE, SIZES, recipe=Recipe()) for each in (judge(margin=margin), subject))
+@pytest.mark.parametrize("fragmentation", [1.01, 1.3])
+@pytest.mark.parametrize("margin", [0.5, SURE_MARGIN, 0.95, 1.0])
+def test_a_guess_has_a_tenth_for_head_room_or_is_safe(margin: float, fragmentation: float) -> None:
+    sure, subject = (
+        judge(ToyForecast(fragmentation=fragmentation, doubts=doubts), margin=margin)
+        for doubts in ((), DOUBTFUL.doubts)
+    )
+    plain, found = (each.largest(STAGE, SIZES, recipe=Recipe()) for each in (sure, subject))
     cautious = margin > SURE_MARGIN
     assert (subject.caution(STAGE) is not None) is cautious
-    assert found.tight == (sure.safe if cautious else sure.tight)
-    at = {**SIZES, "batch_size": sure.tight or 0}
-    assert subject.fits(STAGE, at, recipe=Recipe()) is not cautious
-    assert judge(margin=margin).caution(STAGE) is None
+    assert sure.caution(STAGE) is None
+    assert plain.tight is not None and found.tight is not None
+    assert found.tight < plain.tight if cautious else found == plain
+    for batch_size in range(1, plain.tight + 2):
+        at = {**SIZES, "batch_size": batch_size}
+        assert subject.fits(STAGE, at, recipe=Recipe()) is (batch_size <= found.tight)
+
+
+def test_a_wider_margin_never_takes_a_smaller_batch() -> None:
+    found = []
+    for margin in (0.7, 0.8, 0.85, 0.9, 0.91, 0.95, 0.99, 1.0):
+        budget = plans.budget(round(20 * GIB * margin), margin=margin)
+        subject = Judge(budget=budget, forecast=DOUBTFUL)
+        found.append(subject.largest(STAGE, SIZES, recipe=Recipe()).tight or 0)
+    assert found == sorted(found) and found[0] < found[-1]
 
 
 def test_the_reason_for_caution_has_its_figures() -> None:

@@ -122,6 +122,5 @@ def test_why_only_the_safe_is_relied_on_is_said() -> None:
     forecast = ToyForecast(doubts=("its sizes depend on data",))
     found = overview(plans.settings(plans.stage(4, 16)), budget=budget, forecast=forecast)
     assert found.recommendations[-1] == (
-        "nothing that may hold more than the margin is relied on: "
-        "a margin of 100 % spares 0 %, and its sizes depend on data"
+        "the margin is not used up: a margin of 100 % spares 0 %, and its sizes depend on data"
     )
