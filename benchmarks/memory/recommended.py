@@ -1,6 +1,8 @@
 """What `flatout plan` recommends under every cap that was searched on a GPU, held against what trained there.
 
-    python benchmarks/memory/recommended.py --save          # anywhere: no GPU, some seconds for each search
+    python benchmarks/memory/recommended.py --save          # anywhere: no GPU, up to minutes for each search
+
+Searches that the saved table has are not asked again, so that a run may be stopped and gone on with.
 
 The number is the product's own: settings and a budget go in as a config and a device would make them, with
 the cap as what is free, nothing else on the device and a margin of 1, and the largest batch comes out that
@@ -117,30 +119,37 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> Row:
     return {"count": len(rows), **{key: sum(row[key] for row in rows) for key in ("trains", "near")}}
 
 
+def save(rows: Sequence[Row]) -> None:
+    path = latest_table(SEARCHES[0])
+    assert path is not None
+    hardware = path.stem.split("_")[1]
+    result = {"benchmark": "memory", "estimated_with": estimates.versions(), "summary": summarize(rows)}
+    file = RESULTS / f"recommended_{hardware}_{datetime.date.today().isoformat()}.json"
+    write_table(file, {**result, "rows": list(rows)})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="searches whose label contains this")
+    parser.add_argument("--again", action="store_true", help="also those that the saved table has")
     parser.add_argument("--save", action="store_true", help="write results/recommended_HARDWARE_DATE.json")
     arguments = parser.parse_args()
     import_everything()
-    rows: list[Row] = []
+    path = latest_table("recommended")
+    rows: dict[str, Row] = {} if path is None else {row["label"]: row for row in read_table(path)["rows"]}
     for configuration, row in searched():
-        if arguments.only not in row["label"]:
+        label = row["label"]
+        if arguments.only not in label or (label in rows and not arguments.again):
             continue
         start = time.perf_counter()
         found = recommend(configuration)
-        rows.append({"label": row["label"], **found, **judged(row, found["recommended"])})
-        print(f"{row['label']:<90} {rows[-1]} {time.perf_counter() - start:.0f} s", flush=True)
-    result = {"benchmark": "memory", "estimated_with": estimates.versions(), "summary": summarize(rows)}
-    print(json.dumps(result))
-    if arguments.save:
-        path = latest_table(SEARCHES[0])
-        assert path is not None
-        hardware = path.stem.split("_")[1]
-        file = RESULTS / f"recommended_{hardware}_{datetime.date.today().isoformat()}.json"
-        write_table(file, {**result, "rows": rows})
+        rows[label] = {"label": label, **found, **judged(row, found["recommended"])}
+        print(f"{label:<90} {rows[label]} {time.perf_counter() - start:.0f} s", flush=True)
+        if arguments.save:
+            save(list(rows.values()))
+    print(json.dumps(summarize(list(rows.values()))))
     return 0
 
 

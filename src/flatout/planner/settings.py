@@ -241,10 +241,11 @@ class _Look:
                 )
             return Setting(value=PRECISIONS[word], source=found.where, place=found.place)
         switches: tuple[Precision, ...] = ("bf16", "fp16", "tf32")
-        for name in switches:
-            switch = self.switch(name)
-            if switch.value:
-                return Setting(value=name, source=switch.source)
+        on = {name: switch for name in switches if (switch := self.switch(name)).value}
+        if "bf16" in on and "fp16" in on:
+            self.notes.append(f"{on['bf16'].source} and {on['fp16'].source} are both on; planned as bf16")
+        for name, switch in on.items():
+            return Setting(value=name, source=switch.source)
         return Setting(value="fp32", source="assumed: the config has no key for it")
 
     def clip_norm(self) -> Setting[float | None]:

@@ -155,6 +155,14 @@ def room(budget: Budget) -> str:
     )
 
 
+def device_notes(stages: Sequence[StageSettings], budget: Budget) -> Iterator[str]:
+    """What a config asks of the device that it does not have."""
+    asking = {stage.precision.source for stage in stages if stage.precision.value in ("bf16", "pure-bf16")}
+    if budget.device.bf16 is False:
+        for source in sorted(asking):
+            yield f"{source} asks for bfloat16, which {budget.device.name} does not have"
+
+
 def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) -> list[str]:
     if budget is None or any(stage.verdict == "unknown" for stage in stages):
         return []
@@ -167,7 +175,8 @@ def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) 
     if not said:
         said += _larger_batch(stages)
     cautions = dict.fromkeys(stage.caution for stage in stages if stage.caution is not None)
-    return [*said, *(f"the margin is not used up: {why}" for why in cautions)]
+    said += [f"the margin is not used up: {why}" for why in cautions]
+    return [*said, *device_notes([stage.settings for stage in stages], budget)]
 
 
 def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:

@@ -117,6 +117,23 @@ def test_what_fit_recommends_is_what_show_calls_the_largest(
     assert after.training == group.suggestion(None).peak
 
 
+def test_a_device_without_bfloat16_is_said() -> None:
+    stages = (plans.stage(4, 16, precision="bf16"),)
+    said = {
+        name: overview(
+            plans.settings(*stages), budget=plans.budget(12 * GIB, name=name), forecast=ToyForecast()
+        ).recommendations
+        for name in ("T4", "A100-80GB")
+    }
+    words = "precision asks for bfloat16, which T4 does not have"
+    assert said["T4"][-1] == words
+    assert not any("bfloat16" in one for one in said["A100-80GB"])
+    found = fit_settings(
+        plans.settings(*stages), budget=plans.budget(12 * GIB, name="T4"), forecast=ToyForecast()
+    )
+    assert words in found.notes
+
+
 def test_why_only_the_safe_is_relied_on_is_said() -> None:
     budget = plans.budget(20 * GIB)
     forecast = ToyForecast(doubts=("its sizes depend on data",))
