@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flatout.planner.stored import TraceStore
 
 BATCH = "batch_size"
+MOST_MADE = 8192  # rows: a larger batch, which the batch maker would fill, follows from small ones
 Key = tuple[Recipe, tuple[tuple[str, int], ...]]
 
 
@@ -126,7 +127,7 @@ class TracedForecast:
         recipe = traced(recipe)
         at = (_key(recipe, sizes), sizes[BATCH])
         if at not in self._peaks:
-            self._peaks[at] = self._asked_peak(sizes, recipe, verified=at in self._verified)
+            self._peaks[at] = self._asked_peak(sizes, recipe)
         return self._peaks[at]
 
     @property
@@ -134,10 +135,10 @@ class TracedForecast:
         device = None if self._profile else self._forecaster.device
         return doubts_of(self._forecaster.guesses, device=device)
 
-    def _asked_peak(self, sizes: Mapping[str, int], recipe: Recipe, *, verified: bool) -> Peak:
+    def _asked_peak(self, sizes: Mapping[str, int], recipe: Recipe) -> Peak:
         if self._profile:
             return self._corrected(sizes, recipe=recipe)
-        if _key(recipe, sizes) in self._searched_for and not verified:
+        if self._is_replayed(sizes, recipe):
             done = self._forecaster.simulate(self._step(sizes, recipe))
             return self._peak(done.peak_allocated_bytes, done.peak_reserved_bytes, recipe, sizes)
         estimate = self._forecaster.estimate(recipe, sizes=sizes)
@@ -155,11 +156,16 @@ class TracedForecast:
         return flushes is not None and not (flushes and expandable)
 
     def _step(self, sizes: Mapping[str, int], recipe: Recipe) -> SizedTrace:
-        """From a replay where one is at hand, else from a trace of these very sizes."""
-        what = _key(recipe, sizes)
-        if what in self._searched_for and (what, sizes[BATCH]) not in self._verified:
+        if self._is_replayed(sizes, recipe):
             return self._forecaster.what_if(recipe, sizes=sizes)
         return sized(self._forecaster.trace(recipe, {**self.sizes, **sizes}))
+
+    def _is_replayed(self, sizes: Mapping[str, int], recipe: Recipe) -> bool:
+        """Where a replay is at hand, or a batch too large to be made; else these very sizes are traced."""
+        what = _key(recipe, sizes)
+        if (what, sizes[BATCH]) in self._verified:
+            return False
+        return what in self._searched_for or sizes[BATCH] > MOST_MADE
 
     def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
         what = _key(traced(recipe), sizes)

@@ -122,6 +122,16 @@ def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
     assert largest.safe is not None
 
 
+def test_a_batch_too_large_to_be_made_follows_from_small_ones() -> None:
+    """Ten million rows of 32 KiB: nobody has the memory for the batch itself."""
+    sizes = {"batch_size": 10_000_000, "width": 32}
+    subject = forecast()
+    found = subject.peak_bytes(sizes, recipe=Recipe(mode="evaluate"))
+    assert found.allocated_bytes > 10_000_000 * 32 * 1024
+    assert not subject.trains(sizes, recipe=Recipe(mode="evaluate"), capacity_bytes=80 * 10**9)
+    assert subject.num_traced == 3
+
+
 def test_seconds_are_unknown_without_a_probe() -> None:
     assert forecast().step_s({"batch_size": 8, "width": 32}, recipe=Recipe()) is None
 
