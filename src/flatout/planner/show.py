@@ -167,16 +167,27 @@ def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) 
     if budget is None or any(stage.verdict == "unknown" for stage in stages):
         return []
     said = [
-        f"{stage.name} needs {show_bytes(stage.process_bytes)}; {room(budget)}: lower the batch and raise "
-        "accumulation (flatout plan fit)"
-        for stage in stages
-        if stage.verdict in ("does not fit", "beyond the margin")
+        _too_much(stage, budget) for stage in stages if stage.verdict in ("does not fit", "beyond the margin")
     ]
     if not said:
         said += _larger_batch(stages)
     cautions = dict.fromkeys(stage.caution for stage in stages if stage.caution is not None)
     said += [f"the margin is not used up: {why}" for why in cautions]
     return [*said, *device_notes([stage.settings for stage in stages], budget)]
+
+
+def _too_much(stage: StageMemory, budget: Budget) -> str:
+    """What needs more than there is, and what would be done about it."""
+    own_size, needed = stage.settings.eval_batch_size, stage.process_bytes
+    if own_size is not None and stage.evaluation is not None and stage.evaluation.process_bytes == needed:
+        return (
+            f"evaluation of {stage.name} at batch {own_size.value} needs {show_bytes(needed)}; {room(budget)}: "
+            "lower its batch (flatout plan fit)"
+        )
+    return (
+        f"{stage.name} needs {show_bytes(needed)}; {room(budget)}: lower the batch and raise "
+        "accumulation (flatout plan fit)"
+    )
 
 
 def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:

@@ -117,6 +117,14 @@ def test_what_fit_recommends_is_what_show_calls_the_largest(
     assert after.training == group.suggestion(None).peak
 
 
+def test_evaluation_that_needs_too_much_is_what_is_said() -> None:
+    stage = plans.stage(4, 16, eval_batch_size=1000)
+    budget = plans.budget(20 * GIB)
+    (said,) = overview(plans.settings(stage), budget=budget, forecast=ToyForecast()).recommendations
+    assert said.startswith("evaluation of training at batch 1000 needs ")
+    assert said.endswith("lower its batch (flatout plan fit)")
+
+
 def test_a_device_without_bfloat16_is_said() -> None:
     stages = (plans.stage(4, 16, precision="bf16"),)
     said = {
