@@ -181,8 +181,8 @@ def _too_much(stage: StageMemory, budget: Budget) -> str:
     own_size, needed = stage.settings.eval_batch_size, stage.process_bytes
     if own_size is not None and stage.evaluation is not None and stage.evaluation.process_bytes == needed:
         return (
-            f"evaluation of {stage.name} at batch {own_size.value} needs {show_bytes(needed)}; {room(budget)}: "
-            "lower its batch (flatout plan fit)"
+            f"evaluation of {stage.name} at batch {own_size.value} needs {show_bytes(needed)}; "
+            f"{room(budget)}: lower its batch (flatout plan fit)"
         )
     return (
         f"{stage.name} needs {show_bytes(needed)}; {room(budget)}: lower the batch and raise "
