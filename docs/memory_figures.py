@@ -171,6 +171,11 @@ def caps(folder: Path) -> str:
             if f"{name}_trains" in again:
                 counts = [f"{again[f'{name}_{key}']} of {again['count']}" for key in ("trains", "near")]
                 lines.append(row([said, words, *counts]))
+    recommended = latest(folder, "recommended")
+    if recommended is not None:
+        found = recommended["summary"]
+        counts = [f"**{found[key]} of {found['count']}**" for key in ("trains", "near")]
+        lines.append(row(["all of them", "**what `flatout plan` recommends**", *counts]))
     return "\n".join(lines)
 
 

@@ -103,6 +103,7 @@ class ToyForecast:
     can_checkpoint: bool = True
     evaluation_share: float = 0.125  # of the activations of training
     seconds: Callable[[int, bool], float] | None = None  # of (batch, checkpointing)
+    doubts: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=lambda: {"batch_size": 8, "n_negatives": 1})
 
     def _allocated(self, sizes: Mapping[str, int], recipe: Recipe) -> int:
@@ -136,8 +137,12 @@ class ToyForecast:
 
         return LargestBatch(
             safe=largest(lambda peak: peak.process_bytes),
-            limit=largest(lambda peak: peak.allocated_bytes + self.context_bytes),
+            tight=largest(lambda peak: peak.allocated_bytes + self.context_bytes),
         )
+
+    def trains(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> bool:
+        """Without the gaps, which an allocator gives back when memory ends."""
+        return self._allocated(sizes, recipe) + self.context_bytes <= capacity_bytes
 
     def of_stage(self, name: str) -> ToyForecast:
         return self

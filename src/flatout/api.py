@@ -283,7 +283,7 @@ def fit_config(
     to_apply: bool = False,
     make_forecast: ForecastMaker | None = None,
 ) -> ConfigFit:
-    """The largest safe batch of a config on a device, with its effective batch kept; nothing is written.
+    """The largest batch of a config that fits a device, with its effective batch kept; nothing is written.
 
     A fit `to_apply` is refused before any work where its values could not be written.
     """

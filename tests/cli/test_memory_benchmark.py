@@ -33,7 +33,10 @@ from benchmarks.memory.configurations import every_configuration
 from benchmarks.memory.estimates import estimate, estimate_with_probe
 from benchmarks.memory.history import append_history, compact
 from benchmarks.memory.largest import bracket
+from benchmarks.memory.recommended import budget_of, forecast_of, judged, searched, settings_of
+from benchmarks.memory.recommended import summarize as recommended_summary
 from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, write_table
+from flatout.planner.fit import fit_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATIONS = every_configuration()
@@ -51,6 +54,12 @@ SAMPLE = (
     "table-2048x8/batch512/rows64/tf32/accumulation2/adamw-fused",
 )
 ALLOCATED_BOUND, RESERVED_BOUND = 0.01, 0.06
+# Searches on the GPU: where flushes matter most, recurrent layers, and sizes that depend on data.
+RECOMMENDED = (
+    "resnet50/batch64/image224/fp32/sgd-momentum@8",
+    "lstm-lm-650x2/batch64/length128/fp32/clip/adamw",
+    "mixture-capacity/batch64/length256/bf16/adamw",
+)
 
 
 def _build(configuration: Configuration) -> torch.nn.Module:
@@ -108,6 +117,36 @@ def test_a_sample_of_the_measured_table_is_predicted(label: str) -> None:
         found = estimate(configuration)
     assert found["allocated"] == pytest.approx(row["peak_allocated_bytes"], rel=ALLOCATED_BOUND)
     assert found["reserved"] == pytest.approx(row["peak_reserved_bytes"], rel=RESERVED_BOUND)
+
+
+@pytest.mark.parametrize("label", RECOMMENDED)
+def test_what_a_plan_recommends_trained_on_the_gpu_under_the_cap(label: str) -> None:
+    """The product's own number: of a fit with the cap as what is free, at a margin of 1."""
+    configuration, row = next(found for found in searched() if found[1]["label"] == label)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = fit_settings(
+            settings_of(configuration), budget=budget_of(configuration), forecast=forecast_of(configuration)
+        )
+    (group,) = fit.groups
+    assert (group.caution is not None) == label.startswith("mixture")
+    assert group.safe is not None and group.safe <= group.largest
+    found = judged(row, group.largest)
+    assert found["trains"] and found["near"], (group.largest, found)
+    wider = next(one for one in group.suggestions if "largest effective batch" in one.names)
+    assert wider.batch_size == group.largest
+
+
+def test_the_recommended_batches_meet_the_goal_in_every_search() -> None:
+    path = latest_table("recommended")
+    assert path is not None
+    table = read_table(path)
+    searches = {row["label"]: row for _, row in searched()}
+    found = [judged(searches[row["label"]], row["recommended"]) for row in table["rows"]]
+    assert {row["label"] for row in table["rows"]} == set(searches) and len(found) == len(searches) >= 60
+    assert table["summary"] == recommended_summary(found)
+    assert all(each["trains"] for each in found)
+    assert sum(each["near"] for each in found) >= 0.95 * len(found)
 
 
 def test_the_page_shows_what_the_result_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ Gpu = Annotated[
     str | None, typer.Option(metavar="NAME", help='A GPU that is not here: "A100-80GB", "RTX 4090".')
 ]
 GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help='A GPU of so much memory: "24GB".')]
-Margin = Annotated[float, typer.Option(metavar="SHARE", help="How much of what is free may be used.")]
+Margin = Annotated[
+    float, typer.Option(metavar="SHARE", help="How much of what is free a step has to make do with.")
+]
 Ranks = Annotated[
     int | None,
     typer.Option(metavar="N", help="Processes that train together; the effective batch counts all."),
@@ -204,7 +206,7 @@ def fit(
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
-    """Find the largest batch that is safe, and keep the effective batch with accumulation.
+    """Find the largest batch that trains within the margin, and keep the effective batch with accumulation.
 
     The worst stage of a curriculum decides. The learning rate, negatives and the effective batch are part of
     the objective and stay unless asked for. --apply changes only the characters of the values and keeps a

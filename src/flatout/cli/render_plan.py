@@ -175,7 +175,7 @@ def _shown(setting: Setting[object] | None) -> str:
 
 
 def _memory_table(stages: Sequence[StageMemory]) -> Table:
-    numbers = ("batch", "effective", "training", "evaluation", "device", "safe batch")
+    numbers = ("batch", "effective", "training", "evaluation", "device", "fits up to")
     table = _table("stage", *numbers, "verdict", right=numbers)
     for stage in stages:
         table.add_row(
@@ -185,7 +185,7 @@ def _memory_table(stages: Sequence[StageMemory]) -> Table:
             show_bytes(stage.training.process_bytes if stage.training else None),
             show_bytes(stage.evaluation.process_bytes if stage.evaluation else None),
             show_share(stage.device_share),
-            _known(stage.largest.safe if stage.largest else None),
+            _known(stage.largest.tight if stage.largest else None),
             Text(
                 UNKNOWN if stage.verdict == "unknown" else stage.verdict,
                 style=VERDICT_STYLES.get(stage.verdict, ""),
@@ -196,16 +196,11 @@ def _memory_table(stages: Sequence[StageMemory]) -> Table:
 
 def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]:
     names = ", ".join(stage.name for stage in group.stages)
-    limit = (
-        f", up to {group.limit} trains with the allocator flushing"
-        if group.limit not in (None, group.safe)
-        else ""
-    )
     yield Text(printable(names), style="bold")
     first = group.stages[0]
     accumulations = "/".join(dict.fromkeys(str(stage.accumulation.value) for stage in group.stages))
     yield Text(f"configured: batch {first.batch_size.value} × accumulation {accumulations}")
-    yield Text(f"a batch of up to {group.safe} is safe{limit}")
+    yield Text(printable(_bounds(group)))
     chosen = group.suggestion(fitted.choose)
     table = _table(
         "", "suggestion", "batch", "accum.", "effective", "ckpt", "memory", "free used", "step",
@@ -217,6 +212,7 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
     for suggestion in group.suggestions:
         yield from _item(
             f"{', '.join(suggestion.names)}: {suggestion.reason.reason}{_worst(suggestion, chosen)}"
+            f"{_beyond(suggestion, fitted.fit.budget)}"
         )
     if len(chosen.peaks) > 1:
         yield Text(f"{chosen.names[0]} by stage: {printable(_by_stage(chosen, fitted.fit.budget))}")
@@ -225,8 +221,20 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
         f"evaluation: batch {evaluation.batch_size}"
         + (f" → {evaluation.suggested}" if evaluation.suggested is not None else "")
         + f" needs {show_bytes(evaluation.peak.process_bytes)}"
-        + (f", up to {evaluation.largest_safe} is safe" if evaluation.largest_safe is not None else "")
+        + (f", up to {evaluation.largest} fits" if evaluation.largest is not None else "")
         + f"; {evaluation.reason}"
+    )
+
+
+def _bounds(group: GroupFit) -> str:
+    """How far a batch may go, and how far it never holds more than the margin."""
+    why = "" if group.caution is None else f"; the margin is not used up: {group.caution}"
+    if group.safe is None:
+        return f"a batch of up to {group.largest} fits, holding more than the margin while that is free{why}"
+    if group.safe >= group.largest:
+        return f"a batch of up to {group.largest} fits, and never holds more than the margin{why}"
+    return (
+        f"a batch of up to {group.largest} fits; up to {group.safe} it never holds more than the margin{why}"
     )
 
 
@@ -278,6 +286,13 @@ def _worst(suggestion: Suggestion, chosen: Suggestion) -> str:
     """Which stage needs most, where it is another one than for what is chosen."""
     same = suggestion.worst_stage == chosen.worst_stage
     return "" if same else f"; {suggestion.worst_stage} needs most"
+
+
+def _beyond(suggestion: Suggestion, budget: Budget) -> str:
+    """That a job which trains within the margin holds more: nothing stops it there."""
+    if suggestion.peak.process_bytes <= budget.usable_bytes:
+        return ""
+    return f"; holds more than {show_bytes(budget.usable_bytes)} only while that is free"
 
 
 def _diff_line(line: str) -> Text:

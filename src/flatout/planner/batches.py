@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# A divisor below this share of the safe batch leaves so much of the device idle that it is no answer.
+# A divisor below this share of what fits leaves so much of the device idle that it is no answer.
 SENSIBLE_SHARE = 0.25
 
 
@@ -37,17 +37,17 @@ def largest_divisor(number: int, *, at_most: int) -> int | None:
     return next((divisor for divisor in divisors(number) if divisor <= at_most), None)
 
 
-def is_sensible(batch_size: int, *, safe: int) -> bool:
-    return batch_size >= safe * SENSIBLE_SHARE
+def is_sensible(batch_size: int, *, largest: int) -> bool:
+    return batch_size >= largest * SENSIBLE_SHARE
 
 
-def nearest_choices(effective: int, *, safe: int, ranks: int) -> tuple[Choice, ...]:
+def nearest_choices(effective: int, *, largest: int, ranks: int) -> tuple[Choice, ...]:
     """Effective batches around `effective` with a sensible divisor: below, above, and the fullest batch."""
     per_rank = effective // ranks
-    # Every multiple of `safe` qualifies, so a walk of `safe` steps to either side must end.
-    below = _first(range(per_rank - 1, max(per_rank - safe, 0) - 1, -1), safe=safe)
-    above = _first(range(per_rank + 1, per_rank + safe + 1), safe=safe)
-    fullest = (safe, max(1, round(per_rank / safe)))
+    # Every multiple of `largest` qualifies, so a walk of `largest` steps to either side must end.
+    below = _first(range(per_rank - 1, max(per_rank - largest, 0) - 1, -1), largest=largest)
+    above = _first(range(per_rank + 1, per_rank + largest + 1), largest=largest)
+    fullest = (largest, max(1, round(per_rank / largest)))
     found = dict.fromkeys(pair for pair in (below, above, fullest) if pair is not None)
     return tuple(
         Choice(batch_size=batch, accumulation=steps, effective_batch=batch * steps * ranks)
@@ -56,10 +56,10 @@ def nearest_choices(effective: int, *, safe: int, ranks: int) -> tuple[Choice, .
     )
 
 
-def _first(numbers: range, *, safe: int) -> tuple[int, int] | None:
+def _first(numbers: range, *, largest: int) -> tuple[int, int] | None:
     for number in numbers:
-        divisor = largest_divisor(number, at_most=safe) if number > 0 else None
-        if divisor is not None and 2 * divisor >= min(safe, number):
+        divisor = largest_divisor(number, at_most=largest) if number > 0 else None
+        if divisor is not None and 2 * divisor >= min(largest, number):
             return divisor, number // divisor
     return None
 

@@ -1,7 +1,7 @@
 """Which stages of a curriculum have to be searched: those that no other stage covers.
 
 A stage with as many negatives and as long texts as another, and more of one of them, needs more memory; then
-the largest batch of the first is safe for the second.  That holds for nearly every size a job may have, and
+the largest batch of the first fits for the second.  That holds for nearly every size a job may have, and
 not for all (larger patches make fewer tokens), so that whoever leaves a stage out checks it afterwards.
 """
 

@@ -1,4 +1,4 @@
-"""A config made to fit: the largest safe batch, with the effective batch kept exactly.
+"""A config made to fit: the largest batch that fits, with the effective batch kept exactly.
 
 Stages that take their batch size from one place form a group, and each group is searched alone.  Knobs of
 the objective (learning rate, negatives, the effective batch itself) are changed only on request; where the
@@ -18,6 +18,7 @@ from flatout.planner.forecast import Forecast
 from flatout.planner.progress import Progress
 from flatout.planner.search import GroupSearch, expected_traces
 from flatout.planner.settings import Setting, Settings, StageSettings
+from flatout.planner.show import device_notes
 from flatout.planner.suggestions import NAMES, Fit, GroupFit, Wish
 
 ALLOWED = ("checkpointing", "eval_batch_size")  # beside the sizes of the job
@@ -49,7 +50,10 @@ def fit_settings(
         settings=settings,
         budget=budget,
         groups=groups,
-        notes=tuple(_notes(settings, groups, forecast=forecast, wish=wish)),
+        notes=(
+            *_notes(settings, groups, forecast=forecast, wish=wish),
+            *device_notes(settings.stages, budget),
+        ),
     )
 
 

@@ -29,13 +29,12 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargestBatch:
-    """`safe` never makes the allocator flush its cache; `limit` is to be relied on to train, with flushes.
-
-    None: not even 1.
+    """`tight` is the largest that trains within a capacity, though the allocator may have to hand memory back
+    and ask again; up to `safe` it never holds more than the capacity.  None: not even 1.
     """
 
     safe: int | None
-    limit: int | None
+    tight: int | None
 
 
 class Forecast(Protocol):
@@ -50,8 +49,17 @@ class Forecast(Protocol):
         """What one step needs at these sizes, `batch_size` among them."""
         ...
 
+    def trains(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> bool:
+        """Whether the steps run on a device where the process gets no more than `capacity_bytes`."""
+        ...
+
     def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
-        """The largest batch for which the whole process stays within `capacity_bytes`."""
+        """The largest batches for which `trains` holds, and for which the process never holds more."""
+        ...
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What of the answers so far is a guess that may be too low, each as a clause."""
         ...
 
     def step_s(self, sizes: Mapping[str, int], *, recipe: Recipe) -> float | None:

@@ -182,6 +182,15 @@ def find_key(knob: str, stage: Stage, *, style: Style, mapped: Mapped) -> str | 
     return _eval_section(stage) if knob == "eval_batch_size" else None
 
 
+def section_of(knob: str, stage: Stage, *, style: Style) -> str | None:
+    """Where a batch or accumulation would stand, if a section stands there, such as one value per epoch."""
+    if knob not in ("batch_size", "accumulation"):
+        return None
+    names = (*style.keys.get(knob, ()), *LAST_NAMES[knob])
+    above = {key.rpartition(".")[0] for key in stage.values if "." in key}
+    return next((key for name in names for key in sorted(above) if f".{key}".endswith(f".{name}")), None)
+
+
 def is_evaluation(key: str) -> bool:
     """Whether a word of the key says so: `val_loader` and `testLoader` do, `value_head` does not.
 

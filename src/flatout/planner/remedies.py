@@ -16,8 +16,9 @@ from flatout.hardware import all_datasheets
 from flatout.memory.job import Recipe
 from flatout.planner.budget import Budget
 from flatout.planner.forecast import Forecast, traced
+from flatout.planner.judge import Judge, evaluation_recipe, job_sizes
 from flatout.planner.settings import StageSettings
-from flatout.planner.show import evaluation_recipe, job_sizes, room
+from flatout.planner.show import room
 from flatout.units import show_bytes
 
 
@@ -39,11 +40,19 @@ def does_not_fit(stages: Sequence[StageSettings], *, budget: Budget, forecast: F
 def needed_bytes(stage: StageSettings, recipe: Recipe, *, forecast: Forecast, over: Mapping[str, int]) -> int:
     """What a batch of one needs, in training and, where it shares the loader, in evaluation."""
     sizes = job_sizes(stage, forecast, batch_size=1, over=over)
-    recipes = [traced(recipe)]
-    if stage.eval_batch_size is None:
-        recipes.append(evaluation_recipe(stage))
     of_stage = forecast.of_stage(stage.name)
-    return max(of_stage.peak_bytes(sizes, recipe=one).process_bytes for one in recipes)
+    return max(of_stage.peak_bytes(sizes, recipe=one).process_bytes for one in _recipes(stage, recipe))
+
+
+def _fits(stage: StageSettings, recipe: Recipe, *, judge: Judge, over: Mapping[str, int]) -> bool:
+    """Whether a batch of one trains within the margin."""
+    sizes = job_sizes(stage, judge.forecast, batch_size=1, over=over)
+    return all(judge.fits(stage, sizes, recipe=one) for one in _recipes(stage, recipe))
+
+
+def _recipes(stage: StageSettings, recipe: Recipe) -> list[Recipe]:
+    evaluation = [] if stage.eval_batch_size is not None else [evaluation_recipe(stage)]
+    return [traced(recipe), *evaluation]
 
 
 def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> list[str]:
@@ -69,7 +78,7 @@ def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> lis
             needed = needed_bytes(stage, lighter, forecast=forecast, over={})
         except BadInput:  # the model has no switch for it
             continue
-        if needed <= budget.usable_bytes:
+        if _fits(stage, lighter, judge=Judge(budget=budget, forecast=forecast), over={}):
             fitting.append((checkpointing, cast, needed))
     return [
         f"{' and '.join(['checkpointing'] * checkpointing + ['bf16'] * cast)} ({show_bytes(needed)})"
@@ -115,9 +124,10 @@ def _lowered(
     stage: StageSettings, names: Sequence[str], *, budget: Budget, forecast: Forecast
 ) -> dict[str, int] | None:
     """One size after the other down to 1, the last of them up again as far as it goes."""
+    judge = Judge(budget=budget, forecast=forecast)
 
     def fits(over: Mapping[str, int]) -> bool:
-        return needed_bytes(stage, stage.recipe, forecast=forecast, over=over) <= budget.usable_bytes
+        return _fits(stage, stage.recipe, judge=judge, over=over)
 
     over: dict[str, int] = {}
     for name in names:

@@ -1,7 +1,7 @@
 """The search for the batch of one group of stages.
 
 The batch must divide every stage's effective batch, and what is divided away goes into accumulation.  A
-suggestion is estimated at its own sizes before it is offered: reserved memory is not smooth in the batch, so
+suggestion is judged at its own sizes before it is offered: reserved memory is not smooth in the batch, so
 that a smaller batch fits is likely and not certain.
 
 Every question costs traces, so few are asked.  A stage whose sizes are nowhere above those of another is left
@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput
-from flatout.memory.forecast import SCATTER
 from flatout.memory.job import Recipe
 from flatout.planner.batches import divisors, is_sensible, nearest_choices
 from flatout.planner.budget import Budget
 from flatout.planner.covering import uncovered
+from flatout.planner.evaluation import fit_evaluation
 from flatout.planner.forecast import TRACED_ACCUMULATION, Forecast, LargestBatch, Peak, traced
+from flatout.planner.judge import Judge, evaluation_recipe, job_sizes, least
 from flatout.planner.progress import PEAK, SEARCH, Progress
 from flatout.planner.remedies import does_not_fit, lower_sizes
 from flatout.planner.settings import StageSettings
-from flatout.planner.show import evaluation_recipe, job_sizes
 from flatout.planner.suggestions import (
     EFFECTIVE,
     FASTEST,
@@ -35,7 +35,6 @@ from flatout.planner.suggestions import (
     SAFEST,
     WITH,
     WITHOUT,
-    EvaluationFit,
     GroupFit,
     Suggestion,
     Wish,
@@ -43,11 +42,11 @@ from flatout.planner.suggestions import (
 )
 from flatout.units import show_share
 
-SAFEST_SHARE = 0.8  # of what the margin leaves: room for a longer batch or another small process
+SAFEST_SHARE = 0.8  # of the margin, which this one never holds more than
 # Gradients that wait are at most half of what a step holds, since the parameters are as large as they are: in
 # one piece no step fits that needs more than this many times the capacity in several.
 MOST_WAITING = 1.5
-NOTHING = LargestBatch(safe=None, limit=None)
+NOTHING = LargestBatch(safe=None, tight=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +69,10 @@ class GroupSearch:
     lowered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     deciding: tuple[StageSettings, ...] = ()  # () for those that no other covers
+
+    @property
+    def judge(self) -> Judge:
+        return Judge(budget=self.budget, forecast=self.forecast)
 
     @property
     def checkpointing(self) -> bool:
@@ -102,21 +105,34 @@ class GroupSearch:
         best = found[use].suggestion
         if best is None:
             return self._lowered_or_raise()
-        safe = max(found[use].largest.safe or 0, best.batch_size)
+        largest = max(found[use].largest.tight or 0, best.batch_size)
         if not other_asked:
-            self._check_sensible(best.batch_size, safe=safe)
+            self._check_sensible(best.batch_size, largest=largest)
         whole_group = self._of_all(best)
         if whole_group is None:  # a stage that seemed covered needs more than the one that covers it
             return dataclasses.replace(self, deciding=self.stages).fit()
         found[use] = dataclasses.replace(found[use], suggestion=whole_group)
+        suggestions = merged(self._suggestions(found, use=use))
+        self.progress.ask(f"{_named(self.deciding)}, evaluation")
         return GroupFit(
             stages=self.stages,
-            safe=safe,
-            limit=found[use].largest.limit,
-            suggestions=merged(self._suggestions(found, use=use)),
-            evaluation=self._evaluation(whole_group),
+            largest=largest,
+            safe=found[use].largest.safe,
+            suggestions=suggestions,
+            evaluation=fit_evaluation(
+                self.deciding,
+                judge=self.judge,
+                training_batch=whole_group.batch_size,
+                may_raise="eval_batch_size" in self.wish.allow,
+                lowered=self.lowered,
+            ),
             lowered=self.lowered,
+            caution=self._caution,
         )
+
+    @property
+    def _caution(self) -> str | None:
+        return next(filter(None, map(self.judge.caution, self.stages)), None)
 
     def _ways(self, stage: StageSettings) -> tuple[object, ...]:
         """How a stage is trained and evaluated, sizes aside."""
@@ -128,7 +144,6 @@ class GroupSearch:
         others = [stage for stage in self.stages if stage not in self.deciding]
         if not others:
             return best
-        names = dict.fromkeys(stage.name for stage in others)
         self.progress.ask(f"{_named(others)} at batch {best.batch_size}")
         peaks = dict(best.peaks)
         for stage in others:
@@ -136,8 +151,10 @@ class GroupSearch:
                 stage, checkpointing=best.checkpointing, accumulation=best.accumulations[stage.name]
             )
             sizes = self._sizes(stage, batch_size=best.batch_size)
-            peaks[stage.name] = self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
-        if any(peaks[name].process_bytes > best.peak.process_bytes for name in names):
+            peaks[stage.name] = self.judge.held(self.judge.peak(stage, sizes, recipe=recipe))
+            if not self.judge.fits(stage, sizes, recipe=recipe):
+                return None
+        if any(peaks[stage.name].process_bytes > best.peak.process_bytes for stage in others):
             return None
         return dataclasses.replace(best, peaks={stage.name: peaks[stage.name] for stage in self.stages})
 
@@ -164,7 +181,7 @@ class GroupSearch:
             yield plain.named(FASTEST, reason, source="assumed")
         safest = self._within(current, capacity_bytes=int(self.budget.usable_bytes * SAFEST_SHARE))
         if safest is not None:
-            reason = f"keeps a further {show_share(1 - SAFEST_SHARE)} free, for a longer batch or a neighbour"
+            reason = f"never holds more than {show_share(SAFEST_SHARE)} of the margin: room for a neighbour"
             yield safest.named(SAFEST, reason)
         if other is not None:
             does = "computes activations twice" if other.checkpointing else "keeps all activations"
@@ -181,30 +198,14 @@ class GroupSearch:
 
     def _largest(self, checkpointing: bool, *, accumulation: int = TRACED_ACCUMULATION) -> LargestBatch:
         """The largest batch of the worst stage, evaluation included where it goes through the same loader."""
-        capacity = self.budget.usable_bytes
-        found = []
-        for stage in self.deciding:
-            recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation)
-            sizes = self._sizes(stage, batch_size=1)
-            found.append(
-                self.forecast.of_stage(stage.name).largest_batch(
-                    sizes, recipe=recipe, capacity_bytes=capacity
-                )
+        return least(
+            self.judge.largest_of_loader(
+                stage,
+                self._sizes(stage, batch_size=1),
+                recipe=self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation),
             )
-        safe, limit = _least(one.safe for one in found), _least(one.limit for one in found)
-        for stage in self.deciding:
-            if safe is None or stage.eval_batch_size is not None:
-                continue
-            sizes = self._sizes(stage, batch_size=safe)
-            if self._evaluated(stage, sizes).process_bytes > capacity:
-                bound = self.forecast.of_stage(stage.name).largest_batch(
-                    sizes, recipe=evaluation_recipe(stage), capacity_bytes=capacity
-                )
-                safe, limit = _least([safe, bound.safe]), _least([limit, bound.limit])
-        return LargestBatch(safe=safe, limit=limit)
-
-    def _evaluated(self, stage: StageSettings, sizes: Mapping[str, int]) -> Peak:
-        return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=evaluation_recipe(stage))
+            for stage in self.deciding
+        )
 
     def _best(self, checkpointing: bool) -> _Best:
         """The largest batch that keeps every effective batch; none where the model has no switch for it."""
@@ -221,17 +222,17 @@ class GroupSearch:
         whole = NOTHING
         if self._in_one_piece and all(stage.accumulation.value == 1 for stage in self.stages):
             whole = self._largest(checkpointing, accumulation=1)
-            if (whole.safe or 0) >= self.common:
+            if (whole.tight or 0) >= self.common:
                 return _Best(largest=whole, suggestion=self._assess(self.common, checkpointing=checkpointing))
         pieces = self._largest(checkpointing)
         for batch_size in divisors(self.common):
-            if batch_size > (pieces.safe or 0):
+            if batch_size > (pieces.tight or 0):
                 if batch_size < self.common or whole is not NOTHING or not self._in_one_piece:
                     continue
                 found = self._whole(checkpointing)
             else:
                 found = self._assess(batch_size, checkpointing=checkpointing)
-            if found is not None and found.peak.process_bytes <= self.budget.usable_bytes:
+            if found is not None and self._fits(found):
                 return _Best(largest=pieces, suggestion=found)
         return _Best(largest=pieces)
 
@@ -241,22 +242,37 @@ class GroupSearch:
         return all(self._per_rank(stage) == self.common for stage in self.stages)
 
     def _whole(self, checkpointing: bool) -> Suggestion | None:
-        """The whole effective batch in one piece, where no gradients wait, so that more may be safe."""
-        safe_bytes = int(self.budget.usable_bytes * (1 - SCATTER))
+        """The whole effective batch in one piece, where no gradients wait, so that more may fit."""
         for stage in self.deciding:
             sizes = self._sizes(stage, batch_size=self.common)
             recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION)
-            if (
-                self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe).process_bytes
-                > MOST_WAITING * safe_bytes
-            ):
+            in_pieces = self.judge.peak(stage, sizes, recipe=recipe)
+            if in_pieces.allocated_bytes > MOST_WAITING * self.budget.usable_bytes:
                 return None
         found = self._assess(self.common, checkpointing=checkpointing)
-        if found.peak.process_bytes > safe_bytes:
-            return None
-        shares_loader = any(stage.eval_batch_size is None for stage in self.deciding)
-        fits = not shares_loader or self._evaluation_peak(self.common).process_bytes <= safe_bytes
-        return found if fits else None
+        shares_loader = [stage for stage in self.deciding if stage.eval_batch_size is None]
+        evaluated = all(
+            self.judge.fits(
+                stage, self._sizes(stage, batch_size=self.common), recipe=evaluation_recipe(stage)
+            )
+            for stage in shares_loader
+        )
+        return found if evaluated and self._fits(found) else None
+
+    def _fits(self, suggestion: Suggestion) -> bool:
+        """Whether every stage that decides trains within the margin at its own sizes."""
+        return all(
+            self.judge.fits(
+                stage,
+                self._sizes(stage, batch_size=suggestion.batch_size),
+                recipe=self._recipe(
+                    stage,
+                    checkpointing=suggestion.checkpointing,
+                    accumulation=suggestion.accumulations[stage.name],
+                ),
+            )
+            for stage in self.deciding
+        )
 
     def _within(self, best: Suggestion, *, capacity_bytes: int) -> Suggestion | None:
         """The largest divisor up to that of `best` within a tighter capacity; it follows from the search."""
@@ -266,14 +282,14 @@ class GroupSearch:
         assessed = (self._assess(number, checkpointing=best.checkpointing) for number in smaller)
         return next((one for one in assessed if one.peak.process_bytes <= capacity_bytes), None)
 
-    def _check_sensible(self, batch_size: int, *, safe: int) -> None:
+    def _check_sensible(self, batch_size: int, *, largest: int) -> None:
         current = self.stages[0].batch_size.value
-        if batch_size >= min(current, safe) or is_sensible(batch_size, safe=safe):
+        if batch_size >= min(current, largest) or is_sensible(batch_size, largest=largest):
             return
         effective = self.common * self.ranks
-        choices = nearest_choices(effective, safe=safe, ranks=self.ranks)
+        choices = nearest_choices(effective, largest=largest, ranks=self.ranks)
         raise BadInput(
-            f"the effective batch of {effective} cannot be kept: a batch of up to {safe} is safe, and the "
+            f"the effective batch of {effective} cannot be kept: a batch of up to {largest} fits, and the "
             f"largest that divides it is {batch_size}",
             hint=f"change it with --effective; nearest: {', '.join(map(str, choices))}",
         )
@@ -288,12 +304,12 @@ class GroupSearch:
         for stage in self.deciding:
             recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=steps[stage.name])
             sizes = self._sizes(stage, batch_size=batch_size)
-            peaks[stage.name] = self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
+            peaks[stage.name] = self.judge.held(self.judge.peak(stage, sizes, recipe=recipe))
             micro_s = self.forecast.of_stage(stage.name).step_s(sizes, recipe=recipe)
             seconds.append(None if micro_s is None else micro_s * steps[stage.name])
         worst = max(peaks, key=lambda name: peaks[name].process_bytes)
         known = [second for second in seconds if second is not None]
-        reason = "the largest safe batch that divides the effective batch"
+        reason = "the largest batch that trains within the margin and divides the effective batch"
         return Suggestion(
             names=(LARGEST,),
             batch_size=batch_size,
@@ -317,64 +333,25 @@ class GroupSearch:
                 continue
             smaller = [number for number in divisors(self.common) if number <= best.batch_size]
             timed += [self._assess(number, checkpointing=switch) for number in smaller]
-        usable = self.budget.usable_bytes
-        timed = [one for one in timed if one.step_s is not None and one.peak.process_bytes <= usable]
+        timed = [one for one in timed if one.step_s is not None and self._fits(one)]
         if not timed:
             return None
         quickest = min(timed, key=lambda one: (one.step_s or math.inf, -one.batch_size))
         return quickest.named(FASTEST, "the shortest step that was measured", source="measured")
 
     def _widest(self, checkpointing: bool) -> Iterator[Suggestion]:
-        """The whole safe batch at the configured accumulation: it changes the effective batch."""
+        """The largest batch that fits at the configured accumulation: it changes the effective batch."""
         steps = {stage.name: stage.accumulation.value for stage in self.stages}
-        safe = self._largest(checkpointing, accumulation=max(steps.values())).safe
-        if safe is None:
+        largest = self._largest(checkpointing, accumulation=max(steps.values())).tight
+        if largest is None:
             return
-        found = self._assess(safe, checkpointing=checkpointing, accumulations=steps)
+        found = self._assess(largest, checkpointing=checkpointing, accumulations=steps)
         kept = {stage.name: self._per_rank(stage) * self.ranks for stage in self.stages}
         wider = all(found.effective_batches[name] > effective for name, effective in kept.items())
-        if wider and found.peak.process_bytes <= self.budget.usable_bytes:
+        if wider and self._fits(found):
             effective = max(found.effective_batches.values())
             reason = f"changes the objective, so it is written only with --effective {effective}"
             yield dataclasses.replace(found.named(EFFECTIVE, reason), keeps_effective_batch=False)
-
-    def _evaluation(self, best: Suggestion) -> EvaluationFit:
-        self.progress.ask(f"{_named(self.deciding)}, evaluation")
-        configured = max(stage.eval_batch for stage in self.stages)
-        if any(stage.eval_batch_size is None for stage in self.stages):
-            return EvaluationFit(
-                batch_size=best.batch_size,
-                largest_safe=None,
-                suggested=None,
-                peak=self._evaluation_peak(best.batch_size),
-                reason="it has no size of its own and uses the batch of training",
-            )
-        safe = _least(
-            self.forecast.of_stage(stage.name)
-            .largest_batch(
-                self._sizes(stage, batch_size=1),
-                recipe=evaluation_recipe(stage),
-                capacity_bytes=self.budget.usable_bytes,
-            )
-            .safe
-            for stage in self.deciding
-        )
-        suggested, reason = None, "kept: some metrics depend on it (--allow eval_batch_size raises it)"
-        if safe is not None and configured > safe:
-            suggested, reason = safe, "the configured size does not fit"
-        elif safe is not None and "eval_batch_size" in self.wish.allow and safe > configured:
-            suggested, reason = safe, "raised, as allowed on the command line"
-        return EvaluationFit(
-            batch_size=configured,
-            largest_safe=safe,
-            suggested=suggested,
-            peak=self._evaluation_peak(suggested or configured),
-            reason=reason,
-        )
-
-    def _evaluation_peak(self, batch_size: int) -> Peak:
-        peaks = [self._evaluated(stage, self._sizes(stage, batch_size=batch_size)) for stage in self.deciding]
-        return max(peaks, key=lambda peak: peak.process_bytes)
 
 
 def expected_traces(stages: Sequence[StageSettings]) -> list[int]:
@@ -386,10 +363,3 @@ def expected_traces(stages: Sequence[StageSettings]) -> list[int]:
 def _named(stages: Sequence[StageSettings]) -> str:
     names = [stage.name for stage in stages]
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-
-
-def _least(numbers: Iterable[int | None]) -> int | None:
-    """The least of all; None if one is."""
-    given = list(numbers)
-    known = [number for number in given if number is not None]
-    return min(known) if len(known) == len(given) else None

@@ -12,7 +12,8 @@ from flatout.errors import BadInput
 from flatout.memory.job import Precision, Recipe
 from flatout.planner.configs import Found, JobConfig, Place, Stage
 from flatout.planner.documents import plain_value
-from flatout.planner.mapping import LAST_NAMES, PLANNED, Mapped, Style, find_key, missing_knob
+from flatout.planner.mapping import LAST_NAMES, PLANNED, Mapped, Style, find_key, missing_knob, section_of
+from flatout.planner.ranks import find_ranks, sharding_note
 
 Kind = TypeVar("Kind")
 
@@ -83,13 +84,14 @@ def read_settings(
     ranks: int | None,
 ) -> Settings:
     """The settings of every stage; `size_names` are the sizes that the job's batch maker takes."""
-    notes = list(config.notes)
+    sharded = sharding_note(config.stages[0])
+    notes = [*config.notes, *([sharded] if sharded else [])]
     stages = tuple(
         _stage_settings(stage, config, style.value, mapped, size_names, notes) for stage in config.stages
     )
     return Settings(
         style=Decision(value=style.value.name, reason=style.reason, source=style.source),
-        ranks=_ranks(config.stages[0], mapped, ranks),
+        ranks=find_ranks(config.stages[0], mapped, given=ranks),
         stages=stages,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -154,18 +156,6 @@ def _sizes(look: _Look, size_names: tuple[str, ...]) -> dict[str, Setting[int]]:
     return sizes
 
 
-def _ranks(stage: Stage, mapped: Mapped, given: int | None) -> Decision[int]:
-    if given is not None:
-        return Decision(value=given, reason="given on the command line", source="assumed")
-    if mapped.ranks is not None:
-        return Decision(value=mapped.ranks, reason="the mapping file says so", source="assumed")
-    devices, nodes = stage.find("trainer.devices"), stage.find("trainer.num_nodes")
-    if devices is not None and type(devices.value) is int and devices.value >= 1:
-        num_nodes = nodes.value if nodes is not None and type(nodes.value) is int else 1
-        return Decision(value=devices.value * num_nodes, reason=f"from {devices.where}", source="computed")
-    return Decision(value=1, reason="the config names no number of processes", source="assumed")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
     """Finds knobs of one stage and reads them as the type they must have."""
@@ -200,6 +190,12 @@ class _Look:
     def whole(self, knob: str) -> Setting[int] | None:
         found = self.found(knob)
         if found is None:
+            section = section_of(knob, self.stage, style=self.style)
+            if section is not None:
+                raise BadInput(
+                    f"{knob} at {section} holds several values, and a plan is made for one",
+                    hint=f"name one of them: --knob {knob}={section}.KEY, or write a number",
+                )
             assumed = self.style.assumed.get(knob)
             source = f"assumed: the default of {self.style.name}"
             return Setting(value=assumed, source=source) if isinstance(assumed, int) else None
@@ -245,10 +241,11 @@ class _Look:
                 )
             return Setting(value=PRECISIONS[word], source=found.where, place=found.place)
         switches: tuple[Precision, ...] = ("bf16", "fp16", "tf32")
-        for name in switches:
-            switch = self.switch(name)
-            if switch.value:
-                return Setting(value=name, source=switch.source)
+        on = {name: switch for name in switches if (switch := self.switch(name)).value}
+        if "bf16" in on and "fp16" in on:
+            self.notes.append(f"{on['bf16'].source} and {on['fp16'].source} are both on; planned as bf16")
+        for name, switch in on.items():
+            return Setting(value=name, source=switch.source)
         return Setting(value="fp32", source="assumed: the config has no key for it")
 
     def clip_norm(self) -> Setting[float | None]:

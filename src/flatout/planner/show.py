@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.memory.job import Recipe
 from flatout.planner.batches import largest_divisor
 from flatout.planner.budget import Budget
 from flatout.planner.forecast import Forecast, LargestBatch, Peak, traced
+from flatout.planner.judge import Judge, evaluation_recipe, job_sizes
 from flatout.planner.progress import PEAK, SEARCH, Progress
 from flatout.planner.settings import Settings, StageSettings
 from flatout.units import show_bytes, show_share
@@ -23,7 +23,7 @@ UNDER_USED = 2  # a device that could take this many times the batch is under-us
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """One stage: what it needs in training and evaluation, and what would be safe."""
+    """One stage: what it takes in training and evaluation, and what would fit."""
 
     name: str
     settings: StageSettings
@@ -31,8 +31,15 @@ class StageMemory:
     training: Peak | None = None
     evaluation: Peak | None = None
     largest: LargestBatch | None = None
+    caution: str | None = None  # why the margin is not used up
     device_share: float | None = None  # of the device's total
     verdict: Verdict = "unknown"
+
+    @property
+    def process_bytes(self) -> int | None:
+        """The worse of training and evaluation."""
+        known = (peak.process_bytes for peak in (self.training, self.evaluation) if peak is not None)
+        return max(known, default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,23 +85,9 @@ def _expected_traces(stages: Sequence[StageSettings]) -> Iterator[int]:
     known = []
     for stage in stages:
         trained = (stage.recipe, stage.eval_batch, {name: size.value for name, size in stage.sizes.items()})
-        yield 0 if trained in known else SEARCH + PEAK
+        shared = stage.eval_batch_size is None  # evaluation is asked at the largest batch too
+        yield 0 if trained in known else SEARCH + PEAK + shared * PEAK
         known.append(trained)
-
-
-def job_sizes(
-    stage: StageSettings, forecast: Forecast, *, batch_size: int, over: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """The sizes of a batch: the job's own, the stage's over them, `over` last."""
-    own = forecast.of_stage(stage.name).sizes
-    known = {name: setting.value for name, setting in stage.sizes.items() if name in own}
-    return {**own, **known, **(over or {}), "batch_size": batch_size}
-
-
-def evaluation_recipe(stage: StageSettings) -> Recipe:
-    return dataclasses.replace(
-        stage.recipe, accumulation=1, clip_norm=None, checkpointing=False, mode="evaluate"
-    )
 
 
 def _stage_memory(
@@ -108,35 +101,42 @@ def _stage_memory(
     )
     if forecast is None:
         return seen
-    recipe = traced(stage.recipe)
+    recipe, evaluation = traced(stage.recipe), evaluation_recipe(stage)
     sizes = job_sizes(stage, forecast, batch_size=batch_size)
-    forecast = forecast.of_stage(stage.name)
+    evaluated = {**sizes, "batch_size": stage.eval_batch}
+    judge = None if budget is None else Judge(budget=budget, forecast=forecast)
     # The search first: the peak follows from its traces.
-    largest = (
-        forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=budget.usable_bytes) if budget else None
-    )
-    training = forecast.peak_bytes(sizes, recipe=recipe)
-    evaluation = forecast.peak_bytes(
-        {**sizes, "batch_size": stage.eval_batch}, recipe=evaluation_recipe(stage)
-    )
-    seen = dataclasses.replace(seen, training=training, evaluation=evaluation)
-    if budget is None or largest is None:
+    largest = judge.largest_of_loader(stage, sizes, recipe=recipe) if judge else None
+    of_stage = forecast.of_stage(stage.name)
+    peaks = of_stage.peak_bytes(sizes, recipe=recipe), of_stage.peak_bytes(evaluated, recipe=evaluation)
+    seen = dataclasses.replace(seen, training=peaks[0], evaluation=peaks[1])
+    if budget is None or judge is None or largest is None:
         return seen
-    needed = max(training.process_bytes, evaluation.process_bytes)
+    asked = ((sizes, recipe), (evaluated, evaluation))
+    within_free = all(judge.runs(stage, at, recipe=one) for at, one in asked)
+    within_margin = within_free and all(judge.fits(stage, at, recipe=one) for at, one in asked)
+    training, evaluated_peak = (judge.held(peak) if within_free else peak for peak in peaks)
     return dataclasses.replace(
         seen,
+        training=training,
+        evaluation=evaluated_peak,
         largest=largest,
-        device_share=needed / budget.total_bytes,
-        verdict=_verdict(needed, largest=largest, batch_size=batch_size, budget=budget),
+        caution=judge.caution(stage),
+        device_share=max(training.process_bytes, evaluated_peak.process_bytes) / budget.total_bytes,
+        verdict=_verdict(
+            within_free=within_free,
+            within_margin=within_margin,
+            under_used=(largest.tight or 0) >= UNDER_USED * batch_size,
+        ),
     )
 
 
-def _verdict(needed_bytes: int, *, largest: LargestBatch, batch_size: int, budget: Budget) -> Verdict:
-    if needed_bytes > budget.free_bytes.value:
+def _verdict(*, within_free: bool, within_margin: bool, under_used: bool) -> Verdict:
+    if not within_free:
         return "does not fit"
-    if needed_bytes > budget.usable_bytes:
+    if not within_margin:
         return "beyond the margin"
-    return "under-used" if (largest.safe or 0) >= UNDER_USED * batch_size else "well used"
+    return "under-used" if under_used else "well used"
 
 
 def _held_back(stage: StageMemory, stages: tuple[StageMemory, ...]) -> StageMemory:
@@ -155,26 +155,45 @@ def room(budget: Budget) -> str:
     )
 
 
+def device_notes(stages: Sequence[StageSettings], budget: Budget) -> Iterator[str]:
+    """What a config asks of the device that it does not have."""
+    asking = {stage.precision.source for stage in stages if stage.precision.value in ("bf16", "pure-bf16")}
+    if budget.device.bf16 is False:
+        for source in sorted(asking):
+            yield f"{source} asks for bfloat16, which {budget.device.name} does not have"
+
+
 def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) -> list[str]:
     if budget is None or any(stage.verdict == "unknown" for stage in stages):
         return []
-    said = []
-    for stage in stages:
-        if stage.verdict in ("does not fit", "beyond the margin"):
-            needs = [peak.process_bytes for peak in (stage.training, stage.evaluation) if peak is not None]
-            said.append(
-                f"{stage.name} needs {show_bytes(max(needs))}; {room(budget)}: lower the batch and raise "
-                "accumulation (flatout plan fit)"
-            )
+    said = [
+        _too_much(stage, budget) for stage in stages if stage.verdict in ("does not fit", "beyond the margin")
+    ]
     if not said:
         said += _larger_batch(stages)
-    return said
+    cautions = dict.fromkeys(stage.caution for stage in stages if stage.caution is not None)
+    said += [f"the margin is not used up: {why}" for why in cautions]
+    return [*said, *device_notes([stage.settings for stage in stages], budget)]
+
+
+def _too_much(stage: StageMemory, budget: Budget) -> str:
+    """What needs more than there is, and what would be done about it."""
+    own_size, needed = stage.settings.eval_batch_size, stage.process_bytes
+    if own_size is not None and stage.evaluation is not None and stage.evaluation.process_bytes == needed:
+        return (
+            f"evaluation of {stage.name} at batch {own_size.value} needs {show_bytes(needed)}; "
+            f"{room(budget)}: lower its batch (flatout plan fit)"
+        )
+    return (
+        f"{stage.name} needs {show_bytes(needed)}; {room(budget)}: lower the batch and raise "
+        "accumulation (flatout plan fit)"
+    )
 
 
 def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:
     """How much more a device would take than a batch that all stages share."""
-    safe = [stage.largest.safe for stage in stages if stage.largest is not None]
-    worst = min((number for number in safe if number is not None), default=None)
+    largest = [stage.largest.tight for stage in stages if stage.largest is not None]
+    worst = min((number for number in largest if number is not None), default=None)
     configured = {stage.settings.batch_size.value for stage in stages}
     if worst is None or len(configured) > 1 or worst < UNDER_USED * max(configured):
         return
@@ -187,4 +206,4 @@ def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:
         how = f"none from {batch_size + 1} on divides the effective batch (--effective asks for another)"
     else:
         how = "nothing is accumulated, so that only a larger effective batch would use it (--effective)"
-    yield f"a batch of {worst} is safe {'in every stage' if len(stages) > 1 else 'here'}; {how}"
+    yield f"a batch of {worst} fits {'in every stage' if len(stages) > 1 else 'here'}; {how}"

@@ -43,7 +43,7 @@ class EvaluationFit:
     """Evaluation keeps no activations for a backward pass, so it has a size of its own."""
 
     batch_size: int  # as configured; that of training where there is no other
-    largest_safe: int | None  # None where it was not asked for
+    largest: int | None  # that fits; None where it was not asked for
     suggested: int | None  # None: leave it
     peak: Peak
     reason: str
@@ -54,11 +54,12 @@ class GroupFit:
     """Stages that share a batch size, and what they could train with."""
 
     stages: tuple[StageSettings, ...]
-    safe: int  # largest safe batch at the first suggestion's checkpointing
-    limit: int | None  # largest batch that is to be relied on to train, with flushes
+    largest: int  # the largest batch that fits, at the first suggestion's checkpointing
+    safe: int | None  # the largest with which the process never holds more than the margin
     suggestions: tuple[Suggestion, ...]
     evaluation: EvaluationFit
     lowered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # stage -> allowed size -> value
+    caution: str | None = None  # why the margin is not used up
 
     @property
     def checkpointing(self) -> bool:

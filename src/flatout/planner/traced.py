@@ -17,18 +17,21 @@ from typing import TYPE_CHECKING
 
 from flatout.errors import BadInput
 from flatout.hardware.device import Device
-from flatout.memory.forecast import Forecaster
+from flatout.memory.forecast import KEPT_FREE, Forecaster
 from flatout.memory.job import Job, Recipe, Sizes, adamw, optimizer_named
+from flatout.memory.replay import SizedTrace, sized
+from flatout.memory.steady import repeated
+from flatout.planner.doubts import doubts_of
 from flatout.planner.forecast import LargestBatch, Peak, traced
 from flatout.planner.progress import silent
 
 if TYPE_CHECKING:
     from flatout.memory.receipts import Receipt
-    from flatout.memory.trace import Trace
+    from flatout.memory.trace import Guess, Trace
     from flatout.planner.stored import TraceStore
 
 BATCH = "batch_size"
-MOST_RETRIES = 8
+MOST_MADE = 8192  # rows: a larger batch, which the batch maker would fill, follows from small ones
 Key = tuple[Recipe, tuple[tuple[str, int], ...]]
 
 
@@ -37,6 +40,7 @@ class StoredForecaster(Forecaster):
 
     store: TraceStore | None = None
     num_traced = 0
+    guesses: frozenset[Guess] = frozenset()  # of all traces that were asked for
     on_traces: Callable[[int], None] | None = None  # called with how many are about to be made
 
     def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
@@ -53,7 +57,9 @@ class StoredForecaster(Forecaster):
                 found[number] = trace
                 if self.store is not None:
                     self.store.keep(conditions[number], trace)
-        return [trace for trace in found if trace is not None]
+        traces = [trace for trace in found if trace is not None]
+        self.guesses = self.guesses.union(*(trace.guesses for trace in traces))
+        return traces
 
     def _conditions(self, recipe: Recipe, sizes: Sizes, *, quick: bool) -> dict[str, object]:
         """What a trace is made under: of a device its kind, since its memory has no part in a trace."""
@@ -121,17 +127,45 @@ class TracedForecast:
         recipe = traced(recipe)
         at = (_key(recipe, sizes), sizes[BATCH])
         if at not in self._peaks:
-            self._peaks[at] = self._asked_peak(sizes, recipe, verified=at in self._verified)
+            self._peaks[at] = self._asked_peak(sizes, recipe)
         return self._peaks[at]
 
-    def _asked_peak(self, sizes: Mapping[str, int], recipe: Recipe, *, verified: bool) -> Peak:
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        device = None if self._profile else self._forecaster.device
+        return doubts_of(self._forecaster.guesses, device=device)
+
+    def _asked_peak(self, sizes: Mapping[str, int], recipe: Recipe) -> Peak:
         if self._profile:
             return self._corrected(sizes, recipe=recipe)
-        if _key(recipe, sizes) in self._searched_for and not verified:
-            done = self._forecaster.simulate(self._forecaster.what_if(recipe, sizes=sizes))
+        if self._is_replayed(sizes, recipe):
+            done = self._forecaster.simulate(self._step(sizes, recipe))
             return self._peak(done.peak_allocated_bytes, done.peak_reserved_bytes, recipe, sizes)
         estimate = self._forecaster.estimate(recipe, sizes=sizes)
         return self._peak(estimate.peak_allocated_bytes, estimate.peak_reserved_bytes, recipe, sizes)
+
+    def trains(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> bool:
+        recipe = traced(recipe)
+        cap_bytes = capacity_bytes - self._beside_bytes(sizes, recipe)
+        if cap_bytes <= 0:
+            return False
+        expandable = self._forecaster.expandable_segments
+        flushes = repeated(self._step(sizes, recipe)).flushes(
+            cap_bytes=int(cap_bytes * (1 - KEPT_FREE)), expandable_segments=expandable
+        )
+        return flushes is not None and not (flushes and expandable)
+
+    def _step(self, sizes: Mapping[str, int], recipe: Recipe) -> SizedTrace:
+        if self._is_replayed(sizes, recipe):
+            return self._forecaster.what_if(recipe, sizes=sizes)
+        return sized(self._forecaster.trace(recipe, {**self.sizes, **sizes}))
+
+    def _is_replayed(self, sizes: Mapping[str, int], recipe: Recipe) -> bool:
+        """Where a replay is at hand, or a batch too large to be made; else these very sizes are traced."""
+        what = _key(recipe, sizes)
+        if (what, sizes[BATCH]) in self._verified:
+            return False
+        return what in self._searched_for or sizes[BATCH] > MOST_MADE
 
     def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
         what = _key(traced(recipe), sizes)
@@ -139,8 +173,7 @@ class TracedForecast:
             found = self._searched(traced(recipe), sizes, capacity_bytes)
             self._largest[what, capacity_bytes] = found
             self._searched_for.add(what)
-            if found.safe is not None:
-                self._verified.add((what, found.safe))
+            self._verified |= {(what, batch) for batch in (found.safe, found.tight) if batch is not None}
         return self._largest[what, capacity_bytes]
 
     def step_s(self, sizes: Mapping[str, int], *, recipe: Recipe) -> float | None:
@@ -153,23 +186,25 @@ class TracedForecast:
         return largest.micro_batch_s * sizes[BATCH] / largest.batch_size
 
     def _searched(self, recipe: Recipe, sizes: Mapping[str, int], capacity_bytes: int) -> LargestBatch:
-        cap_bytes = capacity_bytes - self._context_bytes(recipe, sizes)
         others = {name: size for name, size in sizes.items() if name != BATCH}
+        cap_bytes = capacity_bytes - self._context_bytes(recipe, sizes)
         if cap_bytes <= 0:
-            return LargestBatch(safe=None, limit=None)
+            return LargestBatch(safe=None, tight=None)
         found = self._forecaster.largest_batch(recipe, cap_bytes=cap_bytes, sizes=others)
-        safe = found.safe
-        for _ in range(MOST_RETRIES if self._profile else 0):
-            if safe < 1:
-                break
-            reserved = self._corrected({**others, BATCH: safe}, recipe=recipe).reserved_bytes
-            if reserved <= cap_bytes:
-                break
-            safe = min(safe - 1, int(safe * cap_bytes / reserved))
-        tight = (
-            found.tight * safe // found.safe if found.safe else found.tight
-        )  # as far as `safe` was lowered
-        return LargestBatch(safe=safe or None, limit=max(safe, tight) or None)
+        if self._profile and found.tight:
+            # What the traces miss at a real step is taken from the cap, and the search made again below it.
+            beside = self._beside_bytes({**others, BATCH: found.tight}, recipe)
+            cap_bytes = max(1, capacity_bytes - beside)
+            found = self._forecaster.largest_batch(recipe, cap_bytes=cap_bytes, sizes=others)
+        return LargestBatch(safe=found.safe or None, tight=found.tight or None)
+
+    def _beside_bytes(self, sizes: Mapping[str, int], recipe: Recipe) -> int:
+        """What a process takes beside what was traced: the context, and what a real run had in excess."""
+        context = self._context_bytes(recipe, sizes)
+        if not self._profile:
+            return context
+        plain = self._forecaster.estimate(recipe, sizes=sizes).peak_reserved_bytes
+        return context + max(0, self._corrected(sizes, recipe=recipe).reserved_bytes - plain)
 
     def _corrected(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
         from flatout.memory.receipts import correct

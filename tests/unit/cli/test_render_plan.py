@@ -44,7 +44,7 @@ def test_the_overview_with_one(conf: Path) -> None:
     assert "24GB: 22.4 GiB free of 22.4 GiB" in text
     assert "\nallocator: fixed segments (PyTorch's default" in text
     assert "01_stage      4         64  6.79 GiB" in text
-    assert "recommended:\n- a batch of 27 is safe in every stage" in text
+    assert "recommended:\n- a batch of 29 fits in every stage" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -60,9 +60,23 @@ def test_a_fit_marks_what_is_chosen_and_ends_with_the_diff(conf: Path) -> None:
     text = render_fit(fit, fit.edits(), console=console(100))
     (chosen,) = [line for line in text.splitlines() if line.startswith(">")]
     assert "largest batch" in chosen and "13.1 GiB" in chosen and "59 %" in chosen and chosen.endswith("n/a")
-    assert "a batch of up to 27 is safe, up to 29 trains with the allocator flushing" in text
+    assert "a batch of up to 29 fits; up to 27 it never holds more than the margin" in text
     assert text.rstrip().endswith("\\ No newline at end of file")
     assert "\x1b[" not in text
+
+
+def test_what_holds_more_than_the_margin_says_so(conf: Path) -> None:
+    text = " ".join(render_fit(fitted(conf), (), console=console(100)).split())
+    assert "with --effective 464; holds more than 19.0 GiB only while that is free" in text
+    assert text.count("only while that is free") == 1
+
+
+def test_why_no_more_is_relied_on_is_shown(conf: Path) -> None:
+    options = PlanOptions(model="x", gpu_memory="24GB", margin=0.95)
+    doubtful = plans.toy_maker(doubts=("its sizes depend on data",))
+    fit = fit_config(conf, options, make_forecast=doubtful)
+    text = " ".join(render_fit(fit, (), console=console(100)).split())
+    assert "; the margin is not used up: a margin of 95 % spares 5 %, and its sizes depend on data" in text
 
 
 def test_measured_time_is_shown(conf: Path) -> None:

@@ -27,12 +27,12 @@ def test_the_largest_divisor(number: int, at_most: int, expected: int | None) ->
 
 
 def test_a_divisor_that_leaves_the_device_idle_is_no_answer() -> None:
-    assert is_sensible(9, safe=26)
-    assert not is_sensible(1, safe=45)
+    assert is_sensible(9, largest=26)
+    assert not is_sensible(1, largest=45)
 
 
 def test_the_nearest_choices_of_a_prime() -> None:
-    choices = nearest_choices(61, safe=45, ranks=1)
+    choices = nearest_choices(61, largest=45, ranks=1)
     assert choices == (
         Choice(batch_size=30, accumulation=2, effective_batch=60),
         Choice(batch_size=31, accumulation=2, effective_batch=62),
@@ -42,13 +42,13 @@ def test_the_nearest_choices_of_a_prime() -> None:
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 8))
-def test_choices_are_true_sensible_and_near(per_rank: int, safe: int, ranks: int) -> None:
-    choices = nearest_choices(per_rank * ranks, safe=safe, ranks=ranks)
+def test_choices_are_true_sensible_and_near(per_rank: int, largest: int, ranks: int) -> None:
+    choices = nearest_choices(per_rank * ranks, largest=largest, ranks=ranks)
     for choice in choices:
         assert choice.effective_batch == choice.batch_size * choice.accumulation * ranks
         assert choice.effective_batch != per_rank * ranks
-        assert choice.batch_size <= safe
-        assert abs(choice.effective_batch - per_rank * ranks) <= max(safe, per_rank) * ranks
+        assert choice.batch_size <= largest
+        assert abs(choice.effective_batch - per_rank * ranks) <= max(largest, per_rank) * ranks
     assert any(choice.effective_batch > per_rank * ranks for choice in choices)
 
 

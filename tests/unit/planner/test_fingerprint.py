@@ -86,6 +86,18 @@ def test_too_much_to_look_at_has_no_checksum(project: Path, monkeypatch: pytest.
     assert of(project) is None
 
 
+def test_a_module_that_only_names_a_file_is_none_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch.ops does: the folder one happens to be in is no part of the job."""
+    import torch
+
+    assert not Path(torch.ops.__file__).is_absolute()
+    monkeypatch.setattr(room, "loaded_modules", lambda: [torch.ops, torch.classes])
+    monkeypatch.chdir(tmp_path)
+    assert room._folders("pkg:build") == set()
+
+
 def test_whatever_is_loaded_is_looked_at() -> None:
     assert {sys.modules[__name__], room} <= set(loaded_modules())
 

@@ -106,7 +106,7 @@ def test_stages_with_batch_sizes_of_their_own_are_planned_apart() -> None:
     )
     found = fit(one, two)
     assert [len(group.stages) for group in found.groups] == [1, 1]
-    assert found.groups[0].safe > found.groups[1].safe
+    assert found.groups[0].largest > found.groups[1].largest
     assert {"01.yaml:batch_size", "02.yaml:batch_size"} <= set(changes(found))
 
 
@@ -128,7 +128,7 @@ def test_a_lowered_size_is_written_where_it_stands_and_said() -> None:
 
 def test_evaluation_is_written_when_it_does_not_fit() -> None:
     found = fit(plans.stage(eval_batch_size=100_000))
-    assert changes(found)["config.yaml:eval_batch_size"] == found.groups[0].evaluation.largest_safe
+    assert changes(found)["config.yaml:eval_batch_size"] == found.groups[0].evaluation.largest
 
 
 def test_a_value_without_a_place_is_refused_with_what_to_do() -> None:

@@ -22,6 +22,7 @@ from flatout.planner.mapping import (
     read_mapping,
     recognise,
 )
+from flatout.planner.opened import open_config
 from tests import plans
 
 
@@ -162,3 +163,17 @@ def test_a_knob_whose_name_ends_in_val_is_no_evaluation() -> None:
 
     assert not is_evaluation("training.trainer.gradient_clip_val")
     assert is_evaluation("val.gradient_clip_val")
+
+
+def test_a_section_in_the_place_of_a_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cli.yaml").write_text(
+        plans.LIGHTNING.replace("accumulate_grad_batches: 2", "accumulate_grad_batches: {0: 8, 4: 4}")
+    )
+    opened = open_config(tmp_path / "cli.yaml")
+    with pytest.raises(BadInput, match=r"accumulation at trainer.accumulate_grad_batches holds several"):
+        opened.settings()
+    one = open_config(tmp_path / "cli.yaml", knobs=["accumulation=trainer.accumulate_grad_batches.0"])
+    assert one.settings().stages[0].accumulation.value == 8
+    (tmp_path / "c.yaml").write_text("batch_size: [4, 8]\n")
+    with pytest.raises(BadInput, match=r"batch_size at batch_size holds several values"):
+        open_config(tmp_path / "c.yaml").settings()

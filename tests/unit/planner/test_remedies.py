@@ -73,7 +73,8 @@ def test_the_worst_stage_is_named() -> None:
 
 
 def test_sizes_are_lowered_in_the_order_they_were_allowed() -> None:
-    forecast = ToyForecast(sizes={"batch_size": 1, "n_negatives": 1, "length": 4})
+    sizes = {"batch_size": 1, "n_negatives": 1, "length": 4}
+    forecast = ToyForecast(sizes=sizes, fragmentation=1.0)
     stage = plans.stage(sizes={"n_negatives": 100, "length": 4})
     needed = needed_bytes(stage, stage.recipe, forecast=forecast, over={"n_negatives": 50})
     budget = plans.budget(needed)

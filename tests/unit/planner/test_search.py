@@ -8,13 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput, BatchDoesNotFit
-from flatout.memory.forecast import SCATTER
 from flatout.memory.job import Recipe
 from flatout.planner.forecast import LargestBatch, Peak
+from flatout.planner.judge import evaluation_recipe
 from flatout.planner.progress import Progress
 from flatout.planner.search import SAFEST_SHARE, GroupSearch, expected_traces
 from flatout.planner.settings import StageSettings
-from flatout.planner.show import evaluation_recipe
 from flatout.planner.suggestions import GroupFit, Suggestion, Wish
 from tests import plans
 from tests.plans import GIB, ToyForecast
@@ -40,13 +39,13 @@ def by_name(group: GroupFit) -> dict[str, Suggestion]:
     return {name: one for one in group.suggestions for name in one.names}
 
 
-def test_the_largest_divisor_that_is_safe_is_taken() -> None:
+def test_the_largest_divisor_that_fits_is_taken() -> None:
     group = search(plans.stage(4, 16))
     best = by_name(group)["largest batch"]
     assert best.batch_size * best.accumulations["training"] == 64
     assert 64 % best.batch_size == 0
-    assert best.batch_size <= group.safe < 2 * best.batch_size
-    assert group.limit is not None and group.limit > group.safe
+    assert best.batch_size <= group.largest < 2 * best.batch_size
+    assert group.safe is not None and group.largest > group.safe
 
 
 @given(
@@ -84,13 +83,15 @@ def test_whatever_is_suggested_fits_and_keeps_the_effective_batch(
     except (BatchDoesNotFit, BadInput):
         assume(False)
     for one in group.suggestions:
-        assert one.peak.process_bytes <= usable_gib * GIB
+        assert one.peak.process_bytes <= usable_gib * GIB  # which is all that is free
         for stage in stages:
             recipe = dataclasses.replace(
                 stage.recipe, checkpointing=one.checkpointing, accumulation=one.accumulations[stage.name]
             )
             sizes = {"batch_size": one.batch_size, "n_negatives": stage.sizes["n_negatives"].value}
-            assert forecast.peak_bytes(sizes, recipe=recipe).process_bytes <= one.peak.process_bytes
+            assert forecast.trains(sizes, recipe=recipe, capacity_bytes=usable_gib * GIB)
+            needed = forecast.peak_bytes(sizes, recipe=recipe).process_bytes
+            assert min(needed, usable_gib * GIB) <= one.peak.process_bytes
             effective = one.batch_size * one.accumulations[stage.name] * ranks
             assert one.effective_batches[stage.name] == effective
             assert one.keeps_effective_batch == (effective == batch_size * accumulation * ranks)
@@ -100,7 +101,7 @@ def test_the_worst_stage_decides_for_a_shared_batch() -> None:
     light, heavy = (
         plans.stage(name=name, sizes={"n_negatives": count}) for name, count in (("01", 2), ("02", 24))
     )
-    assert search(light, heavy).safe == search(heavy).safe < search(light).safe
+    assert search(light, heavy).largest == search(heavy).largest < search(light).largest
     assert search(light, heavy).suggestions[0].worst_stage == "02"
 
 
@@ -115,9 +116,9 @@ def test_without_accumulation_more_fits_and_that_is_used() -> None:
     """In one piece no gradients wait: 8 in one step fit where 8 of several do not."""
     forecast = ToyForecast(weights_bytes=4 * GIB)
     usable = forecast.peak_bytes({"batch_size": 8, "n_negatives": 1}, recipe=plans.stage(8, 1).recipe)
-    usable_gib = usable.process_bytes / GIB / (1 - SCATTER)
+    usable_gib = (usable.allocated_bytes + forecast.context_bytes) / GIB
     group = search(plans.stage(4, 2), usable_gib=usable_gib, forecast=forecast)
-    assert (group.safe, group.suggestion(None).batch_size) == (8, 8)
+    assert (group.largest, group.suggestion(None).batch_size) == (8, 8)
     with pytest.raises(BatchDoesNotFit):  # eleven have to be accumulated, and not even one of them fits
         search(plans.stage(11, 1), usable_gib=usable_gib, forecast=forecast)
 
@@ -149,9 +150,9 @@ def test_the_safest_leaves_more_free_and_the_widest_changes_the_objective() -> N
         < found["largest batch"].peak.process_bytes
     )
     widest = found["largest effective batch"]
-    assert (widest.batch_size, widest.accumulations) == (group.safe, {"training": 16})
+    assert (widest.batch_size, widest.accumulations) == (group.largest, {"training": 16})
     assert not widest.keeps_effective_batch
-    assert f"--effective {group.safe * 16}" in widest.reason.reason
+    assert f"--effective {group.largest * 16}" in widest.reason.reason
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_model_without_the_switch_that_nothing_fits_is_told_what_it_needs() ->
         def largest_batch(
             self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int
         ) -> LargestBatch:
-            return LargestBatch(safe=None, limit=None)
+            return LargestBatch(safe=None, tight=None)
 
     with pytest.raises(BatchDoesNotFit, match="batch_size=1 needs"):
         search(plans.stage(4, 16), usable_gib=0.1, forecast=NoRoom(can_checkpoint=False))
@@ -184,7 +185,7 @@ def test_a_model_without_the_switch_that_nothing_fits_is_told_what_it_needs() ->
 
 def test_stages_that_differ_keep_their_own_switch() -> None:
     stages = (plans.stage(name="01", checkpointing=True), plans.stage(name="02"))
-    assert search(*stages).safe == search(stages[1]).safe
+    assert search(*stages).largest == search(stages[1]).largest
 
 
 def test_nothing_timed_is_assumed_and_said_so() -> None:
@@ -215,11 +216,11 @@ def test_checkpointing_is_not_chosen_where_the_config_cannot_say_it() -> None:
 def test_evaluation_has_a_size_of_its_own() -> None:
     kept = search(plans.stage(eval_batch_size=16)).evaluation
     assert (kept.batch_size, kept.suggested) == (16, None)
-    assert kept.largest_safe is not None and kept.largest_safe > 16
+    assert kept.largest is not None and kept.largest > 16
     raised = search(plans.stage(eval_batch_size=16), wish=Wish(allow=("eval_batch_size",))).evaluation
-    assert raised.suggested == kept.largest_safe
+    assert raised.suggested == kept.largest
     lowered = search(plans.stage(eval_batch_size=100_000)).evaluation
-    assert (lowered.suggested, lowered.reason) == (kept.largest_safe, "the configured size does not fit")
+    assert (lowered.suggested, lowered.reason) == (kept.largest, "the configured size does not fit")
     shared = search(plans.stage()).evaluation
     assert shared.suggested is None and "uses the batch of training" in shared.reason
 
@@ -229,11 +230,11 @@ def test_evaluation_through_the_loader_of_training_bounds_the_batch() -> None:
     stage = plans.stage(64, 64, checkpointing=True)
     own = dataclasses.replace(stage, eval_batch_size=plans.setting(1, "eval_batch_size"))
     forecast = ToyForecast(evaluation_share=1.0)
-    assert search(stage, forecast=forecast).safe < search(own, forecast=forecast).safe
+    assert search(stage, forecast=forecast).largest < search(own, forecast=forecast).largest
     bound = forecast.largest_batch(
         {"batch_size": 1, "n_negatives": 1}, recipe=evaluation_recipe(stage), capacity_bytes=20 * GIB
     )
-    assert search(stage, forecast=forecast).safe == bound.safe
+    assert search(stage, forecast=forecast).largest == bound.tight
 
 
 def test_nothing_fits_unless_checkpointing_is_asked_for() -> None:
@@ -299,13 +300,13 @@ def test_a_stage_that_only_seemed_to_need_less_is_searched_too() -> None:
     inverse = ToyForecast(sample_bytes=2 * GIB, negative_bytes=-32 * plans.MIB)
     group = search(*stages, forecast=inverse)
     assert group.suggestion(None).worst_stage == "02"
-    assert group.safe == search(stages[1], forecast=inverse).safe
+    assert group.largest == search(stages[1], forecast=inverse).largest
 
 
 def test_evaluation_is_searched_only_where_it_has_a_size_of_its_own() -> None:
     shared, own = CountedForecast(), CountedForecast()
-    assert search(plans.stage(4, 16), forecast=shared).evaluation.largest_safe is None
-    assert search(plans.stage(4, 16, eval_batch_size=8), forecast=own).evaluation.largest_safe is not None
+    assert search(plans.stage(4, 16), forecast=shared).evaluation.largest is None
+    assert search(plans.stage(4, 16, eval_batch_size=8), forecast=own).evaluation.largest is not None
     assert not any(mode == "evaluate" for _, mode, _ in shared.searched)
     assert any(mode == "evaluate" for _, mode, _ in own.searched)
 

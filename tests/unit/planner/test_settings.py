@@ -167,3 +167,10 @@ def test_knobs_that_are_only_shown_may_be_two(tmp_path: Path) -> None:
 def test_a_value_of_the_command_line_has_no_place(tmp_path: Path) -> None:
     stage = stage_of(tmp_path, "batch_size: 1\n", batch_size=9)
     assert (stage.batch_size.value, stage.batch_size.place) == (9, None)
+
+
+def test_two_precisions_at_once_are_planned_as_one_and_said(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("batch_size: 1\nfp16: true\nbf16: true\n")
+    settings = settings_of(tmp_path / "c.yaml")
+    assert settings.stages[0].precision.value == "bf16"
+    assert settings.notes == ("bf16 (c.yaml:3) and fp16 (c.yaml:2) are both on; planned as bf16",)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.memory.job import Recipe
-from flatout.planner.show import Overview, evaluation_recipe, job_sizes, overview, room
+from flatout.planner.fit import fit_settings
+from flatout.planner.settings import StageSettings
+from flatout.planner.show import Overview, overview, room
 from tests import plans
 from tests.plans import GIB, ToyForecast
 
@@ -59,9 +60,9 @@ def test_stages_are_seen_apart() -> None:
     assert one.training is not None and two.training is not None
     assert one.training.process_bytes > two.training.process_bytes
     assert one.largest is not None and two.largest is not None
-    assert (one.largest.safe or 0) < (two.largest.safe or 0)
+    assert (one.largest.tight or 0) < (two.largest.tight or 0)
     assert found.recommendations[0].startswith(
-        f"a batch of {one.largest.safe} is safe in every stage; flatout plan fit"
+        f"a batch of {one.largest.tight} fits in every stage; flatout plan fit"
     )
 
 
@@ -90,13 +91,61 @@ def test_a_stage_that_does_not_fit_is_named_with_what_there_is() -> None:
     assert room(plans.budget(17 * GIB, margin=0.85)) in said
 
 
-def test_sizes_are_the_jobs_own_with_the_stages_over_them() -> None:
-    stage = plans.stage(sizes={"n_negatives": 24, "unknown": 3})
-    forecast = ToyForecast(sizes={"batch_size": 8, "n_negatives": 1, "length": 128})
-    assert job_sizes(stage, forecast, batch_size=2) == {"batch_size": 2, "n_negatives": 24, "length": 128}
-    assert job_sizes(stage, forecast, batch_size=2, over={"n_negatives": 5})["n_negatives"] == 5
+@pytest.mark.parametrize("doubts", [(), ("its sizes depend on data",)])
+@pytest.mark.parametrize("margin", [0.5, 0.85, 0.95, 1.0])
+@pytest.mark.parametrize("evaluation_share", [0.125, 1.0])
+@pytest.mark.parametrize("eval_batch_size", [None, 4])
+def test_what_fit_recommends_is_what_show_calls_the_largest(
+    margin: float, doubts: tuple[str, ...], evaluation_share: float, eval_batch_size: int | None
+) -> None:
+    """And a config that was written so is neither beyond the margin nor under-used."""
+    budget = plans.budget(round(20 * GIB * margin), margin=margin)
+    forecast = ToyForecast(doubts=doubts, fragmentation=1.3, evaluation_share=evaluation_share)
+
+    def stage(batch_size: int) -> StageSettings:
+        return plans.stage(batch_size, 720720 // batch_size, eval_batch_size=eval_batch_size)
+
+    (group,) = fit_settings(plans.settings(stage(1)), budget=budget, forecast=forecast).groups
+    best = group.suggestion(None).batch_size
+    (before,) = overview(plans.settings(stage(1)), budget=budget, forecast=forecast).stages
+    (after,) = overview(plans.settings(stage(best)), budget=budget, forecast=forecast).stages
+    assert before.largest is not None and before.largest.tight == group.largest
+    assert before.caution == after.caution == group.caution
+    assert (group.caution is None) == (not doubts or margin <= 0.9)
+    assert 0.5 * group.largest <= best <= group.largest
+    assert (before.verdict, after.verdict) == ("under-used", "well used")
+    assert after.training == group.suggestion(None).peak
 
 
-def test_evaluation_keeps_nothing_of_training_but_its_precision() -> None:
-    stage = plans.stage(precision="bf16", checkpointing=True)
-    assert evaluation_recipe(stage) == Recipe(precision="bf16", mode="evaluate")
+def test_evaluation_that_needs_too_much_is_what_is_said() -> None:
+    stage = plans.stage(4, 16, eval_batch_size=1000)
+    budget = plans.budget(20 * GIB)
+    (said,) = overview(plans.settings(stage), budget=budget, forecast=ToyForecast()).recommendations
+    assert said.startswith("evaluation of training at batch 1000 needs ")
+    assert said.endswith("lower its batch (flatout plan fit)")
+
+
+def test_a_device_without_bfloat16_is_said() -> None:
+    stages = (plans.stage(4, 16, precision="bf16"),)
+    said = {
+        name: overview(
+            plans.settings(*stages), budget=plans.budget(12 * GIB, name=name), forecast=ToyForecast()
+        ).recommendations
+        for name in ("T4", "A100-80GB")
+    }
+    words = "precision asks for bfloat16, which T4 does not have"
+    assert said["T4"][-1] == words
+    assert not any("bfloat16" in one for one in said["A100-80GB"])
+    found = fit_settings(
+        plans.settings(*stages), budget=plans.budget(12 * GIB, name="T4"), forecast=ToyForecast()
+    )
+    assert words in found.notes
+
+
+def test_why_only_the_safe_is_relied_on_is_said() -> None:
+    budget = plans.budget(20 * GIB)
+    forecast = ToyForecast(doubts=("its sizes depend on data",))
+    found = overview(plans.settings(plans.stage(4, 16)), budget=budget, forecast=forecast)
+    assert found.recommendations[-1] == (
+        "the margin is not used up: a margin of 100 % spares 0 %, and its sizes depend on data"
+    )

@@ -28,9 +28,9 @@ def suggestion(name: str, batch_size: int, *, keeps: bool = True) -> Suggestion:
 
 
 def group(*suggestions: Suggestion, checkpointing: bool = False) -> GroupFit:
-    evaluation = EvaluationFit(batch_size=4, largest_safe=8, suggested=None, peak=PEAK, reason="kept")
+    evaluation = EvaluationFit(batch_size=4, largest=8, suggested=None, peak=PEAK, reason="kept")
     stages = (plans.stage(name="one"), plans.stage(name="two", checkpointing=checkpointing))
-    return GroupFit(stages=stages, safe=8, limit=9, suggestions=suggestions, evaluation=evaluation)
+    return GroupFit(stages=stages, largest=9, safe=8, suggestions=suggestions, evaluation=evaluation)
 
 
 def test_equal_suggestions_are_one_with_all_names_and_the_first_reason() -> None:

@@ -13,8 +13,9 @@ from torch import nn
 from flatout.api import apply_config, fit_config
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.forecast import estimate_job
+from flatout.memory.forecast import CONTEXT_BYTES, estimate_job
 from flatout.memory.job import Job, Recipe
+from flatout.memory.receipts import Measured, Receipt
 from flatout.planner import fingerprint
 from flatout.planner.answers import PlanOptions
 from flatout.planner.request import ForecastRequest, load_forecast
@@ -53,16 +54,61 @@ def test_the_largest_batch_fits_and_one_much_larger_does_not() -> None:
     subject = forecast()
     capacity = 1500 * MIB
     found = subject.largest_batch({"width": 32}, recipe=Recipe(), capacity_bytes=capacity)
-    assert found.safe is not None and found.limit is not None
-    assert found.safe <= found.limit
+    assert found.safe is not None and found.tight is not None
+    assert found.safe <= found.tight
     at = subject.peak_bytes({"batch_size": found.safe, "width": 32}, recipe=Recipe())
-    above = subject.peak_bytes({"batch_size": round(found.limit * 1.2), "width": 32}, recipe=Recipe())
+    above = subject.peak_bytes({"batch_size": round(found.tight * 1.2), "width": 32}, recipe=Recipe())
     assert at.process_bytes <= capacity < above.process_bytes
+
+
+def test_what_is_recommended_trains_within_the_capacity_and_no_more_does() -> None:
+    """Also from traces of these very sizes, which a second forecast makes."""
+    capacity, sizes = 1500 * MIB, {"batch_size": 1, "width": 32}
+    subject = forecast()
+    tight = subject.largest_batch(sizes, recipe=Recipe(), capacity_bytes=capacity).tight
+    assert tight is not None
+    for batch_size, trains in ((1, True), (tight // 2, True), (tight, True), (round(tight * 1.03), False)):
+        at = {**sizes, "batch_size": batch_size}
+        for asked in (subject, forecast()):
+            assert asked.trains(at, recipe=Recipe(), capacity_bytes=capacity) is trains
+    assert not subject.trains(sizes, recipe=Recipe(), capacity_bytes=100 * MIB)
+
+
+def test_what_a_real_run_held_beside_the_traces_is_taken_from_the_capacity() -> None:
+    """No GPU is here: the receipt of the run is written by hand, 200 MiB above what is traced."""
+    capacity, sizes = 1500 * MIB, {"batch_size": 1, "width": 32}
+    plain, probed = forecast(), forecast(profile=True)
+    measured = []
+    for batch_size in (2, 4):
+        traced_at = plain.peak_bytes({**sizes, "batch_size": batch_size}, recipe=Recipe())
+        measured.append(
+            Measured(
+                batch_size=batch_size,
+                num_steps=2,
+                peak_allocated_bytes=traced_at.allocated_bytes,
+                peak_reserved_bytes=traced_at.reserved_bytes + 200 * MIB,
+            )
+        )
+    parameters = sum(parameter.numel() for parameter in job().make_model().parameters())
+    receipt = Receipt(
+        device="A100-SXM4-80GB", torch_version="2", cuda_version=None, cudnn_version=None, job="tower",
+        recipe=Recipe(), other_sizes={"width": 32}, num_parameters=parameters, num_trainable=parameters,
+        context_bytes=CONTEXT_BYTES - 100 * MIB, probes=tuple(measured),
+    )  # fmt: skip
+    probed._receipts[Recipe(), (("width", 32),)] = receipt
+    found = probed.largest_batch(sizes, recipe=Recipe(), capacity_bytes=capacity)
+    expected = plain.largest_batch(sizes, recipe=Recipe(), capacity_bytes=capacity - 100 * MIB)
+    assert found == expected
+    assert found.tight is not None
+    for batch_size, trains in ((found.tight, True), (round(found.tight * 1.03), False)):
+        at = {**sizes, "batch_size": batch_size}
+        assert probed.trains(at, recipe=Recipe(), capacity_bytes=capacity) is trains
+    assert plain.doubts and not probed.doubts
 
 
 def test_a_device_smaller_than_a_context_takes_no_batch() -> None:
     found = forecast().largest_batch({"width": 32}, recipe=Recipe(), capacity_bytes=100 * MIB)
-    assert found.safe is None and found.limit is None
+    assert found.safe is None and found.tight is None
 
 
 def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
@@ -74,6 +120,16 @@ def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
     fixed = estimate_job(job(), Recipe(), sizes=sizes, device="A100-80GB")
     assert replayed.reserved_bytes == fresh.peak_reserved_bytes != fixed.peak_reserved_bytes
     assert largest.safe is not None
+
+
+def test_a_batch_too_large_to_be_made_follows_from_small_ones() -> None:
+    """Ten million rows of 32 KiB: nobody has the memory for the batch itself."""
+    sizes = {"batch_size": 10_000_000, "width": 32}
+    subject = forecast()
+    found = subject.peak_bytes(sizes, recipe=Recipe(mode="evaluate"))
+    assert found.allocated_bytes > 10_000_000 * 32 * 1024
+    assert not subject.trains(sizes, recipe=Recipe(mode="evaluate"), capacity_bytes=80 * 10**9)
+    assert subject.num_traced == 3
 
 
 def test_seconds_are_unknown_without_a_probe() -> None:
