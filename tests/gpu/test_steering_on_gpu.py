@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.steering import work
 from flatout.engines.steering.activations import extract
 from flatout.engines.steering.applying import Steering, steered_model
 from flatout.engines.steering.engine import PackedTrials, TextRow
@@ -32,7 +33,10 @@ def test_a_gpu_extracts_what_a_cpu_does(position: str) -> None:
     torch.testing.assert_close(found.values, expected.values, rtol=1e-3, atol=1e-3)
 
 
-def test_shared_prompts_on_a_gpu() -> None:
+def test_shared_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        work, "FORK_FLOP", 0.0
+    )  # of a model this small, sharing would cost more than it saves
     pairs = [
         Pair(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key="")
         for tokens in prompts_of(range(60, 90))

@@ -141,6 +141,7 @@ def extract(
     result = _Result(texts, keeping=keeping, on_progress=on_progress)
     shared: list[Decision[bool]] = []
     on_gpu = reader.device.type == "cuda"
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
 
     def parts() -> Iterator[list[Work]]:
         windows = encoded_ahead(
@@ -153,7 +154,13 @@ def extract(
             plan = partial(planned, missing, sequences=result.sequences, ranges=result.ranges)
             work = plan(pairs=pairs)
             shared.append(
-                forks_pay(work, batch_tokens=budget.value, device=reader.device, able=reader.can_fork)
+                forks_pay(
+                    work,
+                    batch_tokens=budget.value,
+                    device=reader.device,
+                    num_weights=num_weights,
+                    able=reader.can_fork,
+                )
             )
             yield work if shared[-1].value or not pairs else plan(pairs=())
 

@@ -60,14 +60,24 @@ def test_sharing_pays_where_it_saves_more_than_a_short_pass_costs() -> None:
         tokens = ((*range(prompt), 1), (*range(prompt), 2))
         return planned([0, 1], sequences=tokens, ranges=[(prompt, prompt + 1)] * 2, pairs=[(0, 1)])
 
-    def pay(work: list[Work], *, device: str = "cuda", able: bool = True) -> Decision[bool]:
-        return forks_pay(work, batch_tokens=4096, device=torch.device(device), able=lambda: able)
+    def pay(
+        work: list[Work], *, device: str = "cuda", able: bool = True, num_weights: int = 8_000_000_000
+    ) -> Decision[bool]:
+        return forks_pay(
+            work,
+            batch_tokens=4096,
+            device=torch.device(device),
+            num_weights=num_weights,
+            able=lambda: able,
+        )
 
-    few, many = pairs(READING_TOKENS), pairs(READING_TOKENS + 1)
+    few, many = pairs(READING_TOKENS + 2), pairs(READING_TOKENS + 3)
     assert not pay(few).value
     pays = pay(many)
     assert pays.value
-    assert "257 of 516 tokens are shared; 1 more passes cost as much as 256" in pays.reason
+    assert "259 of 520 tokens are shared; 1 more passes cost as much as 258" in pays.reason
+    assert not pay(many, num_weights=135_000_000).value  # the host is the slower one
+    assert pay(pairs(400), num_weights=135_000_000).value
     assert not pay(many, able=False).value
     assert not pay(plan(pairs=[])).value
     assert pay([]).reason == "no text is left to compute"
