@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "memory" / "results"
 NOT_MEASURED = "*Not measured yet.*"
-OURS, PROBED = "flatout", "flatout with probe"
+OURS, PROBED, REPAIRED = "flatout", "flatout with probe", "flatout, failures repaired"
 QUANTITIES = ("allocated", "reserved")
 ANSWERS = {"safe": "safe", "tight": "tight, with flushes", "limit": "limit, nothing kept free"}
 
@@ -66,9 +66,13 @@ def measured(folder: Path) -> str:
 def accuracy(folder: Path) -> str:
     """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
     estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
+    second = latest(folder, "unseen-second-first-look")
     unseen = {
-        "**unseen, first look**": latest(folder, "unseen-first-look"),
-        "unseen, looked at since": latest(folder, "unseen-estimates"),
+        "unseen, first look": (latest(folder, "unseen-first-look"), OURS),
+        "unseen, looked at since": (latest(folder, "unseen-estimates"), OURS),
+        "**second unseen set, first look**": (second, OURS),
+        "the same, failures repaired before measuring": (second, REPAIRED),
+        "second unseen set, looked at since": (latest(folder, "unseen-second-estimates"), OURS),
     }
     if estimates is None:
         return NOT_MEASURED
@@ -82,9 +86,9 @@ def accuracy(folder: Path) -> str:
         if first is not None:
             named["held out, first look"] = first["summary"][quantity]
         named |= {"held out": groups["held out"], "all": groups["all"]}
-        for name, found in unseen.items():
+        for name, (found, arm) in unseen.items():
             if found is not None:
-                named[name] = found["summary"][OURS][quantity]["all"]
+                named[name] = found["summary"][arm][quantity]["all"]
         lines += [row([quantity, name, *figures(summary)]) for name, summary in named.items()]
     return "\n".join(lines)
 

@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, held_against, summarize
 from benchmarks.memory.children import Pool
 from benchmarks.memory.configuration import HELD_OUT, Configuration
-from benchmarks.memory.configurations import every_configuration
+from benchmarks.memory.configurations import SETS, every_configuration, of_sets
 from benchmarks.memory.estimates import estimate, estimate_with_probe
+from benchmarks.memory.first_look import OURS, REPAIRED, compare_all, without_places
 from benchmarks.memory.history import append_history, compact
 from benchmarks.memory.largest import bracket
 from benchmarks.memory.recommended import budget_of, forecast_of, judged, searched, settings_of
@@ -79,6 +80,43 @@ def test_the_benchmark_is_as_wide_as_it_claims() -> None:
     assert {each.recipe.precision for each in CONFIGURATIONS} == {"fp32", "tf32", "bf16", "fp16", "pure-bf16"}
     assert {each.recipe.mode for each in CONFIGURATIONS} == {"train", "evaluate", "generate"}
     assert {CONFIGURATIONS[position].family for position in range(len(families))} == families
+
+
+def test_the_sets_share_no_family() -> None:
+    families = {name: {each.family for each in configurations()} for name, configurations in SETS.items()}
+    assert len(families["unseen-second"]) >= 24
+    assert sum(map(len, families.values())) == len(set.union(*families.values()))
+    second = SETS["unseen-second"]()
+    assert len({each.label for each in second}) == len(second)
+    assert {each.recipe.precision for each in second} == {"fp32", "tf32", "bf16", "fp16", "pure-bf16"}
+    assert of_sets("unseen,unseen-second") == [*SETS["unseen"](), *second]
+
+
+def test_a_first_look_compares_what_was_predicted_and_counts_what_failed() -> None:
+    labels = [each.label for each in SETS["unseen-second"]()[:2]]
+    row = {"family": "f", "held_out": False, "num_parameters": 1}
+    measured = {"peak_allocated_bytes": 100, "peak_reserved_bytes": 200}
+    table = {"rows": [{"label": label, **row, **measured} for label in labels]}
+    failed = without_places({"error": "BadInput: no (at /somewhere:1)", "traceback": "..."})
+    assert failed == {"error": "BadInput: no"}
+    first, repaired = {"allocated": 101, "reserved": 190}, {"allocated": 99, "reserved": 200}
+    predictions = {
+        "rows": [{"label": labels[0], **first}, {"label": labels[1], **failed, "repaired": repaired}]
+    }
+    plain, other = (found["errors"] for found in compare_all(table, predictions))
+    assert (
+        plain[OURS] == plain[REPAIRED] == {"allocated": pytest.approx(0.01), "reserved": pytest.approx(-0.05)}
+    )
+    assert other[OURS] == {"allocated": None, "reserved": None}
+    assert other[REPAIRED] == {"allocated": pytest.approx(-0.01), "reserved": 0.0}
+
+
+def test_the_second_unseen_set_was_predicted_whole_and_measured_whole() -> None:
+    labels = {each.label for each in SETS["unseen-second"]()}
+    for subject in ("unseen-second-predictions", "unseen-second", "unseen-second-first-look"):
+        path = latest_table(subject)
+        assert path is not None
+        assert {row["label"] for row in read_table(path)["rows"]} == labels, subject
 
 
 def test_every_model_builds_without_memory() -> None:

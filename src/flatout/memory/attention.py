@@ -4,7 +4,8 @@
     flash       half precision without a mask, from compute capability 8.0
     efficient   float32, any mask, and half precision on older GPUs
     math        what none of them takes: a mask whose last dimension is strided (a bias by head that was
-                permuted, say), grouped heads in float32; keeps the matrix of scores
+                permuted, say), grouped heads in float32, keys of one head that all queries share without
+                being declared as a group; keeps the matrix of scores, in float32
 
 The fused kernels keep one float per row, and take accumulators in float32 for the time of their backward.
 Measured on an H200 with torch 2.11 and cuDNN 9.19; the choice for other GPUs is PyTorch's documented order,
@@ -48,7 +49,9 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
         grouped = enable_gqa and key.shape[1] != query.shape[1]
         half = query.dtype in HALF
         trained = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-        fused = query.dim() == 4 and query.shape[-1] <= WIDEST and (half or not grouped) and _reads(attn_mask)
+        alike = grouped or query.shape[:2] == key.shape[:2] == value.shape[:2]
+        fused = query.dim() == 4 and query.shape[-1] <= WIDEST and alike
+        fused = fused and (half or not grouped) and _reads(attn_mask)
         if fused and half and capability in CUDNN_FIRST and query.shape[-1] % 8 == 0 and not trained:
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if fused and half and capability >= (8, 0) and attn_mask is None:

@@ -5,8 +5,8 @@
                  in float16), those of weights too.  Kernels of one position are plain products where they can
                  be, and an image of fewer than four channels is read as it lies at stride 1.  Patches are
                  copied from 8 pixels on
-    images out   a transposed convolution to fewer than four channels writes them as they lie in float32; in
-                 half precision they are padded like those of an input
+    images out   fewer than four channels are padded like those of an input; but a transposed convolution
+                 writes them as they lie in float32
     gradients    PyTorch brings the gradient into the order of the input first
     weights      the gradient of a weight is cut into tiles of 128 x 128 for each position of the kernel;
                  where these are fewer than the multiprocessors, several share one and leave partial sums
@@ -58,11 +58,13 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
         if not is_half:
             return ()
         out = out // weight.shape[1] * _load(x)
+    elif not transposed:
+        out = _padded_output(out, x, weight)
     return ((_copied_bytes(x, weight, out, multiple=multiple),),)
 
 
 def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
-    """Of `aten.convolution_backward`."""
+    """Of `aten.convolution_backward`: a group for the gradient of the input, one for that of the weight."""
     gradient, x, weight, _bias_sizes, stride = args[:5]
     groups, mask = args[9], args[10]
     if _is_depthwise(x, groups):
@@ -73,6 +75,8 @@ def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group
     if _writes_image(weight, args[7]):
         copies = copies and x.dtype.itemsize <= 2
         num_output = num_output // weight.shape[1] * _load(x)
+    elif not args[7]:
+        num_output = _padded_output(num_output, x, weight)
     result: list[Group] = []
     if mask[0]:
         group = turned + _turned_weight(x, weight, groups)
@@ -82,7 +86,7 @@ def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group
         direct = x.dtype.itemsize > 2 and (_is_read_directly(x, stride) or _writes_image(weight, args[7]))
         copied = 0 if direct else _copied_bytes(x, weight, num_output, multiple=_load(x))
         result.append((*turned, _weight_gradient(x, weight, copies=copies, parts=parts, copied=copied)))
-    return tuple(group for group in result if group)
+    return tuple(result)
 
 
 def _weight_gradient(x: Tensor, weight: Tensor, *, copies: bool, parts: int, copied: int) -> int:
@@ -96,7 +100,8 @@ def _weight_gradient(x: Tensor, weight: Tensor, *, copies: bool, parts: int, cop
 def _partial_sums(x: Tensor, weight: Tensor, num_multiprocessors: int) -> int:
     across = math.ceil(weight.shape[0] / TILE) * math.ceil(weight.shape[1] / TILE)
     taps = math.prod(weight.shape[2:])
-    shares = num_multiprocessors // (across * (taps + 1 if taps > 1 else 1))  # 13 of 132 for 3 x 3, not 14
+    # a single tile of 3 x 3 is shared by 13 of 132, not by 14
+    shares = num_multiprocessors // (across * (taps + 1 if taps > 1 and across == 1 else taps))
     if shares > 1:
         return int(shares * weight.numel() * 4)
     return num_multiprocessors * TILE * TILE * 4 if x.dtype.itemsize > 2 else 0
@@ -108,6 +113,8 @@ def _depthwise_backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: Any) 
         result.append((x.shape[0] * weight.numel() * HALF_PER_WEIGHT,))
     elif mask[0] and min(x.shape[2:]) >= DEPTHWISE_IMAGE:
         result.append((4 * (TRANSFORMED * x.numel() + TRANSFORMED_PER_CHANNEL * x.shape[1]),))
+    elif mask[0]:
+        result.append(())
     if mask[1]:
         result.append((4 * (x.numel() + gradient.numel()),))
     return tuple(result)
@@ -187,6 +194,12 @@ def _padded(x: Tensor, multiple: int) -> int:
 
 def _num_bytes(x: Tensor) -> int:
     return x.numel() * x.dtype.itemsize
+
+
+def _padded_output(num_output: int, x: Tensor, weight: Tensor) -> int:
+    """An image of fewer than four channels out is written with as many as a load takes."""
+    channels = weight.shape[0]
+    return num_output // channels * _load(x) if channels < FEW_CHANNELS else num_output
 
 
 def _output_elements(

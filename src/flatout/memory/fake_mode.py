@@ -9,7 +9,7 @@ PyTorch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.lay
 
 class QuickFakeMode(FakeTensorMode):
     """A FakeTensorMode for tensors of known shapes."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Itself: a tensor's copy belongs to the same mode.
+
+        Modules that copy their layers (nn.Transformer) copy all attributes of a parameter, the mode among
+        them; and a copy of a mode would free the storages twice that it remembers, which ends the process.
+        """
+        return self
 
     def _prep_args_for_hash(self, result: list[object], args: Any, *rest: Any) -> None:
         if isinstance(args, Mapping):

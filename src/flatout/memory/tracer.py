@@ -29,13 +29,14 @@ from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
 from flatout.memory.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import Component, Guess, Phase, Trace
-from flatout.memory.workspaces import COPIES_FIRST, Workspaces
+from flatout.memory.workspaces import COPIES_FIRST, Group, Workspaces
 
 aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
 SCALAR = aten._local_scalar_dense.default
 TO_COPY = aten._to_copy.default
 DROPOUT = aten.native_dropout.default
+CONVOLUTION_BACKWARD = aten.convolution_backward.default
 # what autograd writes in place, except for tensors without data
 IN_PLACE = {
     aten.add.Tensor,
@@ -147,17 +148,24 @@ class Tracer(TorchDispatchMode):
             self._note_sum(func, args, out)
         groups = self.workspaces.of(func, args, kwargs)
         before = groups if func in COPIES_FIRST else ()
+        after = list(groups[len(before) :])
         copies = [self._workspace(block, f"workspace of {name}") for group in before for block in group]
         for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
             if isinstance(leaf, Tensor):
                 self.track(leaf, name, component)
+                if func is CONVOLUTION_BACKWARD and after:  # one gradient is done before the next is made
+                    self._hold(after.pop(0), name)
         self.events.extend(~number for number in copies)
         if self.phase != "setup":
             for num_bytes in self.workspaces.lasting(func, in_backward=self.phase == "backward"):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
-        for group in groups[len(before) :]:
-            held = [self._workspace(block, f"workspace of {name}") for block in group]
-            self.events.extend(~number for number in held)
+        for group in after:
+            self._hold(group, name)
+
+    def _hold(self, group: Group, name: str) -> None:
+        """Blocks that are held together for a while."""
+        held = [self._workspace(block, f"workspace of {name}") for block in group]
+        self.events.extend(~number for number in held)
 
     def _note_sum(self, func: Any, args: Any, out: Tensor) -> None:
         first = args[0]

@@ -3,6 +3,8 @@
     reductions     partial sums, when few outputs are summed over many rows (the gradient of a bias)
     embeddings     the gradient of a table is summed in pieces after sorting the indices
     softmax        its backward multiplies gradient and result first; rows that are masked wholly are sought
+    transforms     from complex to real numbers overwrite what they read, so they read a copy
+    losses         squared and smooth ones are taken for each element before they are averaged
     CTC            its backward walks the targets from their end, and keeps as much as the forward did
     layer norms    read rows in one piece: what lies otherwise is copied first
     convolutions   see `convolutions`
@@ -30,7 +32,11 @@ Group = tuple[int | Formula, ...]  # blocks that are held together
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 BIASED_PRODUCT = aten.addmm.default
 # which copy what does not lie in rows before they make their results
-COPIES_FIRST = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default}
+COPIES_FIRST = {
+    aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default,
+    aten._euclidean_dist.default,
+}
 HOPPER = (9, 0)
 ASSUMED_MULTIPROCESSORS = 132  # of an H200: where a GPU's own are not known
 PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 20
@@ -60,6 +66,11 @@ class Workspaces:
             aten._safe_softmax.default: _safe_softmax,
             aten.native_layer_norm.default: _layer_norm,
             aten.native_layer_norm_backward.default: _layer_norm_backward,
+            aten._fft_c2r.default: _copy_of_input,
+            aten.mse_loss.default: _loss_by_element,
+            aten.smooth_l1_loss.default: _loss_by_element,
+            aten.huber_loss.default: _loss_by_element,
+            aten._euclidean_dist.default: _distances,
             aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
             aten._ctc_loss_backward.default: _ctc_loss_backward,
             aten.convolution.default: convolutions.forward,
@@ -112,6 +123,30 @@ def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
     return ((args[1].numel() * args[1].dtype.itemsize,),)
+
+
+def _loss_by_element(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Nothing beside the result where that has every element's loss (reduction 0)."""
+    x, target = args[0], args[1]
+    if (args[2] if len(args) > 2 else kwargs.get("reduction", 1)) == 0:
+        return ()
+    count = math.prod(torch.broadcast_shapes(x.shape, target.shape))
+    return ((count * torch.promote_types(x.dtype, target.dtype).itemsize,),)
+
+
+def _distances(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Squares to be summed, then both inputs with two columns more, of which one product is taken."""
+    left, right = args[0], args[1]
+    sizes = [(x.numel() + 2 * x.numel() // x.shape[-1]) * x.dtype.itemsize for x in (left, right)]
+    return ((_bytes_of(left),), (_bytes_of(right),), (_bytes_of(left), *sizes))
+
+
+def _copy_of_input(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return ((_bytes_of(args[0]),),)
+
+
+def _bytes_of(x: Tensor) -> int:
+    return x.numel() * x.dtype.itemsize
 
 
 def _ctc_loss_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:

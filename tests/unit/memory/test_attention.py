@@ -25,9 +25,11 @@ def query(dtype: torch.dtype, *, length: int, width: int = 64) -> Tensor:
 
 def attend(dtype: torch.dtype, mask: str | None = None, grouped: bool = False, width: int = 64) -> list[int]:
     x = torch.empty(2, 8, 128, width, dtype=dtype, requires_grad=True)
-    key = torch.empty(2, 2 if grouped else 8, 128, width, dtype=dtype, requires_grad=True)
+    num_heads = 1 if mask == "shared" else 2 if grouped else 8
+    key = torch.empty(2, num_heads, 128, width, dtype=dtype, requires_grad=True)
     masks = {
         None: None,
+        "shared": None,  # one head of keys for all queries, which nobody declared as a group
         "bool": torch.ones(2, 1, 128, 128, dtype=torch.bool),
         "trained": torch.empty(2, 8, 128, 128, dtype=dtype, requires_grad=mask == "trained"),
         "strided": torch.empty(2, 128, 128, 8, dtype=dtype).permute(0, 3, 1, 2),
@@ -50,6 +52,7 @@ def attend(dtype: torch.dtype, mask: str | None = None, grouped: bool = False, w
         (HOPPER, torch.float32, None, True, "math"),
         (HOPPER, torch.bfloat16, "trained", False, "efficient"),
         (HOPPER, torch.bfloat16, "strided", False, "math"),
+        (HOPPER, torch.bfloat16, "shared", False, "math"),
         (HOPPER, torch.float32, "strided", False, "math"),
         (AMPERE, torch.float16, None, False, "flash"),
         (AMPERE, torch.float16, "bool", False, "efficient"),

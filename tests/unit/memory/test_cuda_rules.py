@@ -111,6 +111,21 @@ def test_softmax_reads_half_and_writes_float_in_one_kernel() -> None:
     assert made.sizes_of("_to_copy") == []
 
 
+def multiply_groups() -> list[Any]:
+    rows = torch.empty(12, 16, requires_grad=True)
+    weights = torch.empty(3, 16, 8, requires_grad=True)
+    ends = torch.tensor([4, 8, 12], dtype=torch.int32)
+    result = torch._grouped_mm(rows, weights, offs=ends)
+    result.sum().backward()
+    assert rows.grad is not None
+    assert weights.grad is not None
+    return [result.dtype, *(list(each.shape) for each in (result, rows.grad, weights.grad))]
+
+
+def test_products_of_groups_take_float32() -> None:
+    assert under_rules(multiply_groups).result == [FLOAT, [12, 8], [12, 16], [3, 16, 8]]
+
+
 def add_a_bias() -> list[int]:
     layer = nn.Linear(16, 32)
     x = torch.empty(4, 16, 8).transpose(1, 2)

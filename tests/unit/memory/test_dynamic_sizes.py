@@ -37,6 +37,17 @@ def test_known_values_give_the_true_size() -> None:
     assert made.guesses == []
 
 
+def of_a_ctc_loss() -> list[list[int]]:
+    scores = torch.randn(50, 4, 32).log_softmax(-1)
+    targets, lengths = torch.ones(4, 12, dtype=torch.long), torch.tensor([3, 9, 5, 4])
+    loss, kept = aten._ctc_loss(scores, targets, torch.full((4,), 50), lengths)
+    return shapes(loss, kept)
+
+
+def test_the_longest_target_decides_what_a_ctc_loss_keeps() -> None:
+    assert under_rules(of_a_ctc_loss).result == [[4], [4, 50, 2 * 9 + 1]]
+
+
 def of_unknown() -> list[list[int]]:
     x = torch.randn(2, 3, 5)
     mask = x[..., 0] > 0

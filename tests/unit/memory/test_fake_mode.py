@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -69,3 +70,16 @@ def test_a_constant_is_left_to_pytorch() -> None:
         assert one.constant is not None  # type: ignore[attr-defined]
         assert [(one + number).item() for number in (1, 2)] == [2, 3]
         assert (torch.empty(4) * torch.tensor(2.0)).shape == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_the_copy_of_a_tensor_belongs_to_the_same_mode() -> None:
+    """A copied mode frees the storages that it remembers a second time."""
+    mode = QuickFakeMode(allow_non_fake_inputs=True)
+    with mode:
+        norm, layer = (
+            nn.BatchNorm1d(4),
+            nn.Linear(4, 4),
+        )  # a norm's counter is a constant, which is remembered
+        copied = copy.deepcopy(nn.Sequential(norm, layer))
+    assert all(parameter.fake_mode is mode for parameter in copied.parameters())

@@ -35,6 +35,17 @@ def test_integers_and_short_tables_keep_their_values() -> None:
     ]
 
 
+def of_a_mask_in_floating_point() -> list[Any]:
+    keep = torch.ones(4, 1, 300, 300, dtype=torch.bool)
+    keep[0, 0, 0, 7] = False
+    added = torch.where(keep, 0.0, torch.finfo(torch.float32).min)[:, 0, 0, :]
+    return values_of((added > 0).any(), (added < 0).sum())
+
+
+def test_a_mask_that_was_turned_into_floating_point_is_followed() -> None:
+    assert under_rules(of_a_mask_in_floating_point).result == [False, 1]
+
+
 def of_changes_in_place() -> list[Any]:
     mask = torch.ones(2, 2, dtype=torch.bool)
     mask[0, 1] = False
@@ -51,7 +62,7 @@ def of_what_is_unknown() -> list[Any]:
     drawn = torch.randn(4)
     written = torch.zeros(4, dtype=torch.long)
     written.copy_((drawn * 10).long())
-    large = torch.zeros(shadows.LARGEST_FLOAT + 1)
+    large = torch.zeros(shadows.LARGEST + 1)
     return values_of(drawn, drawn > 0, written, torch.empty(3, dtype=torch.long), large)
 
 

@@ -43,6 +43,32 @@ def test_the_backward_of_softmax_holds_a_product() -> None:
     )
 
 
+def test_a_loss_is_taken_for_each_element_before_it_is_averaged() -> None:
+    x, target = meta(8, 3, 16), meta(8, 1, 16, dtype=torch.float32)
+    of = Workspaces().of
+    assert of(aten.mse_loss.default, (x, target), {}) == ((4 * x.numel(),),)
+    assert of(aten.huber_loss.default, (x, x, 2), {}) == ((2 * x.numel(),),)
+    assert of(aten.mse_loss.default, (x, target, 0), {}) == ()
+
+
+def test_distances_are_a_product_of_inputs_with_two_columns_more() -> None:
+    left, right = meta(64, 10, dtype=torch.float32), meta(8, 10, dtype=torch.float32)
+    squares, others, held = Workspaces().of(aten._euclidean_dist.default, (left, right), {})
+    assert (squares, others) == ((4 * 640,), (4 * 80,))
+    assert held == (4 * 640, 4 * 64 * 12, 4 * 8 * 12)
+
+
+def test_a_transform_to_real_numbers_reads_a_copy() -> None:
+    waves = meta(4, 32, 17, dtype=torch.complex64)
+    assert Workspaces().of(aten._fft_c2r.default, (waves, [1, 2], 2, 32), {}) == ((8 * waves.numel(),),)
+
+
+def test_the_backward_of_a_ctc_loss_keeps_as_much_as_its_forward() -> None:
+    x, ids, kept = meta(50, 4, 32, dtype=torch.float32), meta(4, 9), meta(4, 50, 19, dtype=torch.float32)
+    args = (x, x, ids, ids, ids, x, kept, 0)
+    assert Workspaces().of(aten._ctc_loss_backward.Tensor, args, {}) == ((4 * kept.numel(),),)
+
+
 def test_a_softmax_that_seeks_masked_rows_holds_a_byte_for_each_score() -> None:
     x = meta(4, 8, 16)
     assert Workspaces().of(aten._safe_softmax.default, (x, -1), {}) == ((x.numel(),),)
