@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from flatout.doctor.markup import Html, code, facts, section, table, tag
 from flatout.doctor.report import straggler_words
-from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory
+from flatout.measure.phase_names import PHASES
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from flatout.doctor.markup import Html, join, tag
 from flatout.doctor.report import Reading
-from flatout.measure.clock import PHASES
+from flatout.measure.phase_names import PHASES
 from flatout.units import show_share
 
 

@@ -34,8 +34,8 @@ from flatout.doctor.report import (
     unexplained_loading,
 )
 from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
-from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Evidence, Place
+from flatout.measure.phase_names import PHASES
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from flatout.doctor.markup import Html, tag
-from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Arm, Step
+from flatout.measure.phase_names import PHASES
 from flatout.units import show_seconds
 
 HEIGHT = 190  # pixels of the drawing

@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import Any, Literal
+from typing import Any
 
-Phase = Literal["wait", "transfer", "forward", "backward", "optimizer", "rest"]
-PHASES: tuple[Phase, ...] = ("wait", "transfer", "forward", "backward", "optimizer", "rest")
+from flatout.measure.phase_names import PHASES
+
 WAIT, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, REST, EXCLUDED = range(7)
 NUM_REGIONS = 7
 MAX_MARKS_PER_STEP = 64

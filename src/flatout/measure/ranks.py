@@ -21,10 +21,10 @@ from typing import Any
 
 from flatout.codec import decode, encode
 from flatout.errors import EvidenceUnreadable
-from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Evidence, Rank
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.patches import Patches
+from flatout.measure.phase_names import PHASES
 from flatout.measure.schedule import Block
 
 KEY = "flatout/plan"

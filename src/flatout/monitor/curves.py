@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from flatout.doctor.markup import Html, tag
 from flatout.doctor.timeline import round_ticks
-from flatout.measure.clock import PHASES
+from flatout.measure.phase_names import PHASES
 from flatout.monitor.recorded import Stretch
 from flatout.units import show_share
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flatout.doctor.report import printable
 from flatout.errors import BadInput, import_extra
-from flatout.measure.clock import PHASES
+from flatout.measure.phase_names import PHASES
 from flatout.monitor.recorded import Recorded
 from flatout.monitor.sample import Sample
 from flatout.monitor.summary import job_gpu

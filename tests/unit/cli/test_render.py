@@ -14,7 +14,7 @@ from rich.console import Console
 from flatout.api import Diagnosis
 from flatout.cli.render import LOOKS, render
 from flatout.doctor.rule import all_rules
-from flatout.measure.clock import PHASES
+from flatout.measure.phase_names import PHASES
 from tests import builders
 
 

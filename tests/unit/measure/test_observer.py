@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout
 from flatout.measure.assemble import Assembly, Ending
-from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Evidence, Site
 from flatout.measure.observer import Observer, ObserverOptions
+from flatout.measure.phase_names import PHASES
 from flatout.measure.schedule import WarmUp
 from tests.jobs import line_of
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure import ranks
-from flatout.measure.clock import PHASES
 from flatout.measure.evidence import Evidence, Step
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.patches import Patches
+from flatout.measure.phase_names import PHASES
 from flatout.measure.ranks import Agreement, clear, gather, merge, partial_path, publish, rank_summary
 from flatout.measure.schedule import Block, plan_blocks
 from tests import builders
