@@ -1,4 +1,4 @@
-"""The phases of a step, in the order in which they are shown: for everyone who names them and measures none."""
+"""The phases of a step, in the order in which they are shown: for who names them and measures none."""
 
 from __future__ import annotations
 
