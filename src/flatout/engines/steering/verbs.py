@@ -17,7 +17,7 @@ from flatout.engines.steering.driving import (
     run_search,
     split_of,
 )
-from flatout.engines.steering.fitting import check_methods, extract_questions, fit_methods
+from flatout.engines.steering.fitting import check_methods, extract_questions, fit_methods, save_vectors
 from flatout.engines.steering.loading import Opened, check_folder, open_model
 from flatout.engines.steering.questions import read_questions
 from flatout.engines.steering.report import write_page
@@ -100,9 +100,9 @@ def fit(settings: SearchSettings, *, whole: bool, on_progress: OnProgress) -> li
         position=settings.position,
         store=settings.store_folder,
         seed=settings.seed,
-        folder=folder,
         on_progress=on_progress,
     )
+    save_vectors(made, folder)
     return [
         Fitted(
             method=name,
