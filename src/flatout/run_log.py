@@ -109,6 +109,24 @@ def is_written(folder: Path) -> bool | None:
 
 def read_records(folder: Path, kind: LogKind, record: type[Record]) -> Iterator[Record]:
     """The records of a log in the order of its lines."""
+    for number, values in _read(folder, kind):
+        if number > 1:
+            try:
+                yield decode(record, values)
+            except WrongShape as error:
+                raise _damaged(folder, number, error) from error
+
+
+def logged_settings(folder: Path, kind: LogKind) -> dict[str, Any] | None:
+    """The settings under which a log was begun; None of one that was not begun."""
+    for _, header in _read(folder, kind):
+        settings = header.get("settings")
+        return settings if isinstance(settings, dict) else {}
+    return None
+
+
+def _read(folder: Path, kind: LogKind) -> Iterator[tuple[int, Any]]:
+    """Every whole line of a log and its number; the first, which says what it is, is checked."""
     path = log_path(folder)
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
@@ -118,12 +136,15 @@ def read_records(folder: Path, kind: LogKind, record: type[Record]) -> Iterator[
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
-            if number == 1:
-                _check_header(values, kind, path)
-            else:
-                yield decode(record, values)
-        except (json.JSONDecodeError, WrongShape) as error:
-            raise BadInput(f"{path}:{number} is damaged: {error}", hint="remove that line") from error
+        except json.JSONDecodeError as error:
+            raise _damaged(folder, number, error) from error
+        if number == 1:
+            _check_header(values, kind, path)
+        yield number, values
+
+
+def _damaged(folder: Path, number: int, error: Exception) -> BadInput:
+    return BadInput(f"{log_path(folder)}:{number} is damaged: {error}", hint="remove that line")
 
 
 def _check_header(values: Any, kind: LogKind, path: Path) -> None:
