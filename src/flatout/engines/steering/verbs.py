@@ -160,8 +160,7 @@ def apply(
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
     import torch
 
-    from flatout.engines.steering.applying import Steering, steered_model
-    from flatout.engines.steering.blocks import width_of
+    from flatout.engines.steering.applying import Steering, check_steering, steered_model
     from flatout.engines.steering.questions import question_of
     from flatout.engines.steering.scoring import prompts_of
 
@@ -175,11 +174,7 @@ def apply(
         where=where or winner.get("where", "last-and-generated"),
     )
     opened = open_model(model, device=device, dtype=dtype)
-    if (width := width_of(opened.model)) != len(steering.direction):
-        raise BadInput(
-            f"the vectors are {len(steering.direction)} wide and the model is {width}",
-            hint="take vectors that were fitted on this model",
-        )
+    check_steering(opened.model, steering)
     questions = [question_of(text, positive="a", negative="b") for text in prompts]
     examples = []
     for text, tokens in zip(prompts, prompts_of(questions, opened.tokenizer), strict=True):
