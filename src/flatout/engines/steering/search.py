@@ -138,8 +138,8 @@ class Search:
         baseline = self._values(None, self._questions)
         tested, effects = None, None
         if found is not None:
-            steered = self._values(found[0], fresh) if len(fresh) > 1 else None
-            plain = self._values(None, fresh) if len(fresh) > 1 else None
+            steered = self._values(found[0], fresh) if fresh else None
+            plain = self._values(None, fresh) if fresh else None
             if steered is not None and plain is not None:
                 tested = retest(steered, plain, seed=self._study.seed)
                 self._say(
