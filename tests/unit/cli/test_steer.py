@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def run(tiny: Path) -> Path:
     assert answer.exit_code == 0, answer.output
     assert "fresh questions" in answer.stdout.splitlines()[0]
     assert f"report      {out / 'report.html'}" in answer.stdout
-    assert "6 of 6 trials begun have ended" in answer.stderr
+    assert "80 of 80 texts" in answer.stderr, "what the vectors are fitted on"
+    assert re.search(r"3 of 6 trials · .*trial.* · about \d+ s left · ", answer.stderr)
+    assert "6 of 6 trials · " in answer.stderr
     return out
 
 

@@ -91,7 +91,7 @@ def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> Stud
         opened = _opened(settings, where.value.replicas[0], indices)
         named_layers(chosen_layers(settings.layers), num_layers=len(blocks_of(opened.model)))
         check_choices([*split.search, *split.fresh], opened.model, opened.tokenizer)
-        vectors = fitted(settings, split, opened)
+        vectors = fitted(settings, split, opened, on_event=on_event)
         engine = engine_of(settings, split, opened, say=say)
         study = opened_study(settings, worker=FIRST)
         work = prepared(settings, split, opened, vectors, engine=engine, study=study, on_event=on_event)
@@ -216,11 +216,14 @@ def _opened(settings: SearchSettings, gpus: Sequence[str], indices: dict[str, in
     )
 
 
-def fitted(settings: SearchSettings, split: Split, opened: Opened) -> dict[str, SteeringVectors]:
+def fitted(
+    settings: SearchSettings, split: Split, opened: Opened, *, on_event: OnEvent
+) -> dict[str, SteeringVectors]:
     """The vectors of every method, from their folder or from the questions to fit with."""
     if _has_vectors(settings):
         return read_vectors(settings.vectors_folder, methods=settings.methods)
     from flatout.engines.steering.fitting import fit_methods
+    from flatout.engines.steering.search import Event
 
     return fit_methods(
         opened,
@@ -230,6 +233,7 @@ def fitted(settings: SearchSettings, split: Split, opened: Opened) -> dict[str, 
         position=settings.position,
         store=settings.store_folder,
         seed=settings.seed,
+        on_progress=lambda done, total: on_event(Event(kind="extracted", num_done=done, num_total=total)),
     )
 
 
