@@ -13,6 +13,7 @@ Shapes: B rows, T tokens of a call, D width.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -59,6 +60,8 @@ class Steering:
             raise BadInput(f"where {self.where!r}", hint=f"take one of {', '.join(WHERE)}")
         if self.direction.ndim != 1:
             raise BadInput(f"a direction of shape {tuple(self.direction.shape)}", hint="give one vector [D]")
+        if not math.isfinite(self.amount):
+            raise BadInput(f"an amount of {self.amount}", hint="give a finite strength")
         if self.layer < 0:
             raise BadInput(f"layer {self.layer}", hint="layers count from 0")
         # What made the direction must not stay alive for as long as somebody steers.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import optuna
 
 WORKER, BRACKET, REASON, RECIPE = "worker", "bracket", "reason", "recipe:"
+STALE_LOCK_S = 10  # a line of the journal takes milliseconds: a lock this old is a dead worker's
 STARTUP_TRIALS = 16  # drawn at random before the sampler trusts what it has seen
 
 
@@ -68,10 +69,12 @@ def storage_at(where: str | Path) -> optuna.storages.BaseStorage:
     """The storage of a journal file's path or of a URL."""
     storages: Any = import_extra("optuna.storages", extra="steering")
     if not _is_url(where):
-        path = Path(where)
+        # The lock is a link to the journal: one to a relative path would lead nowhere, and Optuna, which
+        # asks through it how old the lock is, would wait for a dead worker's for ever.
+        path = Path(where).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
         journal: Any = import_extra("optuna.storages.journal", extra="steering")
-        lock = journal.JournalFileSymlinkLock(str(path))
+        lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
         _cut_torn_tail(path, lock)
         held: optuna.storages.BaseStorage = storages.JournalStorage(
             journal.JournalFileBackend(str(path), lock_obj=lock)

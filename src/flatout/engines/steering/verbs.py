@@ -176,14 +176,28 @@ def apply(
     opened = open_model(model, device=device, dtype=dtype)
     check_steering(opened.model, steering)
     questions = [question_of(text, positive="a", negative="b") for text in prompts]
+    encoded = prompts_of(questions, opened.tokenizer)
+    _check_room(opened, longest=max(map(len, encoded)), max_new_tokens=max_new_tokens)
     examples = []
-    for text, tokens in zip(prompts, prompts_of(questions, opened.tokenizer), strict=True):
+    for text, tokens in zip(prompts, encoded, strict=True):
         ids = torch.tensor([tokens], device=next(opened.model.parameters()).device)
         unsteered = _continued(opened, ids, max_new_tokens=max_new_tokens)
         with steered_model(opened.model, steering):
             steered = _continued(opened, ids, max_new_tokens=max_new_tokens)
         examples.append(Example(prompt=text, unsteered=unsteered, steered=steered))
     return examples
+
+
+def _check_room(opened: Opened, *, longest: int, max_new_tokens: int) -> None:
+    """transformers only warns of a text that passes the model's positions, and what follows is noise."""
+    from flatout.engines.steering.blocks import max_positions
+
+    most = max_positions(opened.model)
+    if most is not None and longest + max_new_tokens > most:
+        raise BadInput(
+            f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",
+            hint="take fewer --max-new-tokens or shorter prompts",
+        )
 
 
 def _continued(opened: Opened, ids: Any, *, max_new_tokens: int) -> str:

@@ -241,5 +241,7 @@ def test_what_cannot_be_steered_is_named() -> None:
         Steering(layer=0, direction=direction(), amount=1.0, mode="push")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="where 'here'"):
         Steering(layer=0, direction=direction(), amount=1.0, where="here")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="an amount of nan"):
+        Steering(layer=0, direction=direction(), amount=float("nan"))
     with pytest.raises(BadInput, match=r"shape \(1, 48\)"):
         Steering(layer=0, direction=direction()[None], amount=1.0)
