@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import optuna
 
 WORKER, BRACKET, REASON, RECIPE = "worker", "bracket", "reason", "recipe:"
+LOCK_SUFFIX = ".lock"
 STALE_LOCK_S = 10  # a line of the journal takes milliseconds: a lock this old is a dead worker's
 STARTUP_TRIALS = 16  # drawn at random before the sampler trusts what it has seen
 
@@ -69,12 +70,10 @@ def storage_at(where: str | Path) -> optuna.storages.BaseStorage:
     """The storage of a journal file's path or of a URL."""
     storages: Any = import_extra("optuna.storages", extra="steering")
     if not _is_url(where):
-        # The lock is a link to the journal: one to a relative path would lead nowhere, and Optuna, which
-        # asks through it how old the lock is, would wait for a dead worker's for ever.
-        path = Path(where).absolute()
+        path = Path(where)
         path.parent.mkdir(parents=True, exist_ok=True)
         journal: Any = import_extra("optuna.storages.journal", extra="steering")
-        lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
+        lock = _lock_of(path, journal)
         _cut_torn_tail(path, lock)
         held: optuna.storages.BaseStorage = storages.JournalStorage(
             journal.JournalFileBackend(str(path), lock_obj=lock)
@@ -244,6 +243,20 @@ class SearchStudy:
 
 def _is_url(where: str | Path) -> bool:
     return isinstance(where, str) and "://" in where
+
+
+def _lock_of(path: Path, journal: Any) -> Any:
+    """Optuna's lock of a journal: a link to it, through which it asks how old the lock is.
+
+    A link that leads nowhere cannot be asked, and a worker that died with it would be waited for for ever: so
+    it names the file beside it, wherever the folder is moved to or mounted.
+    """
+    lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
+    lock._lock_target_file = path.name
+    link = Path(f"{path}{LOCK_SUFFIX}")
+    if link.is_symlink() and not link.exists() and path.exists():
+        link.unlink(missing_ok=True)
+    return lock
 
 
 def _cut_torn_tail(path: Path, lock: Any) -> None:

@@ -40,7 +40,10 @@ def test_the_lock_of_a_dead_worker_is_taken_away_from_a_relative_folder(
     monkeypatch.setattr(study_module, "STALE_LOCK_S", 3)
     before = opened(Path("run")).ask(SPACE, 2)
     storage_at("run/study.journal")._backend._lock.acquire()  # type: ignore[attr-defined]
-    assert len(opened(Path("run")).ask(SPACE, 2)) == len(before) == 2
+    Path("run").rename("moved")
+    assert len(opened(Path("moved")).ask(SPACE, 2)) == len(before) == 2
+    Path("moved/study.journal.lock").symlink_to("moved/study.journal")  # it leads nowhere
+    assert len(opened(Path("moved")).ask(SPACE, 2)) == 2
 
 
 def test_a_restarted_search_does_not_draw_its_first_bracket_again(tmp_path: Path) -> None:
