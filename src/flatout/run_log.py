@@ -100,7 +100,7 @@ def is_written(folder: Path) -> bool | None:
     try:
         with log_path(folder).open("rb") as file:
             free = try_lock(file, shared=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return None
@@ -130,8 +130,10 @@ def _read(folder: Path, kind: LogKind) -> Iterator[tuple[int, Any]]:
     path = log_path(folder)
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{path} does not exist", hint="name the folder of a run") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     lines = text.split("\n")[:-1]  # behind the last line end is nothing, or a torn line
     for number, line in enumerate(lines, start=1):
         try:

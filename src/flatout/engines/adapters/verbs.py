@@ -39,7 +39,7 @@ from flatout.engines.adapters.run_log import RunLog, read_log
 from flatout.engines.adapters.runs import Status
 from flatout.engines.adapters.stopping import StopRequest
 from flatout.engines.adapters.trainer import PhaseRun
-from flatout.errors import MissingExtra
+from flatout.errors import BadInput, MissingExtra
 from flatout.run_log import log_path
 
 PLOT, PAGE = "run.png", "report.html"
@@ -106,6 +106,8 @@ def evaluate(
     on_note: OnText = lambda note: None,
 ) -> tuple[Evaluation, Path]:
     """Score the run in a folder on its test rows, beside the one without adapters where there is one."""
+    if rows is not None and rows < 1:
+        raise BadInput(f"--rows {rows}", hint="take at least 1")
     found = _evaluated(out, model=model, device=device, rows=rows, on_note=on_note)
     other = out / runs.HEADS_ONLY
     if (other / "phase1").is_dir():
