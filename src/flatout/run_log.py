@@ -1,8 +1,10 @@
 """The log of a run: a text file that only ever grows, and curves for TensorBoard beside it.
 
 One JSON object per line, written at once.  A run that is killed in the middle of a line leaves a torn one,
-which readers drop and the next writer cuts off.  A run that resumes does some steps a second time; they stand
-twice in the file, and whoever reads takes the later.  What is not known is null.
+which readers drop and the next writer cuts off.  The writer locks the file for as long as it runs: two runs
+cannot write one log, and whoever finds no lock knows that the run has ended.  A run that resumes does some
+steps a second time; they stand twice in the file, and whoever reads takes the later.  What is not known is
+null.
 
 The first line says what the file is: {"format": "flatout-evolution-log", "version": 1, "settings": {...}}.
 """
@@ -12,14 +14,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, MissingExtra, import_extra
+from flatout.whole_files import append_whole, try_lock, unwritable
 
+WHEN_FULL = "free some space and go on with --resume"
 Record = TypeVar("Record")
 
 
@@ -45,13 +53,17 @@ class RunLog:
     ) -> None:
         """`tensorboard` None means where it is installed; True insists on it."""
         self.path = log_path(folder)
-        self._board = _summary_writer(folder, tensorboard)
-        folder.mkdir(parents=True, exist_ok=True)
-        is_fresh = _cut_torn_line(self.path) == 0
-        self._file = self.path.open("a", encoding="utf-8", buffering=1)
-        if is_fresh:
-            said = {"format": kind.format, "version": kind.version, "settings": encode(dict(settings or {}))}
-            self._write(said)
+        self._file = _opened(self.path)
+        try:
+            if try_lock(self._file) is False:
+                raise BadInput(f"another run writes {self.path}", hint="wait for it, or take another --out")
+            if _cut_torn_line(self.path) == 0:
+                said = {"format": kind.format, "version": kind.version}
+                self._write({**said, "settings": encode(dict(settings or {}))})
+            self._curves = _curves_in(folder / "tensorboard", tensorboard)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -65,18 +77,17 @@ class RunLog:
         Names of nested curves are joined by a slash; what is no number is left out.
         """
         self._write(values)
-        if self._board is not None:
-            for name, value in _scalars(curves):
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+        if self._curves is not None:
+            self._curves.add(dict(_scalars(curves)), step=step)
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        if self._curves is not None:
+            self._curves.close()
 
     def _write(self, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_known(values), allow_nan=False) + "\n")
+        line = json.dumps(_known(values), allow_nan=False) + "\n"
+        append_whole(self._file, line.encode(), when_full=WHEN_FULL)
 
 
 def log_path(folder: Path) -> Path:
@@ -84,23 +95,58 @@ def log_path(folder: Path) -> Path:
     return folder / "log.jsonl"
 
 
+def is_written(folder: Path) -> bool | None:
+    """Whether a run that lives writes the log of a folder; None where nobody can tell."""
+    try:
+        with log_path(folder).open("rb") as file:
+            free = try_lock(file, shared=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return None
+    return None if free is None else not free
+
+
 def read_records(folder: Path, kind: LogKind, record: type[Record]) -> Iterator[Record]:
     """The records of a log in the order of its lines."""
+    for number, values in _read(folder, kind):
+        if number > 1:
+            try:
+                yield decode(record, values)
+            except WrongShape as error:
+                raise _damaged(folder, number, error) from error
+
+
+def logged_settings(folder: Path, kind: LogKind) -> dict[str, Any] | None:
+    """The settings under which a log was begun; None of one that was not begun."""
+    for _, header in _read(folder, kind):
+        settings = header.get("settings")
+        return settings if isinstance(settings, dict) else {}
+    return None
+
+
+def _read(folder: Path, kind: LogKind) -> Iterator[tuple[int, Any]]:
+    """Every whole line of a log and its number; the first, which says what it is, is checked."""
     path = log_path(folder)
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{path} does not exist", hint="name the folder of a run") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     lines = text.split("\n")[:-1]  # behind the last line end is nothing, or a torn line
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
-            if number == 1:
-                _check_header(values, kind, path)
-            else:
-                yield decode(record, values)
-        except (json.JSONDecodeError, WrongShape) as error:
-            raise BadInput(f"{path}:{number} is damaged: {error}", hint="remove that line") from error
+        except json.JSONDecodeError as error:
+            raise _damaged(folder, number, error) from error
+        if number == 1:
+            _check_header(values, kind, path)
+        yield number, values
+
+
+def _damaged(folder: Path, number: int, error: Exception) -> BadInput:
+    return BadInput(f"{log_path(folder)}:{number} is damaged: {error}", hint="remove that line")
 
 
 def _check_header(values: Any, kind: LogKind, path: Path) -> None:
@@ -145,15 +191,49 @@ def _scalars(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, 
             yield name, float(value)
 
 
-def _summary_writer(folder: Path, wanted: bool | None) -> Any:
+def _opened(path: Path) -> FileIO:
+    """A file to add to, unbuffered: what could not be written does not come back when it is closed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        raise unwritable(str(path), error) from error
+
+
+def _curves_in(folder: Path, wanted: bool | None) -> _Curves | None:
     if wanted is False:
         return None
     try:
-        import_extra("tensorboard", extra="plots")
+        return _Curves(folder)
     except MissingExtra:
         if wanted:
             raise
         return None
-    from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(log_dir=str(folder / "tensorboard"))
+
+class _Curves:
+    """An event file of TensorBoard, written on the spot: an error comes up where it happened."""
+
+    def __init__(self, folder: Path) -> None:
+        part = partial(import_extra, extra="plots")
+        self._events: Any = part("tensorboard.compat.proto.event_pb2")
+        self._summaries: Any = part("tensorboard.compat.proto.summary_pb2")
+        records: Any = part("tensorboard.summary.writer.record_writer")
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = _opened(folder / name)
+        self._records = records.RecordWriter(self)
+        self._add(file_version="brain.Event:2")
+
+    def add(self, scalars: Mapping[str, float], *, step: int) -> None:
+        values = [self._summaries.Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]
+        self._add(step=step, summary=self._summaries.Summary(value=values))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def write(self, record: bytes) -> None:
+        """What the writer of records asks of a file."""
+        append_whole(self._file, record, when_full=WHEN_FULL)
+
+    def _add(self, **content: Any) -> None:
+        self._records.write(self._events.Event(wall_time=time.time(), **content).SerializeToString())

@@ -15,6 +15,15 @@ def show_seconds(seconds: float | None) -> str:
     return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
 
 
+def show_rough(seconds: float | None) -> str:
+    """A time to wait: whole seconds, then minutes, then hours; nobody waits for tenths."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def show_bytes(num_bytes: float | None) -> str:
     """Binary units: 512 B, 21.0 MiB, 139 GiB."""
     if num_bytes is None:

@@ -16,13 +16,16 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
+from typing import IO, Any
 
 from flatout.errors import BadInput
 from flatout.units import show_bytes
 
 PARTIAL = ".partial"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+REFUSED = FULL | {errno.EROFS}  # by the disk, whoever writes
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -45,11 +48,58 @@ def write_whole(final: Path, content: bytes) -> None:
             os.close(handle)
         _flush(final.parent)
     except OSError as error:
-        full = error.errno in FULL
-        raise BadInput(
-            f"{final} cannot be written ({show_bytes(len(content))}): {error.strerror}",
-            hint="free some space or take another folder" if full else "take another folder",
-        ) from error
+        raise unwritable(str(final), error, size=show_bytes(len(content))) from error
+
+
+def append_whole(file: FileIO, content: bytes, *, when_full: str) -> None:
+    """Add to a file that was opened unbuffered: on a full disk what was begun is taken back."""
+    before = file.tell()
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what cannot be taken back has no line end: nobody reads it
+            file.truncate(before)
+        raise unwritable(str(file.name), error, when_full=when_full) from error
+
+
+def unwritable(
+    name: str,
+    error: OSError,
+    *,
+    size: str | None = None,
+    when_full: str = "free some space or take another folder",
+) -> BadInput:
+    """What to say of a file, or of a folder's files, that the system did not take."""
+    return BadInput(
+        f"{name} cannot be written{f' ({size})' if size else ''}: {error.strerror or error}",
+        hint=when_full if error.errno in FULL else "take another folder",
+    )
+
+
+def refused_by_disk(error: BaseException | None) -> OSError | None:
+    """A full or read-only disk at the bottom of an error: a library may raise its own over it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool | None:
+    """Take a file's lock for as long as it is open; False where another has it, None where nobody can tell.
+
+    The system lets go of it when the process dies, however it dies: a lock that is held says that its
+    holder lives.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return None
+    return True
 
 
 @contextlib.contextmanager

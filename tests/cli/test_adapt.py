@@ -80,10 +80,13 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint_and_a_kill_with_the_la
     assert ending.startswith("flatout: interrupted; step ") and ending.endswith("; go on with --resume")
     process = started(config, "--resume")
     wait_for_line(process, "phase3 2/4")
+    os.kill(process.pid, signal.SIGSTOP)
+    assert verbs.status(out).phases[2].state == "going on"
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    done = started(config, "--resume", "--json")
+    assert [phase.state for phase in verbs.status(out).phases] == ["finished", "finished", "interrupted"]
+    done = started(out, "--resume", "--json")
     stdout, stderr = done.communicate()
     assert done.returncode == 0, stderr
     assert json.loads(stdout)["format"] == "flatout-adapters"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +15,7 @@ import pytest
 
 from flatout.codec import encode
 from flatout.errors import BadInput
-from flatout.run_log import LogKind, RunLog, log_path, read_records
+from flatout.run_log import LogKind, RunLog, is_written, log_path, read_records
 
 KIND = LogKind(format="flatout-test-log", version=2, what="a test")
 
@@ -46,3 +52,62 @@ def test_curves_hold_the_numbers_alone(tmp_path: Path) -> None:
     events.Reload()
     assert events.Tags()["scalars"] == ["a/loss"]
     assert [(event.step, event.value) for event in events.Scalars("a/loss")] == [(7, 0.5)]
+
+
+@contextlib.contextmanager
+def no_file_above(limit_bytes: int) -> Iterator[None]:
+    """The system's own refusal to write more, without a disk to fill."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_line_that_finds_no_room_is_taken_back_and_its_file_named(tmp_path: Path) -> None:
+    with RunLog(tmp_path, KIND, tensorboard=False) as log:
+        log.add(encode(Line(step=1)), curves={}, step=1)
+        with (
+            no_file_above(200),
+            pytest.raises(BadInput, match=r"log\.jsonl cannot be written: File too .*--resume"),
+        ):
+            log.add({"step": 2, "note": "x" * 400}, curves={}, step=2)
+    assert list(read_records(tmp_path, KIND, Line)) == [Line(step=1)]
+    assert log_path(tmp_path).read_bytes().endswith(b"\n")
+
+
+def test_curves_that_find_no_room_end_with_the_file_they_are_in(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    curves = {f"curve-{number}": 0.5 for number in range(100)}
+    with (
+        RunLog(tmp_path, KIND, tensorboard=True) as log,
+        no_file_above(1000),
+        pytest.raises(BadInput, match=r"tfevents.* cannot be written: File too large"),
+    ):
+        log.add({"step": 1}, curves=curves, step=1)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from flatout.run_log import LogKind, RunLog
+with RunLog(Path(sys.argv[1]), LogKind(format="f", version=1, what="w"), tensorboard=False):
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_log_is_written_by_one_run_and_a_killed_one_lets_go_of_it(tmp_path: Path) -> None:
+    assert is_written(tmp_path) is False
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+        assert is_written(tmp_path) is True
+        with pytest.raises(BadInput, match=r"another run writes .*log\.jsonl"):
+            RunLog(tmp_path, KIND, tensorboard=False)
+        writer.kill()
+    assert is_written(tmp_path) is False
+    RunLog(tmp_path, KIND, tensorboard=False).close()

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+from flatout.units import UNKNOWN, show_bytes, show_ratio, show_rough, show_seconds, show_share
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-@pytest.mark.parametrize("show", [show_bytes, show_ratio, show_seconds, show_share])
+@pytest.mark.parametrize("show", [show_bytes, show_ratio, show_rough, show_seconds, show_share])
 def test_unknown_is_never_a_number(show: Callable[[float | None], str]) -> None:
     assert show(None) == UNKNOWN == "n/a"
     assert show(0) != UNKNOWN
@@ -58,6 +58,13 @@ def test_bytes(num_bytes: int, text: str) -> None:
 )
 def test_shares(share: float, text: str) -> None:
     assert show_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (600, "10 min"), (5399, "90 min"), (9000, "2.5 h")]
+)
+def test_times_to_wait(seconds: float, text: str) -> None:
+    assert show_rough(seconds) == text
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(1.04, "1.04×"), (597, "597×"), (12.94, "12.9×")])

@@ -22,13 +22,15 @@ from flatout.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.report_data import Evaluation
-    from flatout.engines.adapters.runs import Status
+    from flatout.engines.adapters.runs import PhaseStatus, Status
     from flatout.engines.adapters.verbs import Outcome
 
 adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 PHASES = {"1": ("phase1",), "2": ("phase2",), "3": ("phase3",), "all": ("phase1", "phase2", "phase3")}
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with settings.")]
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML file with settings, or the folder of a run.")
+]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]
 Model = Annotated[
@@ -80,6 +82,7 @@ def train(
     Examples:
       flatout adapt train examples/adapters/generated.yaml --phase 1
       flatout adapt train five.yaml --phase all --resume --set phase3.steps=200
+      flatout adapt train runs/five --resume                     with the settings that the run has
 
     Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted; the last checkpoint is kept.
     """
@@ -112,6 +115,9 @@ def train(
 @adapt.command()
 def status(run: Run, json_output: AsJson = False) -> None:
     """Say how far each phase of a run is, and its best scores on rows held out.
+
+    A phase is going on while the process that trains it lives; of an interrupted one the command that goes
+    on with it is said.
 
     \b
     Examples:
@@ -228,9 +234,10 @@ def export(
 
 def _given(config: Path, flags: dict[str, Any], *, settings: list[str]) -> dict[str, Any]:
     """What the user said, and nothing that they did not say."""
-    from flatout.engines.adapters.config import read_file, with_setting
+    from flatout.engines.adapters.config import with_setting
+    from flatout.engines.adapters.runs import read_given
 
-    given = read_file(config)
+    given = read_given(config)
     given |= {name: value for name, value in flags.items() if value is not None}
     for text in settings:
         key, value = _pair(text)
@@ -288,10 +295,8 @@ def _answer_train(outcome: Outcome, *, json_output: bool) -> None:
 def _show_status(found: Status) -> None:
     typer.echo(found.out)
     for phase in found.phases:
-        how_far = f"step {phase.step} of {phase.steps}" if phase.step is not None else "not begun"
-        ending = "finished" if phase.finished else "going on" if phase.step is not None else ""
         took = f", {show_seconds(phase.elapsed_s)}" if phase.elapsed_s is not None else ""
-        typer.echo(f"{phase.name}  {how_far}{f', {ending}' if ending else ''}{took}")
+        typer.echo(f"{phase.name}  {_how_far(phase)}{took}")
         for name, progress in phase.progress.items():
             scores = ", ".join(f"{key} {value:.4g}" for key, value in progress.scores.items())
             best = UNKNOWN if progress.best_step is None else f"best at step {progress.best_step}"
@@ -299,6 +304,19 @@ def _show_status(found: Status) -> None:
             if left and progress.left_because is not None:
                 left += f" because {progress.left_because}"
             typer.echo(f"  {name:<16}  {best}{left}{f': {scores}' if scores else ''}")
+    if found.resume is not None:
+        typer.echo(f"go on with  {found.resume}")
+
+
+def _how_far(phase: PhaseStatus) -> str:
+    """The last step that is known of, how it stands there, and what of it is kept."""
+    if phase.state in ("not begun", "finished"):
+        done = "" if phase.step is None else f"step {phase.step} of {phase.steps}, "
+        return done + phase.state
+    step = phase.step if phase.logged_step is None else phase.logged_step
+    of = "" if phase.steps is None else f" of {phase.steps}"
+    kept = "no checkpoint yet" if phase.step is None else f"kept at step {phase.step}"
+    return f"step {step}{of}, {phase.state}{'' if step == phase.step else f', {kept}'}"
 
 
 def _show_evaluation(found: Evaluation, page: Path) -> None:

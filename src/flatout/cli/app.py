@@ -9,6 +9,7 @@ inside their functions.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -21,6 +22,7 @@ from typer.core import TyperGroup
 
 import flatout
 from flatout.errors import FlatoutError, Interrupted, is_interrupt
+from flatout.whole_files import refused_by_disk, unwritable
 
 CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
 
@@ -39,8 +41,6 @@ class Verbs(TyperGroup):
             typer.echo(f"flatout: {str(interrupt) or 'interrupted'}", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The interpreter flushes stdout once more when it ends; that must find somewhere to write.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(READER_GONE) from None
         return value
 
@@ -56,6 +56,10 @@ class DefectsExitWithTwo:
         if isinstance(error, (Exception, KeyboardInterrupt)) and is_interrupt(error):
             typer.echo("flatout: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
+        if isinstance(error, Exception) and (refused := refused_by_disk(error)):
+            name = "a file" if refused.filename is None else str(refused.filename)
+            say_error(unwritable(name, refused))
+            raise SystemExit(CRASHED) from None
         if isinstance(error, Exception):
             traceback.print_exception(error)
             typer.echo("flatout: this is a defect of flatout, not of your job", err=True)
@@ -64,9 +68,19 @@ class DefectsExitWithTwo:
 
 def say_error(error: FlatoutError) -> None:
     hint = f"; {error.hint}" if error.hint else ""
-    if isinstance(error, Interrupted):
-        typer.echo(err=True)  # the terminal's ^C, or a worker cut off in the middle of a line
-    typer.echo(" ".join(f"flatout: {error.message}{hint}".split()), err=True)
+    with contextlib.suppress(OSError):  # stderr itself may be a file on a full disk: the exit code is left
+        if isinstance(error, Interrupted):
+            typer.echo(err=True)  # the terminal's ^C, or a worker cut off in the middle of a line
+        typer.echo(" ".join(f"flatout: {error.message}{hint}".split()), err=True)
+
+
+def _let_go_of_streams() -> None:
+    """The interpreter flushes once more when it ends: what has no reader or no room must find a place."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def main() -> None:
@@ -74,8 +88,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets a question mark, not a traceback
-    with DefectsExitWithTwo():
-        application()(prog_name="flatout")
+    try:
+        with DefectsExitWithTwo():
+            application()(prog_name="flatout")
+    finally:
+        _let_go_of_streams()
 
 
 def application() -> typer.Typer:

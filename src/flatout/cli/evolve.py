@@ -10,12 +10,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flatout.cli.pace import Pace
 from flatout.errors import BadInput, Interrupted
 from flatout.units import UNKNOWN, show_seconds, show_share
 
@@ -148,22 +149,27 @@ def _progress(first: bool) -> Iterator[tuple[Callable[[EpochRecord], None], Call
     if not first:
         yield (lambda record: None), (lambda note: None)
         return
+    pace = Pace("epochs")
+
+    def told(record: EpochRecord) -> str:
+        return describe(record, pace=pace.parts(record.epoch, record.epochs)[1:])
+
     if not sys.stderr.isatty():
-        yield (lambda record: _say(describe(record))), _say
+        yield (lambda record: _say(told(record))), _say
         return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     with console.status("flatout: loading") as status:
         yield (
-            lambda record: status.update(describe(record)),
+            lambda record: status.update(told(record)),
             lambda note: console.print(f"flatout: {note}", markup=False),
         )
 
 
-def describe(record: EpochRecord) -> str:
-    """One epoch in one line."""
-    parts = [f"epoch {record.epoch}"]
+def describe(record: EpochRecord, *, pace: Sequence[str] = ()) -> str:
+    """One epoch in one line; `pace` says how fast it goes, and about how long."""
+    parts = [f"epoch {record.epoch}" + (f" of {record.epochs}" if record.epochs is not None else "")]
     if record.reward_train is not None:
         parts.append(f"reward {record.reward_train:.3f}")
     if record.reward_heldout is not None:
@@ -177,7 +183,7 @@ def describe(record: EpochRecord) -> str:
         parts.append(f"{record.failed_rows} rewards failed")
     if record.statistics.get("reward_std") == 0:
         parts.append("all rewards equal, nothing to learn from: a larger --sigma, or --set chat=false")
-    parts.append(show_seconds(record.elapsed_s))
+    parts += [show_seconds(record.elapsed_s), *pace]
     return " · ".join(parts)
 
 

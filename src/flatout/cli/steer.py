@@ -17,7 +17,7 @@ from flatout.errors import BadInput
 from flatout.units import UNKNOWN, show_seconds
 
 if TYPE_CHECKING:
-    from flatout.engines.steering.report_data import Interval, StudyRecord
+    from flatout.engines.steering.report_data import StudyRecord
 
 steer = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
@@ -360,6 +360,7 @@ def _answer(record: StudyRecord, folder: Path | None, *, json_output: bool) -> N
         _print_json("flatout-steering", record)
         return
     from flatout.engines.steering.report import headline
+    from flatout.engines.steering.report_drawings import show_interval
 
     states = [
         f"{number} {state}"
@@ -369,17 +370,14 @@ def _answer(record: StudyRecord, folder: Path | None, *, json_output: bool) -> N
     typer.echo(headline(record))
     typer.echo(f"trials      {len(record.trials)}: {', '.join(states) or UNKNOWN}")
     if record.retest is not None:
-        typer.echo(f"unsteered   {_interval(record.retest.baseline)}")
-        typer.echo(f"steered     {_interval(record.retest.steered)}")
-        typer.echo(f"difference  {_interval(record.retest.difference)}")
+        typer.echo(f"unsteered   {show_interval(record.retest.baseline, signed=False)}")
+        typer.echo(f"steered     {show_interval(record.retest.steered, signed=False)}")
+        typer.echo(f"difference  {show_interval(record.retest.difference)}")
     if record.perplexity_ratio is not None:
-        typer.echo(f"perplexity  {_interval(record.perplexity_ratio)} times the unsteered model's")
+        ratio = show_interval(record.perplexity_ratio, signed=False)
+        typer.echo(f"perplexity  {ratio} times the unsteered model's")
     if folder is not None:
         typer.echo(f"report      {folder / 'report.html'}")
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 def _print_json(name: str, value: Any) -> None:

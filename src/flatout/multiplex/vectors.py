@@ -10,7 +10,7 @@ outside the mask, keeps the bits of the plain model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,13 +28,14 @@ def steered(
     rows: Rows | RowTables,
     *,
     alpha: float | Tensor = 1.0,
-    positions: Tensor | None = None,
+    positions: Tensor | Callable[[], Tensor] | None = None,
 ) -> Iterator[None]:
     """Add alpha * sign * table[variant of the row] to the output of each layer, for the length of a block.
 
     `table` is [variants, width], the same at every layer, or [layers, variants, width] in the order of
-    `layers`.  `alpha` may be one number for each row.  `positions` [rows, tokens] says where to add: True or
-    not 0.  Rows given as tables, and `positions`, may be rewritten while they are in use.
+    `layers`.  A single row stands for every row of a batch.  `alpha` may be one number for each row.
+    `positions` [rows, tokens] says where to add: True or not 0; a function is asked at every call.  Rows
+    given as tables, and `positions`, may be rewritten while they are in use.
     """
     table = table.detach()  # a hook that stays must not keep the graph that made the vectors alive
     of_layers = _of_layers(table, num_layers=len(layers))
@@ -51,6 +52,7 @@ def steered(
     with ExitStack() as hooks:
         for (name, layer), vectors in zip(layers.items(), of_layers, strict=True):
             steer = _Steer(name, vectors, tables, alpha=alpha, positions=positions)
+            steer.owns_tables = isinstance(rows, Rows)
             hooks.enter_context(layer.register_forward_hook(steer))
         yield
 
@@ -65,37 +67,34 @@ class _Steer:
         tables: RowTables,
         *,
         alpha: float | Tensor,
-        positions: Tensor | None,
+        positions: Tensor | Callable[[], Tensor] | None,
     ) -> None:
         self.name = name
         self.vectors = vectors
         self.tables = tables
+        self.owns_tables = False  # nobody else writes into them
         self.alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
         self.positions = positions
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return self.add(output)
-        if not isinstance(output, tuple) or not output or not isinstance(output[0], Tensor):
-            raise BadInput(
-                f"layer {self.name} gives a {type(output).__name__}",
-                hint="steer a layer that gives a tensor, or a tuple that begins with one",
-            )
-        make = getattr(output, "_make", tuple)  # a named tuple keeps its names
-        return make((self.add(output[0]), *output[1:]))
+        return with_hidden(output, self.add, name=self.name)
 
     def add(self, hidden: Tensor) -> Tensor:
         """Hidden states [rows, ..., width] with each row's vector."""
         num_rows, width = len(self.tables.index), self.vectors.shape[-1]
-        if hidden.shape[0] != num_rows or hidden.shape[-1] != width:
+        if num_rows not in (1, hidden.shape[0]) or hidden.shape[-1] != width:
             raise BadInput(
                 f"layer {self.name} gives {tuple(hidden.shape)}",
                 hint=f"{num_rows} rows of vectors {width} wide are to be added",
             )
-        place = self.vectors.device
+        place = hidden.device
+        if self.vectors.device != place:  # once: later calls find them in place
+            self.vectors = self.vectors.to(place)
+            if self.owns_tables:
+                self.tables = RowTables(index=self.tables.index.to(place), sign=self.tables.sign.to(place))
         gain = (self.tables.sign.to(place) * self.alpha)[:, None]
-        own = (self.vectors[self.tables.index.to(place)] * gain).to(device=hidden.device, dtype=hidden.dtype)
-        where = self.chosen(gain.to(hidden.device), hidden)
+        own = (self.vectors[self.tables.index.to(place)] * gain).to(hidden.dtype)
+        where = self.chosen(gain, hidden)
         # Chosen, not multiplied by 0: a row that is left alone keeps its bits, whatever its vector holds.
         ones = (1,) * (hidden.ndim - 2)
         return torch.where(where.view(*where.shape, *ones), hidden + own.view(num_rows, *ones, width), hidden)
@@ -104,12 +103,26 @@ class _Steer:
         """Where to add: [rows, 1], or [rows, tokens] with a mask of positions."""
         if self.positions is None:
             return gain.ne(0)
-        if hidden.ndim != 3 or self.positions.shape != hidden.shape[:2]:
+        positions = self.positions if isinstance(self.positions, Tensor) else self.positions()
+        if hidden.ndim != 3 or positions.shape != hidden.shape[:2]:
             raise BadInput(
-                f"positions are {tuple(self.positions.shape)}; layer {self.name} gives {tuple(hidden.shape)}",
+                f"positions are {tuple(positions.shape)}; layer {self.name} gives {tuple(hidden.shape)}",
                 hint="give [rows, tokens] of the call",
             )
-        return gain.ne(0) & self.positions.to(hidden.device).ne(0)
+        return gain.ne(0) & positions.to(hidden.device).ne(0)
+
+
+def with_hidden(output: Any, change: Callable[[Tensor], Tensor], *, name: str) -> Any:
+    """What a layer gave with other hidden states: a tensor, or a tuple that begins with one."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if not isinstance(output, tuple) or not output or not isinstance(output[0], Tensor):
+        raise BadInput(
+            f"layer {name} gives a {type(output).__name__}",
+            hint="steer a layer that gives a tensor, or a tuple that begins with one",
+        )
+    make = getattr(output, "_make", tuple)  # a named tuple keeps its names
+    return make((change(output[0]), *output[1:]))
 
 
 def _of_layers(table: Tensor, *, num_layers: int) -> list[Tensor]:

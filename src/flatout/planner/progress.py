@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from flatout.units import show_rough
+
 SEARCH, PEAK = 5, 1  # traces that a largest batch and a peak take
 
 
@@ -59,9 +61,9 @@ class Progress:
         so_far = f"{self._num_asked} of {self._num_asked + len(self._ahead)}"
         elapsed_s, left_s = self._clock() - self._start_s, self._left_s()
         if elapsed_s >= 1:
-            so_far += f", {_rough(elapsed_s)}"
+            so_far += f", {show_rough(elapsed_s)}"
         if left_s is not None and left_s >= 1:
-            so_far += f", about {_rough(left_s)} left"
+            so_far += f", about {show_rough(left_s)} left"
         self._say(f"[{so_far}] {self._question}: {message}")
 
     def _left_s(self) -> float | None:
@@ -71,10 +73,3 @@ class Progress:
         each_s = sum(seconds for _, seconds in self._known) / sum(made for made, _ in self._known)
         this_s = max(each_s, each_s * self._num_expected - (self._clock() - self._asked_s))
         return each_s * sum(self._ahead) + this_s
-
-
-def _rough(seconds: float) -> str:
-    """Whole seconds, then minutes: nobody waits for tenths."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min"

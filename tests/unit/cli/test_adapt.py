@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,28 @@ def test_a_line_of_data_that_does_not_parse_is_one_line_and_nothing_is_lost(
     other = save_tiny(tmp_path / "other", seed=1)
     assert "belongs to another model" in refused("evaluate", run, "--model", other)
     assert before == sorted(run.rglob("*"))
+
+
+def test_what_is_no_run_and_no_number_of_rows_is_one_line(run: Path, config: Path) -> None:
+    assert "holds no run of adapters" in refused("status", config)
+    for rows in (0, -3):
+        assert f"--rows {rows}; take at least 1" in refused("evaluate", run, "--rows", rows)
+
+
+def test_a_finished_run_of_another_model_is_one_line(run: Path, config: Path, tmp_path: Path) -> None:
+    other = save_tiny(tmp_path / "other", seed=7)
+    said = refused("train", config, "--resume", "--model", other)
+    assert "belongs to another model than" in said and str(other) in said
+    assert adapt("train", config, "--resume").exit_code == 0
+
+
+def test_an_interrupted_run_says_so_and_how_to_go_on(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    shutil.rmtree(out / "phase3" / "step-000004")  # as a kill after step 3 leaves it
+    answer = adapt("status", out)
+    assert "phase3  step 4 of 4, interrupted, kept at step 2" in answer.stdout
+    assert answer.stdout.endswith(f"go on with  flatout adapt train {out} --resume\n")
+    done = adapt("train", out, "--resume")
+    assert done.exit_code == 0, done.stderr
+    assert "phase3  step 4 of 4, finished" in done.stdout and "go on with" not in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -184,3 +185,33 @@ def test_an_ascii_terminal_gets_an_answer(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout.isascii()
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_no_more_is_no_defect(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def in_a_library() -> None:
+        try:
+            raise OSError(number, os.strerror(number), "runs/log.jsonl")
+        except OSError:
+            raise RuntimeError("did not possess lock")  # noqa: B904 - as Optuna's lock does
+
+    with pytest.raises(SystemExit) as end, DefectsExitWithTwo():
+        in_a_library()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flatout: runs/log.jsonl cannot be written: {os.strerror(number)}; ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "streams"),
+    [(("rules",), "stdout"), (("report", "no-such-run"), "stderr"), (("--help",), "stdout")],
+)
+def test_an_output_without_room_ends_with_two(arguments: tuple[str, ...], streams: str) -> None:
+    with open("/dev/full", "w") as full:
+        given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, streams: full}
+        command = [sys.executable, "-m", "flatout", *arguments]
+        done = subprocess.run(command, **given, text=True, check=False)  # type: ignore[call-overload]
+    assert done.returncode == 2
+    if streams == "stdout":
+        (line,) = done.stderr.splitlines()
+        assert "cannot be written: No space left on device" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def refused(*arguments: object) -> str:
 def test_a_run_is_told_on_stderr_and_answered_on_stdout(model: Path, tmp_path: Path) -> None:
     answer = evolve("--model", model, *COPY, *BRIEF, "--out", tmp_path / "run")
     assert answer.exit_code == 0, answer.stderr
-    assert "epoch 2 · reward" in answer.stderr and "of plain inference" in answer.stderr
+    assert "epoch 2 of 2 · reward" in answer.stderr and "of plain inference" in answer.stderr
+    assert re.search(r"epoch 1 of 2 .*epoch.* · about \d+ s left\n", answer.stderr)
     assert answer.stdout.startswith("2 epochs in ")
     assert "untrained" in answer.stdout and "rewards.png" in answer.stdout
     again = evolve("--out", tmp_path / "run", "--resume", "--epochs", 3, "--json")
@@ -97,6 +99,7 @@ def test_an_epoch_in_one_line() -> None:
     assert "nothing to learn from" in describe(EpochRecord(epoch=1, statistics={"reward_std": 0.0}))
     whole = EpochRecord(
         epoch=7,
+        epochs=40,
         reward_train=0.25,
         reward_heldout=0.5,
         rewards_per_s=100.0,
@@ -105,7 +108,8 @@ def test_an_epoch_in_one_line() -> None:
         failed_rows=3,
         elapsed_s=12.0,
     )
-    assert describe(whole) == (
-        "epoch 7 · reward 0.250 · held out 0.500 · 100 rewards/s · 3200 tokens/s"
+    assert describe(whole, pace=("2.5 s per epoch", "about 83 s left")) == (
+        "epoch 7 of 40 · reward 0.250 · held out 0.500 · 100 rewards/s · 3200 tokens/s"
         " · 96 % of plain inference · 3 rewards failed · 12.0 s"
+        " · 2.5 s per epoch · about 83 s left"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def run(tiny: Path) -> Path:
     assert answer.exit_code == 0, answer.output
     assert "fresh questions" in answer.stdout.splitlines()[0]
     assert f"report      {out / 'report.html'}" in answer.stdout
-    assert "6 of 6 trials begun have ended" in answer.stderr
+    assert "80 of 80 texts" in answer.stderr, "what the vectors are fitted on"
+    assert re.search(r"3 of 6 trials · .*trial.* · about \d+ s left · ", answer.stderr)
+    assert "6 of 6 trials · " in answer.stderr
     return out
 
 
@@ -131,6 +134,12 @@ def test_what_cannot_be_done_is_one_line(tiny: Path, run: Path, tmp_path: Path) 
     assert "has seed=0, and 5 is given" in refused("search", run, "--seed", 5)
     assert "no study at" in refused("report", tmp_path)
     assert "either --run or --vectors" in refused("apply", "is", "--model", tiny / "model")
+    applied = ("apply", "is the sky", "--model", tiny / "model", "--run", run, "--device", "cpu")
+    assert "a prompt of 3 tokens and 126 more pass the model's 128" in refused(
+        *applied, "--max-new-tokens", 126
+    )
+    assert "finite strength" in refused(*applied, "--strength", "nan")
+    assert "is no lowest and highest" in refused("search", *given, "--strength", "0:inf")
     assert "--max-new-tokens 0" in refused("apply", "is", "--model", tiny / "model", "--max-new-tokens", 0)
 
 

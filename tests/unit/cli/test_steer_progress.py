@@ -14,22 +14,39 @@ def test_a_count_gives_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str])
             on_progress(done, 1000)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 11
-    assert lines[-1] == "flatout: 1000 of 1000 texts"
+    assert lines[0] == "flatout: 1 of 1000 texts"
+    assert lines[5].startswith("flatout: 500 of 1000 texts · ") and lines[5].endswith(" s left")
+    assert lines[-1].startswith("flatout: 1000 of 1000 texts · ") and lines[-1].endswith(" texts/s")
 
 
 def test_a_round_of_trials_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with searching() as (say, on_event):
         say("beginning")
+        on_event(Event(kind="extracted", num_done=8, num_total=8))
         for kind in ("started", "resumed", "row", "row", "row", "rung", "pruned"):
             on_event(Event(kind=kind))  # type: ignore[arg-type]
         on_event(Event(kind="complete", value=0.75))
-        on_event(Event(kind="started"))
-        on_event(Event(kind="failed"))
     assert capsys.readouterr().err.splitlines() == [
         "flatout: beginning",
-        "flatout: 2 of 2 trials begun have ended · 1 pruned · 3 rows · best 0.750",
-        "flatout: 3 of 3 trials begun have ended · 1 pruned · 1 failed · 3 rows · best 0.750",
+        "flatout: 8 of 8 texts",
+        "flatout: 2 trials · 1 pruned · 3 rows · best 0.750",
     ]
+
+
+def test_a_tally_counts_what_others_ended_and_says_how_long_the_rest_takes() -> None:
+    now_s = 0.0
+    tally = Tally(clock=lambda: now_s)
+    tally.count(Event(kind="round", num_done=20, num_total=100))
+    for kind in ("started", "row", "row"):
+        tally.count(Event(kind=kind))  # type: ignore[arg-type]
+    assert tally.line() == "20 of 100 trials · 2 rows"
+    now_s = 4.0
+    tally.count(Event(kind="failed"))
+    assert tally.is_round_over
+    far = "21 of 100 trials · 4.00 s per trial · about 5 min left"
+    assert tally.line() == f"{far} · 1 failed · 2 rows · 2.00 s per row"
+    tally.count(Event(kind="round", num_done=28, num_total=100))  # seven of another worker
+    assert tally.line().startswith("28 of 100 trials · 2 trials/s · about 36 s left")
 
 
 def test_a_tally_keeps_the_best() -> None:

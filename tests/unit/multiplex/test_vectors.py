@@ -105,6 +105,18 @@ def test_positions_outside_the_mask_are_left_alone(dtype: torch.dtype, x: Tensor
     assert torch.equal(result[left_alone], model(x)[left_alone])
 
 
+def test_one_row_stands_for_all_and_a_function_says_where(x: Tensor) -> None:
+    model, table = Net("tensor"), torch.randn(1, WIDTH)
+    masks = [torch.zeros(4, 3, dtype=torch.bool), torch.ones(4, 3, dtype=torch.bool)]
+    plain = model(x)
+    with steered(model.named(), table, Rows((0,)), positions=lambda: masks[0]):
+        assert model(x).equal(plain)
+        masks.pop(0)
+        every = model(x)
+    with steered(model.named(), table, Rows((0,) * 4)):
+        assert every.equal(model(x))
+
+
 def test_a_strength_for_each_row(x: Tensor) -> None:
     model, table = Net("tensor"), torch.randn(1, 3, WIDTH)
     with steered(model.named(), table, ROWS, alpha=torch.tensor([2.0, 2.0, 0.0, 0.5])):

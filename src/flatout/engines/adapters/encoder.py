@@ -180,7 +180,7 @@ class PackedEncoder:
         if self._longest is not None and longest > self._longest:
             raise BadInput(
                 f"a row of {longest} tokens; the encoder has positions for {self._longest}",
-                hint="cut the texts to that length",
+                hint="set max_length to that, or cut the texts",
             )
         prepared = prepared_for(shapes, bank=self.bank, device=self.device, dtype=self.dtype, path=self._path)
         self._prepared[shapes] = prepared

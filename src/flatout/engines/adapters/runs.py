@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from flatout import run_log
 from flatout.engines.adapters import checkpoint
 from flatout.engines.adapters.checkpoint import PHASES, Checkpoint, Progress
-from flatout.engines.adapters.config import AdaptConfig, check_unchanged, make_config
+from flatout.engines.adapters.config import AdaptConfig, check_unchanged, make_config, read_file
+from flatout.engines.adapters.run_log import KIND, StepRecord
 from flatout.errors import BadInput
 
 HEADS_ONLY = "heads-only"
@@ -18,44 +20,77 @@ HEADS_ONLY = "heads-only"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseStatus:
-    """How far a phase is; `step` None: it has not begun, or was not kept yet."""
+    """How far a phase is; `step` None: no checkpoint was kept yet, `logged_step` None: no report was made.
+
+    A phase that is begun is going on while its run lives, and else interrupted; it is only `begun` where the
+    file system cannot tell.
+    """
 
     name: str
+    state: Literal["not begun", "begun", "going on", "interrupted", "finished"] = "not begun"
     step: int | None = None
     steps: int | None = None
     finished: bool = False
+    logged_step: int | None = None
     elapsed_s: float | None = None
     progress: dict[str, Progress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """How far a run is."""
+    """How far a run is; `resume` is the command that goes on with an interrupted one."""
 
     out: str
     phases: tuple[PhaseStatus, ...]
+    resume: str | None = None
 
 
 def status(out: Path) -> Status:
     """How far the run in a folder is."""
+    lives = run_log.is_written(out)
     found = {phase: checkpoint.latest(out / phase) for phase in PHASES}
-    if not any(found.values()):
+    # In the order of the lines: a resumed run does steps again, and its last line says where it is.
+    logged = run_log.read_records(out, KIND, StepRecord) if _is_log_of_adapters(out) else ()
+    reports = {record.phase: record for record in logged}
+    if not any(found.values()) and not reports and not lives:
         raise BadInput(f"{out} holds no run of adapters", hint="name the folder that train was given as out")
-    return Status(out=str(out), phases=tuple(_status(phase, each) for phase, each in found.items()))
+    phases = tuple(_status(phase, found[phase], reports.get(phase), lives=lives) for phase in PHASES)
+    stopped = any(each.state in ("interrupted", "begun") for each in phases)
+    command = f"flatout adapt train {shlex.quote(str(out))} --resume"
+    return Status(out=str(out), phases=phases, resume=command if stopped else None)
 
 
-def _status(phase: str, found: Checkpoint | None) -> PhaseStatus:
-    if found is None:
+def _status(
+    phase: str, found: Checkpoint | None, report: StepRecord | None, *, lives: bool | None
+) -> PhaseStatus:
+    if found is None and report is None:
         return PhaseStatus(name=phase)
-    state = found.state
+    kept = None if found is None else found.state
+    finished = kept is not None and kept.finished
+    under_way: Any = {True: "going on", False: "interrupted", None: "begun"}[lives]
+    elapsed = [each.elapsed_s for each in (kept, report) if each is not None and each.elapsed_s is not None]
     return PhaseStatus(
         name=phase,
-        step=state.step,
-        steps=state.steps,
-        finished=state.finished,
-        elapsed_s=state.elapsed_s,
-        progress=state.progress,
+        state="finished" if finished else under_way,
+        step=None if kept is None else kept.step,
+        steps=None if kept is None else kept.steps,
+        finished=finished,
+        logged_step=None if report is None else report.step,
+        elapsed_s=max(elapsed, default=None),
+        progress={} if kept is None else kept.progress,
     )
+
+
+def read_given(path: Path) -> dict[str, Any]:
+    """The keys of a config file, or those that the run in a folder was given."""
+    if not path.is_dir():
+        return read_file(path)
+    kept = [found for phase in PHASES if (found := checkpoint.latest(path / phase)) is not None]
+    if kept:
+        return {**kept[-1].state.config, "out": str(path)}
+    if not _is_log_of_adapters(path):
+        raise BadInput(f"{path} holds no run of adapters", hint="name a config file, or the folder of a run")
+    return {**(run_log.logged_settings(path, KIND) or {}), "out": str(path)}
 
 
 def furthest(out: Path) -> Checkpoint:
@@ -130,9 +165,8 @@ def _check_fresh(out: Path, found: dict[str, Checkpoint | None]) -> None:
 
 
 def _is_log_of_adapters(out: Path) -> bool:
-    """Whether a run that did not get to its first checkpoint left this folder."""
+    """Whether a run of adapters left a log here, which it does before its first checkpoint."""
     try:
-        first = (out / "log.jsonl").read_text(encoding="utf-8").partition("\n")[0]
-        return bool(json.loads(first).get("format") == "flatout-adapters-log")
-    except (OSError, ValueError, AttributeError):
+        return run_log.logged_settings(out, KIND) is not None
+    except BadInput:
         return False

@@ -14,11 +14,12 @@ import torch
 from flatout.codec import encode
 from flatout.engines.adapters import peft_format, runs
 from flatout.engines.adapters.assembly import Assembly
-from flatout.engines.adapters.checkpoint import PHASES, Checkpoint, check_model
+from flatout.engines.adapters.checkpoint import PHASES, Checkpoint, check_model, fingerprint
 from flatout.engines.adapters.config import AdaptConfig, make_config
 from flatout.engines.adapters.evaluate import Decider, Subject
 from flatout.engines.adapters.evaluate import evaluate as score_routings
 from flatout.engines.adapters.live_line import LiveLine
+from flatout.engines.adapters.loading import open_encoder
 from flatout.engines.adapters.phase_one import train_adapters
 from flatout.engines.adapters.phase_three import train_jointly
 from flatout.engines.adapters.phase_two import frozen_features, train_router
@@ -38,7 +39,7 @@ from flatout.engines.adapters.run_log import RunLog, read_log
 from flatout.engines.adapters.runs import Status
 from flatout.engines.adapters.stopping import StopRequest
 from flatout.engines.adapters.trainer import PhaseRun
-from flatout.errors import MissingExtra
+from flatout.errors import BadInput, MissingExtra
 from flatout.run_log import log_path
 
 PLOT, PAGE = "run.png", "report.html"
@@ -73,14 +74,18 @@ def train(
     A process that torchrun started again after a crash resumes, whether it was asked to or not.
     """
     config = make_config(given)
-    if heads_only:
-        config, phases = runs.without_adapters(config), ("phase1",)
+    if heads_only and not config.heads_only:
+        config = runs.without_adapters(config)
+    if config.heads_only:
+        phases = ("phase1",)
     resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with Processes.join(config.device) as processes:
         if not processes.first:
             on_line = on_note = _nothing
         waiting, notes = runs.to_do(config, phases, resume=resume)
         processes.agree("the phases to train", len(waiting))
+        if not waiting:
+            _check_same_model(config)
         for note in notes:
             on_note(note)
         if waiting:
@@ -101,6 +106,8 @@ def evaluate(
     on_note: OnText = lambda note: None,
 ) -> tuple[Evaluation, Path]:
     """Score the run in a folder on its test rows, beside the one without adapters where there is one."""
+    if rows is not None and rows < 1:
+        raise BadInput(f"--rows {rows}", hint="take at least 1")
     found = _evaluated(out, model=model, device=device, rows=rows, on_note=on_note)
     other = out / runs.HEADS_ONLY
     if (other / "phase1").is_dir():
@@ -146,6 +153,14 @@ def export(
 def status(out: Path) -> Status:
     """How far the run in a folder is."""
     return runs.status(out)
+
+
+def _check_same_model(config: AdaptConfig) -> None:
+    """A run with nothing left to train: its model is looked at all the same, as where it goes on."""
+    found = runs.furthest(Path(config.out))
+    model = open_encoder(Path(config.model), device=torch.device("cpu"))
+    name = fingerprint(model.named_parameters())
+    check_model(found.state, fingerprint=name, model=config.model, path=found.path)
 
 
 def _train_phases(

@@ -6,15 +6,14 @@ is saved as it is.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from flatout.errors import BadInput, import_extra
+from flatout.model_folder import load_pretrained, quietly
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,21 +23,15 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 def open_model(folder: Path, *, device: torch.device, dtype: DType) -> nn.Module:
     """The causal language model of a folder, ready to run."""
-    if not folder.is_dir():
-        raise BadInput(f"no model folder at {folder}", hint="give a folder that save_pretrained wrote")
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"{folder} has no config.json", hint="give a folder that save_pretrained wrote")
-    transformers = import_extra("transformers", extra="evolution")
     # On a CPU bfloat16 is emulated, and slower than float32.
     chosen = dtype if dtype != "auto" else "bfloat16" if device.type == "cuda" else "float32"
-    try:
-        with _without_bars():
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, chosen), local_files_only=True
-            )
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"{folder} holds no causal language model that can be loaded: {reason}") from error
+    model = load_pretrained(
+        "AutoModelForCausalLM",
+        folder,
+        what="causal language model",
+        extra="evolution",
+        dtype=getattr(torch, chosen),
+    )
     model.requires_grad_(False)
     loaded: nn.Module = model.eval().to(device)
     return loaded
@@ -61,7 +54,7 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     safetensors = import_extra("safetensors", extra="evolution")
     try:
-        with _without_bars():
+        with quietly(extra="evolution"):
             model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
@@ -74,16 +67,3 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
             f"the trained model {folder} cannot be written: {error}",
             hint="free some space; --resume writes it from the last checkpoint",
         ) from error
-
-
-@contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep transformers' progress bars off stderr, and leave the user's choice as it was."""
-    logging = import_extra("transformers.utils.logging", extra="evolution")
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

@@ -16,12 +16,15 @@ from flatout.codec import encode
 
 KIND = run_log.LogKind(format="flatout-evolution-log", version=1, what="an evolution run")
 
+NO_CURVES = ("epoch", "epochs", "statistics")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochRecord:
     """One epoch of a run; None is not known."""
 
     epoch: int
+    epochs: int | None = None  # of the whole run
     reward_train: float | None = None  # mean over members and prompts
     reward_heldout: float | None = None  # of the model itself, unperturbed
     rewards_per_s: float | None = None
@@ -44,7 +47,7 @@ class RunLog(run_log.RunLog):
     def write(self, record: EpochRecord) -> None:
         """Add an epoch; it is in the file when this returns."""
         values = encode(record)
-        curves = {name: value for name, value in values.items() if name not in ("epoch", "statistics")}
+        curves = {name: value for name, value in values.items() if name not in NO_CURVES}
         self.add(values, curves={"evolution": {**curves, **values["statistics"]}}, step=record.epoch)
 
 

@@ -146,7 +146,11 @@ class Trainer:
         self._pool.start()
         if es.epoch == 0:
             self._untrained_score = self._score = self._evaluate()
-            self._tell(EpochRecord(epoch=0, reward_heldout=self._score, elapsed_s=self._elapsed()))
+            self._tell(
+                EpochRecord(
+                    epoch=0, epochs=config.epochs, reward_heldout=self._score, elapsed_s=self._elapsed()
+                )
+            )
         while es.epoch < config.epochs:
             if self._plain_rate is None or es.epoch % config.plain_every == 0:
                 self._plain_rate = self._measured_plain()
@@ -188,6 +192,7 @@ class Trainer:
             held_out = self._score = self._evaluate()
         return EpochRecord(
             epoch=es.epoch,
+            epochs=config.epochs,
             reward_train=statistics.reward_mean,
             reward_heldout=held_out,
             rewards_per_s=rewards.numel() / epoch_s,

@@ -13,19 +13,24 @@ Shapes: B rows, T tokens of a call, D width.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.steering.blocks import blocks_of, hidden_of
+from flatout.engines.steering.blocks import blocks_of, width_of
 from flatout.errors import BadInput
+from flatout.multiplex.rows import Rows
+from flatout.multiplex.vectors import steered, with_hidden
 
-Mode = Literal["add", "project-out", "clamp", "norm-preserving"]
+Turn = Literal["project-out", "clamp", "norm-preserving"]  # what depends on the hidden state
+Mode = Literal["add"] | Turn
 Where = Literal["last-and-generated", "all", "generated"]
 MODES: tuple[Mode, ...] = ("add", "project-out", "clamp", "norm-preserving")
 WHERE: tuple[Where, ...] = ("last-and-generated", "all", "generated")
@@ -55,6 +60,8 @@ class Steering:
             raise BadInput(f"where {self.where!r}", hint=f"take one of {', '.join(WHERE)}")
         if self.direction.ndim != 1:
             raise BadInput(f"a direction of shape {tuple(self.direction.shape)}", hint="give one vector [D]")
+        if not math.isfinite(self.amount):
+            raise BadInput(f"an amount of {self.amount}", hint="give a finite strength")
         if self.layer < 0:
             raise BadInput(f"layer {self.layer}", hint="layers count from 0")
         # What made the direction must not stay alive for as long as somebody steers.
@@ -65,10 +72,8 @@ class Steering:
         return self.direction.float() * self.amount
 
 
-def changed(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mode: Mode) -> Tensor:
+def changed(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mode: Turn) -> Tensor:
     """Hidden states [B, T, D] steered everywhere: `unit` and `vector` [B, 1, D], `amount` [B, 1, 1]."""
-    if mode == "add":
-        return hidden + vector.to(hidden.dtype)
     wide = hidden.float()
     if mode == "norm-preserving":
         moved = wide + vector
@@ -78,6 +83,20 @@ def changed(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mod
     along = (wide * unit).sum(-1, keepdim=True)
     change = -amount * along if mode == "project-out" else amount - along
     return (wide + change * unit).to(hidden.dtype)
+
+
+def check_steering(model: nn.Module, steering: Steering) -> None:
+    """BadInput unless the model has the layer and the width that a steering is for."""
+    num_layers, width = len(blocks_of(model)), width_of(model)
+    if steering.layer >= num_layers:
+        raise BadInput(
+            f"steering at layer {steering.layer}", hint=f"the model has layers 0 to {num_layers - 1}"
+        )
+    if len(steering.direction) != width:
+        raise BadInput(
+            f"the vector is {len(steering.direction)} wide and the model is {width}",
+            hint="take vectors that were fitted on this model",
+        )
 
 
 @contextmanager
@@ -96,29 +115,48 @@ def steered_model(
     rows = (steering,) if isinstance(steering, Steering) else tuple(steering)
     if not rows:
         raise BadInput("an empty list of steerings", hint="give one, or one for each row")
-    blocks = blocks_of(model)
-    by_layer: dict[int, list[int]] = defaultdict(list)
+    for given in {id(one): one for one in rows if one is not None}.values():
+        check_steering(model, given)
+    groups: dict[tuple[int, Mode, Where], list[tuple[int, Steering]]] = defaultdict(list)
     for row, one in enumerate(rows):
         if one is not None:
-            by_layer[one.layer].append(row)
-    reading = _Reading(prompt_lengths)
+            groups[one.layer, one.mode, one.where].append((row, one))
+    reading = _Reading(prompt_lengths, num_rows=None if isinstance(steering, Steering) else len(rows))
+    blocks = blocks_of(model)
     with ExitStack() as hooks:
         hooks.enter_context(model.register_forward_pre_hook(reading, with_kwargs=True))
-        for layer, members in by_layer.items():
-            if layer >= len(blocks):
-                raise BadInput(
-                    f"steering at layer {layer}", hint=f"the model has layers 0 to {len(blocks) - 1}"
-                )
-            hook = _Hook(rows, members, reading, one_for_all=isinstance(steering, Steering))
-            hooks.enter_context(blocks[layer].register_forward_hook(hook))
+        for (layer, mode, where), held in groups.items():
+            chosen = partial(reading.steered, where)
+            if mode == "add":
+                hooks.enter_context(_added(str(layer), blocks[layer], held, len(rows), positions=chosen))
+            else:
+                hook = _Hook(str(layer), held, len(rows), mode=mode, chosen=chosen)
+                hooks.enter_context(blocks[layer].register_forward_hook(hook))
         yield
+
+
+def _added(
+    name: str,
+    block: nn.Module,
+    held: Sequence[tuple[int, Steering]],
+    num_rows: int,
+    *,
+    positions: Callable[[], Tensor],
+) -> AbstractContextManager[None]:
+    """Rows of mode `add` at one layer: a vector for each."""
+    table = torch.stack([one.added().cpu() for _, one in held])
+    variants: list[int | None] = [None] * num_rows
+    for variant, (row, _) in enumerate(held):
+        variants[row] = variant
+    return steered({name: block}, table, Rows(tuple(variants)), positions=positions)
 
 
 class _Reading:
     """Where the tokens of the running call stand: a pre-forward hook of the whole model."""
 
-    def __init__(self, prompt_lengths: Sequence[int] | None) -> None:
+    def __init__(self, prompt_lengths: Sequence[int] | None, *, num_rows: int | None) -> None:
         self._prompt_lengths = prompt_lengths
+        self._num_rows = num_rows  # of every call; None: any number
         self._prompt: Tensor | None = None  # tokens of the first call, [B, T]
         self._num_columns = 0  # of the prompt
         self._last: Tensor | None = None  # column of each row's last prompt token, [B]
@@ -131,6 +169,11 @@ class _Reading:
             tokens = kwargs.get("inputs_embeds")
         if not isinstance(tokens, Tensor):
             raise BadInput("the model is called without tokens", hint="pass input_ids or inputs_embeds")
+        if self._num_rows is not None and len(tokens) != self._num_rows:
+            raise BadInput(
+                f"a call with {len(tokens)} rows under {self._num_rows} steerings",
+                hint="give one for each row, or a single one for all",
+            )
         start = _num_cached(kwargs.get("past_key_values"))
         num_tokens = tokens.shape[1]
         mask = kwargs.get("attention_mask")
@@ -185,63 +228,40 @@ def _num_cached(cache: Any) -> int:
 
 
 class _Hook:
-    """The hook of one layer: rows by (mode, where), each group chosen by its mask."""
+    """Rows of one mode at one layer: `unit`, `vector` [B, 1, D], `amount` [B, 1, 1], `member` [B, 1]."""
 
     def __init__(
         self,
-        rows: Sequence[Steering | None],
-        members: Sequence[int],
-        reading: _Reading,
+        name: str,
+        held: Sequence[tuple[int, Steering]],
+        num_rows: int,
         *,
-        one_for_all: bool,
+        mode: Turn,
+        chosen: Callable[[], Tensor],
     ) -> None:
-        self._num_rows = None if one_for_all else len(rows)
-        self._reading = reading
-        width = next(one.direction.shape[0] for one in rows if one is not None)
-        groups: dict[tuple[Mode, Where], list[tuple[int, Steering]]] = defaultdict(list)
-        for row in members:
-            one = rows[row]
-            assert one is not None
-            groups[one.mode, one.where].append((row, one))
-        self._groups = {kind: _Group(len(rows), width, held) for kind, held in groups.items()}
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return self._steer(output)
-        make = getattr(output, "_make", tuple)  # a named tuple keeps its names
-        return make((self._steer(hidden_of(output)), *output[1:]))
-
-    def _steer(self, hidden: Tensor) -> Tensor:
-        if self._num_rows is not None and len(hidden) != self._num_rows:
-            raise BadInput(
-                f"a call with {len(hidden)} rows under {self._num_rows} steerings",
-                hint="give one for each row, or a single one for all",
-            )
-        for (mode, where), group in self._groups.items():
-            group = group.to(hidden.device)
-            moved = changed(hidden, unit=group.unit, vector=group.vector, amount=group.amount, mode=mode)
-            # Chosen, not multiplied by 0: a token that is left alone keeps its bits.
-            chosen = self._reading.steered(where).to(hidden.device) & group.member
-            hidden = torch.where(chosen[..., None], moved, hidden)
-        return hidden
-
-
-class _Group:
-    """Rows of one mode at one layer: `unit`, `vector` [B, 1, D], `amount` [B, 1, 1], `member` [B, 1]."""
-
-    def __init__(self, num_rows: int, width: int, held: Sequence[tuple[int, Steering]]) -> None:
-        self.unit, self.vector = torch.zeros(num_rows, 1, width), torch.zeros(num_rows, 1, width)
-        self.amount = torch.zeros(num_rows, 1, 1)
-        self.member = torch.zeros(num_rows, 1, dtype=torch.bool)
+        self._name, self._mode, self._chosen = name, mode, chosen
+        width = len(held[0][1].direction)
+        self._unit, self._vector = torch.zeros(num_rows, 1, width), torch.zeros(num_rows, 1, width)
+        self._amount = torch.zeros(num_rows, 1, 1)
+        self._member = torch.zeros(num_rows, 1, dtype=torch.bool)
         for row, one in held:
             direction = one.direction.float().cpu()
-            self.unit[row, 0] = direction / direction.norm().clamp_min(torch.finfo(torch.float32).tiny)
-            self.vector[row, 0] = one.added().cpu()
-            self.amount[row], self.member[row] = one.amount, True
+            self._unit[row, 0] = direction / direction.norm().clamp_min(torch.finfo(torch.float32).tiny)
+            self._vector[row, 0] = one.added().cpu()
+            self._amount[row], self._member[row] = one.amount, True
 
-    def to(self, device: torch.device) -> _Group:
-        """Move once: later calls find everything in place."""
-        if self.unit.device != device:
-            self.unit, self.vector = self.unit.to(device), self.vector.to(device)
-            self.amount, self.member = self.amount.to(device), self.member.to(device)
-        return self
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        return with_hidden(output, self._steer, name=self._name)
+
+    def _steer(self, hidden: Tensor) -> Tensor:
+        self._move(hidden.device)
+        moved = changed(hidden, unit=self._unit, vector=self._vector, amount=self._amount, mode=self._mode)
+        # Chosen, not multiplied by 0: a token that is left alone keeps its bits.
+        where = self._chosen().to(hidden.device) & self._member
+        return torch.where(where[..., None], moved, hidden)
+
+    def _move(self, device: torch.device) -> None:
+        """Once: later calls find everything in place."""
+        if self._unit.device != device:
+            self._unit, self._vector = self._unit.to(device), self._vector.to(device)
+            self._amount, self._member = self._amount.to(device), self._member.to(device)

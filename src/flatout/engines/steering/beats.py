@@ -43,7 +43,10 @@ class Beating:
 
     def _run(self) -> None:
         while not self._over.wait(self._beat_s):
-            self._beat()
+            try:
+                self._beat()
+            except OSError:  # the search writes to the same disk, and says what is wrong with it
+                return
 
     def _beat(self) -> None:
         self._count += 1

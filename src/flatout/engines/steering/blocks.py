@@ -62,6 +62,12 @@ def width_of(model: nn.Module) -> int:
     return int(_text_config(model).hidden_size)
 
 
+def max_positions(model: nn.Module) -> int | None:
+    """The longest text that the model was made for, in tokens; None where its config says none."""
+    most = getattr(_text_config(model), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else None
+
+
 def input_device(model: nn.Module) -> torch.device:
     """Where token numbers go: beside the embedding, wherever the rest of a sharded model lies."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]

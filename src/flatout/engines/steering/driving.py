@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
 import re
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.decisions import Decision
 from flatout.engines.steering.beats import Beating, wait_for_silence
+from flatout.engines.steering.fitting import save_vectors
 from flatout.engines.steering.loading import Opened, check_folder, open_model
 from flatout.engines.steering.neutral import read_neutral
 from flatout.engines.steering.placement import Placement, gpus_of, place, weights_bytes
@@ -31,6 +31,7 @@ from flatout.engines.steering.report_data import StudyRecord, load_record, save_
 from flatout.engines.steering.settings import SearchSettings, chosen_layers, save_settings
 from flatout.engines.steering.workers import Crew, end_with_starter, plan_workers
 from flatout.errors import BadInput, Interrupted, import_extra, is_interrupt
+from flatout.whole_files import refused_by_disk, try_lock, unwritable
 
 if TYPE_CHECKING:
     from flatout.engines.steering.engine import PackedTrials
@@ -78,6 +79,8 @@ def placed(settings: SearchSettings) -> tuple[Decision[Placement], dict[str, int
 def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> StudyRecord:
     """Search as the first worker of a study, and conclude it."""
     check_folder(Path(settings.model))
+    from flatout.engines.steering.blocks import blocks_of
+    from flatout.engines.steering.blocks import chosen_layers as named_layers
     from flatout.engines.steering.scoring import check_choices
 
     split = split_of(settings)
@@ -85,29 +88,29 @@ def run_search(settings: SearchSettings, *, say: Say, on_event: OnEvent) -> Stud
     where, indices = placed(settings)
     say(f"replicas: {where}")
     with _only_one(settings.folder):
-        path = save_settings(settings)
-        study = opened_study(settings, worker=FIRST)
         opened = _opened(settings, where.value.replicas[0], indices)
+        named_layers(chosen_layers(settings.layers), num_layers=len(blocks_of(opened.model)))
         check_choices([*split.search, *split.fresh], opened.model, opened.tokenizer)
-        vectors = fitted(settings, split, opened, say=say)
+        vectors = fitted(settings, split, opened, on_event=on_event)
+        engine = engine_of(settings, split, opened, say=say)
+        study = opened_study(settings, worker=FIRST)
+        work = prepared(settings, split, opened, vectors, engine=engine, study=study, on_event=on_event)
+        # What is written here binds the next call: nothing is before all of it has proved right.
+        path = save_settings(settings)
+        keep_vectors(settings, vectors, say=say)
         earlier_s = _earlier_s(settings, study)
         began_s = time.monotonic()
-        with Beating(study.study, FIRST), _crew(settings, where.value, path, say=say) as crew:
-            engine = engine_of(settings, split, opened, say=say)
-            work = prepared(settings, split, opened, vectors, engine=engine, study=study, on_event=on_event)
-            try:
+        try:
+            with Beating(study.study, FIRST), _crew(settings, where.value, path, say=say) as crew:
                 work.run(trials=settings.trials, batch_trials=_batch_trials(settings, where.value))
                 dead = {one.name for one in crew.wait()}
                 for theirs in _left_open(settings, study, known_dead=dead, say=say):
                     prepared(
                         settings, split, opened, vectors, engine=engine, study=theirs, on_event=on_event
                     ).run(trials=settings.trials)
-            except INTERRUPTS as error:
-                if not is_interrupt(error):
-                    raise
-                raise Interrupted(
-                    "interrupted", hint=f"every finished row is kept in {settings.out}; run it again to go on"
-                ) from None
+        except INTERRUPTS as error:
+            _end_for_the_user(error, settings)
+            raise
         search_s = time.monotonic() - began_s
         from flatout.engines.steering.concluding import conclude
 
@@ -148,9 +151,22 @@ def join_search(settings: SearchSettings, *, worker: str | None, say: Say, on_ev
         try:
             work.run(trials=settings.trials, batch_trials=_batch_trials(settings, where.value))
         except INTERRUPTS as error:
-            if not is_interrupt(error):
-                raise
-            raise Interrupted("interrupted", hint="every finished row is kept") from None
+            _end_for_the_user(error, settings)
+            raise
+
+
+def _end_for_the_user(error: BaseException, settings: SearchSettings) -> None:
+    """An interrupt or a disk that takes no more, as what they are; nothing for any other error."""
+    if is_interrupt(error):
+        hint = f"every finished row is kept in {settings.out}; run it again to go on"
+        raise Interrupted("interrupted", hint=hint) from None
+    if refused := refused_by_disk(error):
+        when_full = "free some space and run it again to go on; every finished row is kept"
+        raise unwritable(hidden_password(_storage_of(settings)), refused, when_full=when_full) from None
+
+
+def _storage_of(settings: SearchSettings) -> str:
+    return settings.storage or str(settings.folder / "study.journal")
 
 
 def opened_study(settings: SearchSettings, *, worker: str) -> SearchStudy:
@@ -158,7 +174,7 @@ def opened_study(settings: SearchSettings, *, worker: str) -> SearchStudy:
     import_extra("optuna", extra="steering")
     from flatout.engines.steering.study import open_study
 
-    target = settings.storage or settings.folder / "study.journal"
+    target = _storage_of(settings)
     try:
         return open_study(
             target,
@@ -169,9 +185,11 @@ def opened_study(settings: SearchSettings, *, worker: str) -> SearchStudy:
             rows=settings.folder / "rows",
         )
     except _storage_errors() as error:
+        if refused := refused_by_disk(error):
+            raise unwritable(hidden_password(target), refused) from None
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadInput(
-            f"the storage {hidden_password(str(target))} cannot be reached: {reason}",
+            f"the storage {hidden_password(target)} cannot be reached: {reason}",
             hint="check the address and that it runs, or leave --storage away for a journal file",
         ) from None
 
@@ -198,16 +216,16 @@ def _opened(settings: SearchSettings, gpus: Sequence[str], indices: dict[str, in
     )
 
 
-def fitted(settings: SearchSettings, split: Split, opened: Opened, *, say: Say) -> dict[str, SteeringVectors]:
+def fitted(
+    settings: SearchSettings, split: Split, opened: Opened, *, on_event: OnEvent
+) -> dict[str, SteeringVectors]:
     """The vectors of every method, from their folder or from the questions to fit with."""
-    folder = settings.vectors_folder
-    if settings.vectors is not None or all(
-        (folder / f"{name}.safetensors").is_file() for name in settings.methods
-    ):
-        return read_vectors(folder, methods=settings.methods)
+    if _has_vectors(settings):
+        return read_vectors(settings.vectors_folder, methods=settings.methods)
     from flatout.engines.steering.fitting import fit_methods
+    from flatout.engines.steering.search import Event
 
-    made = fit_methods(
+    return fit_methods(
         opened,
         split.train,
         methods=settings.methods,
@@ -215,10 +233,20 @@ def fitted(settings: SearchSettings, split: Split, opened: Opened, *, say: Say) 
         position=settings.position,
         store=settings.store_folder,
         seed=settings.seed,
-        folder=folder,
+        on_progress=lambda done, total: on_event(Event(kind="extracted", num_done=done, num_total=total)),
     )
-    say(f"vectors of {len(made)} methods from {len(split.train)} questions are in {folder}")
-    return made
+
+
+def keep_vectors(settings: SearchSettings, vectors: dict[str, SteeringVectors], *, say: Say) -> None:
+    """Write vectors that were fitted here where the other workers, and the next call, read them."""
+    if not _has_vectors(settings):
+        save_vectors(vectors, settings.vectors_folder)
+        say(f"vectors of {len(vectors)} methods are in {settings.vectors_folder}")
+
+
+def _has_vectors(settings: SearchSettings) -> bool:
+    files = (settings.vectors_folder / f"{name}.safetensors" for name in settings.methods)
+    return settings.vectors is not None or all(file.is_file() for file in files)
 
 
 def read_vectors(folder: Path, *, methods: Sequence[str]) -> dict[str, SteeringVectors]:
@@ -361,12 +389,8 @@ def _only_one(folder: Path) -> Iterator[None]:
     """One starter for each folder: two would run the same trials under one name."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_lock(file) is False:
             raise BadInput(
                 f"another search runs in {folder}", hint="wait for it, or add a worker to it with --join"
-            ) from None
-        except OSError:
-            pass  # a file system without locks: nobody can tell
+            )
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,10 +66,9 @@ def fit_methods(
     position: str,
     store: Path | None,
     seed: int,
-    folder: Path,
     on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, SteeringVectors]:
-    """Vectors of each method, written as `folder`/METHOD.safetensors."""
+    """Vectors of each method."""
     from flatout.engines.steering.vectors import fit
 
     check_methods(methods)
@@ -77,10 +76,14 @@ def fit_methods(
         opened, questions, layers=layers, position=position, store=store, on_progress=on_progress
     )
     positive, negative = found.halves()
-    folder.mkdir(parents=True, exist_ok=True)
     made = {}
     for name in methods:
         method: Any = name  # one of the known ones
         made[name] = fit(positive, negative, method=method, seed=seed)
-        made[name].save(folder / f"{name}.safetensors")
     return made
+
+
+def save_vectors(made: Mapping[str, SteeringVectors], folder: Path) -> None:
+    """Write each method's vectors as `folder`/METHOD.safetensors."""
+    for name, vectors in made.items():
+        vectors.save(folder / f"{name}.safetensors")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout import model_folder
 from flatout.engines.steering.placement import ROOM_SHARE, DType, chosen_dtype
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import nn
-
-HINT = "give a folder that save_pretrained wrote"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +25,7 @@ class Opened:
 
 def check_folder(folder: Path) -> None:
     """Refuse what cannot be a model folder before anything slow is imported."""
-    if not folder.is_dir():
-        raise BadInput(f"no model folder at {folder}", hint=HINT)
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"{folder} has no config.json", hint=HINT)
+    model_folder.check_folder(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise BadInput(
             f"{folder} has no tokenizer", hint="save it there too: tokenizer.save_pretrained(folder)"
@@ -54,7 +49,6 @@ def open_model(
         raise BadInput("no GPU is visible", hint="take --device cpu, or check flatout devices")
     options: dict[str, Any] = {
         "dtype": getattr(torch, chosen_dtype(dtype, on_gpu=on_gpu)),
-        "local_files_only": True,
     }
     if on_gpu and len(gpus) > 1:
         import_extra("accelerate", extra="steering")
@@ -62,30 +56,18 @@ def open_model(
         options["max_memory"] = {
             index: int(torch.cuda.mem_get_info(index)[0] * (1 - ROOM_SHARE)) for index in gpus
         }
+    model = model_folder.load_pretrained(
+        "AutoModelForCausalLM", folder, what="causal language model", extra="steering", **options
+    )
     try:
-        with _quietly():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(
-            f"{folder} holds no causal language model that can be loaded: {reason}", hint=HINT
+            f"{folder} has no tokenizer that can be read: {model_folder.first_line(error)}",
+            hint="save one there with tokenizer.save_pretrained",
         ) from error
     model.requires_grad_(False)
     model.eval()
     if "device_map" not in options:
         model.to(f"cuda:{gpus[0] if gpus else 0}" if on_gpu else "cpu")
     return Opened(model=model, tokenizer=tokenizer)
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep transformers' progress bars off stderr, and leave the user's choice as it was."""
-    logging = import_extra("transformers.utils.logging", extra="steering")
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

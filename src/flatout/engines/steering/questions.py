@@ -128,7 +128,7 @@ def split_questions(
     if len(keys) < wanted:
         raise BadInput(
             f"{len(keys)} distinct questions cannot be split into {wanted} parts",
-            hint="give more questions, or a share of 0",
+            hint=f"give at least {wanted}, or fit on all of them with flatout steer fit --whole",
         )
     ranked = sorted(keys, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
     part_of = {

@@ -24,6 +24,7 @@ from flatout.engines.steering.report_drawings import (
     trade_off,
 )
 from flatout.engines.steering.report_grid import grid
+from flatout.engines.steering.retest import FEWEST
 from flatout.units import UNKNOWN, show_ratio, show_seconds
 from flatout.whole_files import write_whole
 
@@ -57,6 +58,11 @@ def headline(record: StudyRecord) -> str:
     where = where[:1].upper() + where[1:]
     if retest is None:
         return f"{where} scored best; it has not been tested on fresh questions."
+    if retest.difference.bounds is None:
+        return (
+            f"{where} scored best in the search; {retest.num_questions} fresh questions are too few to tell "
+            f"whether it works on others: {FEWEST} are the fewest."
+        )
     if not retest.is_certain:
         return (
             f"{where} scored best in the search, but on {retest.num_questions} fresh questions its "
@@ -102,10 +108,13 @@ def _figures(record: StudyRecord) -> Iterator[tuple[str, str]]:
 def _retest(record: StudyRecord) -> Html | None:
     if record.retest is None:
         return None
+    drawn = "dots are means, lines 95 % intervals by bootstrap"
+    if record.retest.difference.bounds is None:
+        drawn = f"dots are means, and fewer than {FEWEST} questions give no interval that can be trusted"
     note = (
         f"{record.score_name[:1].upper()}{record.score_name[1:]} on {record.retest.num_questions} questions "
-        "that the search never saw; dots are means, lines 95 % intervals by bootstrap. The best of many "
-        "trials looks better in the search than it is: these are the figures to quote."
+        f"that the search never saw; {drawn}. The best of many trials looks better in the search than it "
+        "is: these are the figures to quote."
     )
     return section(
         "On fresh questions", intervals(record.retest), tag("p", note, class_="note"), anchor="retest"
@@ -150,9 +159,8 @@ def _cost(record: StudyRecord) -> Html | None:
     )
     if record.perplexity_ratio is not None:
         ratio = record.perplexity_ratio
-        parts.append(
-            tag("p", f"The winner: {ratio.value:.3g}×, between {ratio.low:.3g}× and {ratio.high:.3g}×.")
-        )
+        ends = "" if ratio.bounds is None else ", between {:.3g}× and {:.3g}×".format(*ratio.bounds)
+        parts.append(tag("p", f"The winner: {ratio.value:.3g}×{ends}."))
     parts += [tag("p", note, class_="note")] if drawn is not None else []
     return section("What it costs", *parts, anchor="cost")
 

@@ -22,11 +22,16 @@ State = Literal["complete", "pruned", "failed", "running"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """An estimate and the interval that holds it with 95 % confidence."""
+    """An estimate and the interval that holds it with 95 % confidence; None of too few values."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends, where they are known."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +60,8 @@ class Retest:
 
     @property
     def is_certain(self) -> bool:
-        return self.difference.low > 0 or self.difference.high < 0
+        bounds = self.difference.bounds
+        return bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

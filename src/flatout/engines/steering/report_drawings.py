@@ -144,7 +144,7 @@ def intervals(retest: Retest) -> Html:
         ("steered", retest.steered, "mean"),
         ("difference, paired", retest.difference, "certain" if retest.is_certain else "mean"),
     )
-    ends = [0.0] + [end for _, interval, _ in rows for end in (interval.low, interval.high)]
+    ends = [0.0] + [end for _, each, _ in rows for end in (each.value, *(each.bounds or ()))]
     scale = ticks(min(ends), max(ends))
     parts: list[Html] = []
     for name, interval, kind in rows:
@@ -162,25 +162,26 @@ def intervals(retest: Retest) -> Html:
 def show_interval(interval: Interval, *, signed: bool = True) -> str:
     """A difference with its sign, a score without."""
     sign = "+" if signed else ""
-    return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+    if interval.bounds is None:
+        return f"{interval.value:{sign}.3f} (too few for an interval)"
+    low, high = interval.bounds
+    return f"{interval.value:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"
 
 
 def _whisker(label: str, interval: Interval, *, scale: Sequence[float], kind: str) -> Html:
     def across(value: float) -> str:
         return f"{2 + 96 * _along(value, scale):.3f}%"
 
+    line: list[Html] = []
+    if interval.bounds is not None:
+        low, high = map(across, interval.bounds)
+        style = "interval certain" if kind == "certain" else "interval"
+        line.append(tag("line", x1=low, x2=high, y1=14, y2=14, class_=style))
     return tag(
         "svg",
         tag("line", x1="2%", x2="98%", y1=14, y2=14, class_="track"),
         tag("line", x1=across(0.0), x2=across(0.0), y1=2, y2=26, class_="same"),
-        tag(
-            "line",
-            x1=across(interval.low),
-            x2=across(interval.high),
-            y1=14,
-            y2=14,
-            class_="interval certain" if kind == "certain" else "interval",
-        ),
+        *line,
         tag("circle", cx=across(interval.value), cy=14, r=5, class_=kind),
         width="100%",
         height=28,

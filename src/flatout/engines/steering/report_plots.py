@@ -99,15 +99,18 @@ def _draw_cost(axes: Any, record: StudyRecord) -> None:
 
 
 def _draw_retest(axes: Any, record: StudyRecord) -> None:
-    axes.set_title("on fresh questions, 95 % intervals", fontsize=9, loc="left", color=INK)
     retest = record.retest
+    few = retest is not None and retest.difference.bounds is None
+    title = "on fresh questions, too few for intervals" if few else "on fresh questions, 95 % intervals"
+    axes.set_title(title, fontsize=9, loc="left", color=INK)
     if retest is None:
         _nothing(axes)
         return
     names = ("unsteered", "steered", "difference")
     for place, interval in enumerate((retest.baseline, retest.steered, retest.difference)):
         colour = UP if place == 2 and retest.is_certain else INK
-        axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2)
+        if interval.bounds is not None:
+            axes.plot(interval.bounds, [place, place], color=colour, linewidth=2)
         axes.plot([interval.value], [place], marker="o", color=colour)
     axes.axvline(0.0, color=SOFT, linestyle="dashed", linewidth=1)
     axes.set_yticks(range(3), names)

@@ -4,6 +4,11 @@ The best of fifty noisy trials is the luckiest as well as the best, so its score
 Winner and unsteered model are asked the same questions that the search never saw, and the interval is that of
 the difference question by question: what makes a question hard hits both and cancels.
 
+A resampled interval of few values is too narrow: it cannot leave their range, and it takes their spread for
+the true one.  Of normal values a 95 % interval holds the true mean with the chance that Student's t with
+n - 1 degrees of freedom stays below 1.96 sqrt((n - 1) / n): 0.5 of two values, 0.86 of six, 0.90 of ten.
+Below ten there is a mean and no interval.
+
 A strong vector also breaks the model's language.  The perplexity of neutral text, steered over unsteered,
 says by how much: 1 is no harm.
 """
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 10_000
 CONFIDENCE = 0.95
+FEWEST = 10  # values that an interval is made of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,10 +47,10 @@ class SideEffects:
 
 def retest(steered: Sequence[float], unsteered: Sequence[float], *, seed: int = 0) -> Retest:
     """Values of the same questions, in the same order, with and without steering."""
-    if len(steered) != len(unsteered) or len(steered) < 2:
+    if len(steered) != len(unsteered) or not steered:
         raise BadInput(
             f"{len(steered)} steered and {len(unsteered)} unsteered values",
-            hint="a paired interval needs both of every question, and at least 2 questions",
+            hint="a paired difference needs both of every question, and at least 1 question",
         )
     import numpy as np
 
@@ -52,11 +58,15 @@ def retest(steered: Sequence[float], unsteered: Sequence[float], *, seed: int = 
     if not (np.isfinite(treated).all() and np.isfinite(plain).all()):
         raise BadInput("a value is not finite", hint="a trial that gives no number has failed")
     chosen = np.random.default_rng(seed).integers(len(treated), size=(NUM_RESAMPLES, len(treated)))
+
+    def mean(values: Doubles) -> Interval:
+        return _interval(float(values.mean()), values[chosen].mean(1), num_values=len(values))
+
     return Retest(
         num_questions=len(treated),
-        baseline=_interval(float(plain.mean()), plain[chosen].mean(1)),
-        steered=_interval(float(treated.mean()), treated[chosen].mean(1)),
-        difference=_interval(float((treated - plain).mean()), (treated - plain)[chosen].mean(1)),
+        baseline=mean(plain),
+        steered=mean(treated),
+        difference=mean(treated - plain),
     )
 
 
@@ -81,12 +91,14 @@ def side_effects(
         num_tokens=int(total),
         unsteered=math.exp(-float(plain.sum()) / total),
         steered=math.exp(-float(treated.sum()) / total),
-        ratio=_interval(math.exp(float((plain - treated).sum()) / total), ratios),
+        ratio=_interval(math.exp(float((plain - treated).sum()) / total), ratios, num_values=len(counts)),
     )
 
 
-def _interval(value: float, resampled: Doubles) -> Interval:
+def _interval(value: float, resampled: Doubles, *, num_values: int) -> Interval:
     import numpy as np
 
+    if num_values < FEWEST:
+        return Interval(value=value, low=None, high=None)
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(value=value, low=float(low), high=float(high))

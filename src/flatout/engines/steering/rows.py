@@ -10,16 +10,15 @@ before its own worker writes again.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import BadInput
+from flatout.whole_files import append_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,21 +65,10 @@ class RowLog:
             line = {"trial": row.trial, "question": row.question, "value": row.value}
             lines.append(json.dumps(line if row.text is None else {**line, "text": row.text}) + "\n")
         if lines:
-            _append(self._path, "".join(lines).encode())
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Whole lines or none: on a full disk what was begun is taken back."""
-    with open(path, "ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            file.truncate(before)
-            raise BadInput(
-                f"{path} cannot be written: {error.strerror}", hint="make room and resume; no row is lost"
-            ) from error
+            with open(self._path, "ab", buffering=0) as file:
+                append_whole(
+                    file, "".join(lines).encode(), when_full="free some space and go on; no row is lost"
+                )
 
 
 def _cut_tail(path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from flatout.engines.steering.applying import Steering
+from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.engine import Choice, ChoiceRow, PackedTrials, TextRow
 from flatout.engines.steering.questions import Question, pairs_of
 from flatout.engines.steering.texts import common_tokens, encode
@@ -152,7 +153,7 @@ def choices_of(
 
 def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> None:
     """BadInput where a question cannot be asked: one of the test would be found after the whole search."""
-    most: int | None = getattr(model.config, "max_position_embeddings", None)
+    most = max_positions(model)
     texts = {question.key: question.text for question in questions}
     for key, choice in choices_of(questions, tokenizer).items():
         num_tokens = len(choice.prompt) + max(len(choice.positive), len(choice.negative))

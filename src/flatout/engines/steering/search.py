@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from flatout.engines.steering.vectors import SteeringVectors
 
 TOKENS_PER_ROW = 32  # of a batch of answers; prompts are shared, so a row is a few tokens
-Kind = Literal["started", "resumed", "row", "rung", "pruned", "complete", "failed", "retested"]
+Kind = Literal[
+    "extracted", "round", "started", "resumed", "row", "rung", "pruned", "complete", "failed", "retested"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +47,16 @@ class Event:
     """Something that happened; `trial` is None for the unsteered model.
 
     `value` is a row's value, or a trial's mean over the `num_questions` it has answered; None if it has none.
+    `num_done` of `num_total` are texts that were extracted, or, as a round of trials begins, the trials of
+    all workers that have ended.
     """
 
     kind: Kind
     trial: Trial | None = None
     value: float | None = None
     num_questions: int | None = None
+    num_done: int | None = None
+    num_total: int | None = None
 
 
 OnEvent = Callable[[Event], None]
@@ -117,14 +123,21 @@ class Search:
         if trials < 1 or batch_trials < 1:
             raise BadInput(f"trials={trials}, batch_trials={batch_trials}", hint="take at least 1 of each")
         for bracket in self._study.open_brackets():
+            self._say_round(trials)
             for trial in bracket:
                 self._say(Event(kind="resumed", trial=trial))
             self._run_bracket(bracket)
         while (left := trials - self._study.num_asked()) > 0:
             asked = self._study.ask(self._space, min(left, batch_trials))
+            self._say_round(trials)
             for trial in asked:
                 self._say(Event(kind="started", trial=trial))
             self._run_bracket(asked)
+
+    def _say_round(self, trials: int) -> None:
+        counts = self._study.counts()
+        ended = sum(number for state, number in counts.items() if state != "running")
+        self._say(Event(kind="round", num_done=ended, num_total=max(trials, sum(counts.values()))))
 
     def conclude(
         self, *, fresh: Sequence[Question] = (), neutral: Sequence[tuple[int, ...]] = ()
@@ -138,8 +151,8 @@ class Search:
         baseline = self._values(None, self._questions)
         tested, effects = None, None
         if found is not None:
-            steered = self._values(found[0], fresh) if len(fresh) > 1 else None
-            plain = self._values(None, fresh) if len(fresh) > 1 else None
+            steered = self._values(found[0], fresh) if fresh else None
+            plain = self._values(None, fresh) if fresh else None
             if steered is not None and plain is not None:
                 tested = retest(steered, plain, seed=self._study.seed)
                 self._say(

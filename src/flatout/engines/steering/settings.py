@@ -8,6 +8,7 @@ only says where and how long may.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -90,7 +91,7 @@ class SearchSettings:
         ]
         if len(self.shares) != 3 or min(self.shares) <= 0 or abs(sum(self.shares) - 1) > 1e-6:
             wrong.append(f"shares={list(self.shares)} are not three numbers above 0 that sum to 1")
-        if len(self.strength) != 2 or not self.strength[0] < self.strength[1]:
+        if len(self.strength) != 2 or not -math.inf < self.strength[0] < self.strength[1] < math.inf:
             wrong.append(f"strength={list(self.strength)} is no lowest and highest number")
         if not self.methods or not self.where:
             wrong.append("methods or where is empty")

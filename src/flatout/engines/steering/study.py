@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import optuna
 
 WORKER, BRACKET, REASON, RECIPE = "worker", "bracket", "reason", "recipe:"
+LOCK_SUFFIX = ".lock"
+STALE_LOCK_S = 10  # a line of the journal takes milliseconds: a lock this old is a dead worker's
 STARTUP_TRIALS = 16  # drawn at random before the sampler trusts what it has seen
 
 
@@ -71,7 +73,7 @@ def storage_at(where: str | Path) -> optuna.storages.BaseStorage:
         path = Path(where)
         path.parent.mkdir(parents=True, exist_ok=True)
         journal: Any = import_extra("optuna.storages.journal", extra="steering")
-        lock = journal.JournalFileSymlinkLock(str(path))
+        lock = _lock_of(path, journal)
         _cut_torn_tail(path, lock)
         held: optuna.storages.BaseStorage = storages.JournalStorage(
             journal.JournalFileBackend(str(path), lock_obj=lock)
@@ -241,6 +243,20 @@ class SearchStudy:
 
 def _is_url(where: str | Path) -> bool:
     return isinstance(where, str) and "://" in where
+
+
+def _lock_of(path: Path, journal: Any) -> Any:
+    """Optuna's lock of a journal: a link to it, through which it asks how old the lock is.
+
+    A link that leads nowhere cannot be asked, and a worker that died with it would be waited for for ever: so
+    it names the file beside it, wherever the folder is moved to or mounted.
+    """
+    lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
+    lock._lock_target_file = path.name
+    link = Path(f"{path}{LOCK_SUFFIX}")
+    if link.is_symlink() and not link.exists() and path.exists():
+        link.unlink(missing_ok=True)
+    return lock
 
 
 def _cut_torn_tail(path: Path, lock: Any) -> None:

@@ -17,7 +17,7 @@ from flatout.engines.steering.driving import (
     run_search,
     split_of,
 )
-from flatout.engines.steering.fitting import check_methods, extract_questions, fit_methods
+from flatout.engines.steering.fitting import check_methods, extract_questions, fit_methods, save_vectors
 from flatout.engines.steering.loading import Opened, check_folder, open_model
 from flatout.engines.steering.questions import read_questions
 from flatout.engines.steering.report import write_page
@@ -100,9 +100,9 @@ def fit(settings: SearchSettings, *, whole: bool, on_progress: OnProgress) -> li
         position=settings.position,
         store=settings.store_folder,
         seed=settings.seed,
-        folder=folder,
         on_progress=on_progress,
     )
+    save_vectors(made, folder)
     return [
         Fitted(
             method=name,
@@ -160,8 +160,7 @@ def apply(
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
     import torch
 
-    from flatout.engines.steering.applying import Steering, steered_model
-    from flatout.engines.steering.blocks import width_of
+    from flatout.engines.steering.applying import Steering, check_steering, steered_model
     from flatout.engines.steering.questions import question_of
     from flatout.engines.steering.scoring import prompts_of
 
@@ -175,20 +174,30 @@ def apply(
         where=where or winner.get("where", "last-and-generated"),
     )
     opened = open_model(model, device=device, dtype=dtype)
-    if (width := width_of(opened.model)) != len(steering.direction):
-        raise BadInput(
-            f"the vectors are {len(steering.direction)} wide and the model is {width}",
-            hint="take vectors that were fitted on this model",
-        )
+    check_steering(opened.model, steering)
     questions = [question_of(text, positive="a", negative="b") for text in prompts]
+    encoded = prompts_of(questions, opened.tokenizer)
+    _check_room(opened, longest=max(map(len, encoded)), max_new_tokens=max_new_tokens)
     examples = []
-    for text, tokens in zip(prompts, prompts_of(questions, opened.tokenizer), strict=True):
+    for text, tokens in zip(prompts, encoded, strict=True):
         ids = torch.tensor([tokens], device=next(opened.model.parameters()).device)
         unsteered = _continued(opened, ids, max_new_tokens=max_new_tokens)
         with steered_model(opened.model, steering):
             steered = _continued(opened, ids, max_new_tokens=max_new_tokens)
         examples.append(Example(prompt=text, unsteered=unsteered, steered=steered))
     return examples
+
+
+def _check_room(opened: Opened, *, longest: int, max_new_tokens: int) -> None:
+    """transformers only warns of a text that passes the model's positions, and what follows is noise."""
+    from flatout.engines.steering.blocks import max_positions
+
+    most = max_positions(opened.model)
+    if most is not None and longest + max_new_tokens > most:
+        raise BadInput(
+            f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",
+            hint="take fewer --max-new-tokens or shorter prompts",
+        )
 
 
 def _continued(opened: Opened, ids: Any, *, max_new_tokens: int) -> str:

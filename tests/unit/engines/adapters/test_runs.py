@@ -12,6 +12,7 @@ from flatout.codec import encode
 from flatout.engines.adapters import checkpoint, runs
 from flatout.engines.adapters.checkpoint import PHASES, State
 from flatout.engines.adapters.config import AdaptConfig, make_config
+from flatout.engines.adapters.run_log import RunLog, StepRecord
 from flatout.errors import BadInput
 
 
@@ -42,11 +43,38 @@ def test_status_says_how_far_each_phase_is(tmp_path: Path) -> None:
         (3, False, 10),
         (None, False, None),
     ]
+    assert [each.state for each in found.phases] == ["finished", "interrupted", "not begun"]
+    assert found.resume == f"flatout adapt train {tmp_path} --resume"
     assert runs.furthest(tmp_path).state.phase == "phase2"
     assert runs.before(tmp_path, "phase2").state.phase == "phase1"
     for ask in (runs.status, runs.furthest):
         with pytest.raises(BadInput, match="holds no run of adapters"):
             ask(tmp_path / "absent")
+
+
+def test_a_run_goes_on_while_its_log_is_written_and_is_interrupted_when_it_is_not(tmp_path: Path) -> None:
+    out = tmp_path / "run one"
+    with RunLog(out, settings=encode(config(out)), tensorboard=False) as log:
+        assert {each.state for each in runs.status(out).phases} == {"not begun"}, "it lives, and loads"
+        log.write(StepRecord(phase="phase1", step=9))
+        log.write(StepRecord(phase="phase1", step=3))  # resumed, and there again
+        found = runs.status(out)
+        assert (found.phases[0].state, found.phases[0].logged_step) == ("going on", 3)
+        assert (found.phases[0].step, found.resume) == (None, None)
+    found = runs.status(out)
+    assert found.phases[0].state == "interrupted"
+    assert found.resume == f"flatout adapt train '{out}' --resume"
+
+
+def test_the_folder_of_a_run_stands_for_its_config(tmp_path: Path) -> None:
+    out = tmp_path / "moved"
+    out.mkdir()
+    with pytest.raises(BadInput, match=r"moved holds no run of adapters .*name a config file"):
+        runs.read_given(out)
+    RunLog(out, settings=encode(config(tmp_path / "before", seed=3)), tensorboard=False).close()
+    assert make_config(runs.read_given(out)) == config(out, seed=3)
+    keep(out, "phase1", finished=True, seed=4)
+    assert make_config(runs.read_given(out)) == config(out, seed=4)
 
 
 def test_what_is_finished_is_not_run_again_and_what_is_begun_goes_on(tmp_path: Path) -> None:

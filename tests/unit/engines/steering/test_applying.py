@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.applying import MODES, WHERE, Mode, Steering, Where, changed, steered_model
+from flatout.engines.steering.applying import (
+    MODES,
+    WHERE,
+    Mode,
+    Steering,
+    Turn,
+    Where,
+    changed,
+    steered_model,
+)
 from flatout.engines.steering.blocks import blocks_of
 from flatout.errors import BadInput
 from tests.tiny_models import FAMILIES, prompts_of, reference_tokens, shared_model
@@ -58,7 +67,7 @@ def hidden_after(model: Any, layer: int, inputs: dict[str, Tensor], **options: A
     return found[0]
 
 
-def test_what_each_mode_does() -> None:
+def test_what_each_mode_that_reads_the_state_does() -> None:
     hidden = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1))
     unit = direction()
     table = {"unit": unit.expand(2, 1, -1), "vector": (2.0 * unit).expand(2, 1, -1)}
@@ -70,16 +79,15 @@ def test_what_each_mode_does() -> None:
     def across(x: Tensor) -> Tensor:
         return x - along(x)[..., None] * unit
 
-    def done(mode: Mode, amount: Tensor = amount) -> Tensor:
+    def done(mode: Turn, amount: Tensor = amount) -> Tensor:
         return changed(hidden, **table, amount=amount, mode=mode)
 
-    torch.testing.assert_close(along(done("add")), along(hidden) + 2)
     torch.testing.assert_close(along(done("clamp")), torch.full((2, 3), 2.0))
     gone = done("project-out", torch.ones(2, 1, 1))
     torch.testing.assert_close(along(gone), torch.zeros(2, 3), atol=1e-5, rtol=0)
     half = done("project-out", torch.full((2, 1, 1), 0.5))
     torch.testing.assert_close(along(half), along(hidden) / 2)
-    for mode in ("add", "clamp", "project-out"):
+    for mode in ("clamp", "project-out"):
         torch.testing.assert_close(across(done(mode)), across(hidden))
     turned = done("norm-preserving")
     torch.testing.assert_close(turned.norm(dim=-1), hidden.norm(dim=-1))
@@ -215,6 +223,13 @@ def test_what_cannot_be_steered_is_named() -> None:
         pass
     with pytest.raises(BadInput, match=r"2 rows under 3 steerings"), steered_model(model, [steering()] * 3):
         model(**inputs)
+    narrow = Steering(layer=0, direction=direction()[:-1], amount=1.0)
+    for given in (narrow, [steering(), narrow]):
+        with (
+            pytest.raises(BadInput, match=f"the vector is {WIDTH - 1} wide and the model is {WIDTH}"),
+            steered_model(model, given),
+        ):
+            pass
     with pytest.raises(BadInput, match="empty list"), steered_model(model, []):
         pass
     with (
@@ -226,5 +241,7 @@ def test_what_cannot_be_steered_is_named() -> None:
         Steering(layer=0, direction=direction(), amount=1.0, mode="push")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="where 'here'"):
         Steering(layer=0, direction=direction(), amount=1.0, where="here")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="an amount of nan"):
+        Steering(layer=0, direction=direction(), amount=float("nan"))
     with pytest.raises(BadInput, match=r"shape \(1, 48\)"):
         Steering(layer=0, direction=direction()[None], amount=1.0)

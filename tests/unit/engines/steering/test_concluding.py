@@ -37,7 +37,6 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
         position="last",
         store=None,
         seed=0,
-        folder=folder / "vectors",
     )
     return settings, split, opened, vectors
 

@@ -273,3 +273,14 @@ def test_a_storage_that_cannot_be_reached_is_named(tiny: Path, tmp_path: Path) -
 def test_a_password_is_never_shown() -> None:
     assert hidden_password("postgresql://me:secret@host/db") == "postgresql://me:...@host/db"
     assert hidden_password("grpc://host:13000") == "grpc://host:13000"
+
+
+@pytest.mark.parametrize("wrong", [{"layers": "2-40"}, {"position": "300"}])
+def test_settings_that_cannot_work_do_not_bind_the_corrected_ones(
+    wrong: dict[str, object], tiny: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(BadInput):
+        run_quietly(tiny_search(tiny, out, **wrong))
+    assert not (out / "settings.json").exists() and not (out / "vectors").exists()
+    assert len(run_quietly(tiny_search(tiny, out, trials=2)).trials) == 2

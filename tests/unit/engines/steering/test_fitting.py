@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.steering.fitting import check_methods, extract_questions, fit_methods, known_methods
+from flatout.engines.steering.fitting import (
+    check_methods,
+    extract_questions,
+    fit_methods,
+    known_methods,
+    save_vectors,
+)
 from flatout.engines.steering.loading import Opened, open_model
 from flatout.engines.steering.questions import Question, read_questions
 from flatout.engines.steering.vectors import load
@@ -30,8 +36,8 @@ def test_every_method_is_fitted_and_written(tiny: tuple[Opened, list[Question]],
         position="last",
         store=None,
         seed=0,
-        folder=tmp_path / "vectors",
     )
+    save_vectors(made, tmp_path / "vectors")
     assert set(made) == {path.stem for path in (tmp_path / "vectors").glob("*.safetensors")}
     for name, vectors in made.items():
         assert vectors.layers == (1, 3)

@@ -50,6 +50,13 @@ def test_the_headline_says_what_is_known() -> None:
     around = Interval(value=0.02, low=-0.1, high=0.14)
     retest = Retest(num_questions=50, baseline=around, steered=around, difference=around)
     assert "within the noise" in headline(study(retest=retest))
+    alone = Interval(value=0.9, low=None, high=None)
+    few = study(
+        retest=Retest(num_questions=2, baseline=alone, steered=alone, difference=alone),
+        perplexity_ratio=alone,
+    )
+    assert "2 fresh questions are too few to tell" in headline(few)
+    assert "no interval that can be trusted" in page(few) and "too few for an interval" in page(few)
     below = Interval(value=-0.4, low=-0.5, high=-0.3)
     retest = Retest(num_questions=50, baseline=around, steered=around, difference=below)
     assert "lowers the answer preference by 0.4" in headline(study(retest=retest))

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engines.steering.report_data import Interval, Retest
 from flatout.engines.steering.report_plots import plot_study
 from flatout.errors import BadInput
 from tests.studies import hostile_study, study
+
+ALONE = Interval(value=0.5, low=None, high=None)
+FEW = study(retest=Retest(num_questions=2, baseline=ALONE, steered=ALONE, difference=ALONE))
 
 
 def test_a_study_is_drawn_by_the_suffix_of_its_file(tmp_path: Path) -> None:
@@ -19,7 +23,7 @@ def test_a_study_is_drawn_by_the_suffix_of_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [hostile_study(), study(trials=(), best=None, retest=None, baseline_score=None)]
+    "record", [hostile_study(), FEW, study(trials=(), best=None, retest=None, baseline_score=None)]
 )
 def test_odd_studies_are_drawn_too(record: object, tmp_path: Path) -> None:
     assert plot_study(record, tmp_path / "a.png").stat().st_size > 5000  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from flatout.engines.steering import study as study_module
 from flatout.engines.steering.rows import RowLog
 from flatout.engines.steering.space import Space
 from flatout.engines.steering.study import SearchStudy, open_study, storage_at
@@ -30,6 +31,19 @@ def test_trials_of_a_bracket_differ_and_a_seed_gives_them_again(tmp_path: Path) 
     assert len({(one.layer, one.method, one.strength, one.where) for one in asked[0]}) == 18
     assert [one.number for one in asked[0]] == list(range(18))
     assert opened(tmp_path / "c", seed=5).ask(SPACE, 18) != asked[0]
+
+
+def test_the_lock_of_a_dead_worker_is_taken_away_from_a_relative_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study_module, "STALE_LOCK_S", 3)
+    before = opened(Path("run")).ask(SPACE, 2)
+    storage_at("run/study.journal")._backend._lock.acquire()  # type: ignore[attr-defined]
+    Path("run").rename("moved")
+    assert len(opened(Path("moved")).ask(SPACE, 2)) == len(before) == 2
+    Path("moved/study.journal.lock").symlink_to("moved/study.journal")  # it leads nowhere
+    assert len(opened(Path("moved")).ask(SPACE, 2)) == 2
 
 
 def test_a_restarted_search_does_not_draw_its_first_bracket_again(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""A folder is loaded whole and without a word, or one line says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.errors import BadInput
+from flatout.model_folder import check_folder, first_line, load_pretrained, quietly
+from tests.evolving import save_tiny
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    return load_pretrained("AutoModelForCausalLM", folder, what="model", extra="steering", **options)
+
+
+def test_a_whole_folder_is_loaded_quietly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = save_tiny(tmp_path / "model")
+    capfd.readouterr()
+    assert loaded(folder).config.num_hidden_layers == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_weights_that_a_folder_lacks_are_not_drawn_at_random(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_tiny(tmp_path / "model")
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 2}))
+    capfd.readouterr()
+    with pytest.raises(BadInput, match=r"model lacks \d+ weights of its model, first model\.layers\.1"):
+        loaded(folder)
+    assert "MISSING" not in capfd.readouterr().err
+    assert loaded(folder, unread="layers.1.") is not None
+
+
+def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no model folder at"):
+        check_folder(tmp_path / "absent")
+    with pytest.raises(BadInput, match=r"has no config\.json"):
+        check_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadInput, match="holds no model that can be loaded: "):
+        loaded(tmp_path)
+    assert first_line(ValueError("\none\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+
+
+def test_what_the_user_chose_of_bars_and_words_stays(tmp_path: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    with quietly(extra="steering"):
+        assert logging.get_verbosity() == logging.ERROR
+    assert logging.get_verbosity() == before
