@@ -60,7 +60,8 @@ def embedder() -> tuple[Job, Recipe]:
 
 def traced(job: Job, recipe: Recipe) -> tuple[int, int]:
     """Parameters of the model, and the most bytes that the child held."""
-    trace = trace_here(job, recipe, job.sizes, device=simulated_device("H200"))
+    last = recipe.accumulation > 1  # as `flatout plan` does it: of several micro-batches the last
+    trace = trace_here(job, recipe, job.sizes, device=simulated_device("H200"), last_micro_batch=last)
     return trace.num_parameters, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -47,7 +47,7 @@ Parallel = Literal["ddp", "fsdp2"]
 MOST_RETRIES = 8
 WORTH_RAISING = 0.06  # of the cap, left free
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
-KEPT_FREE = 0.0125  # of the cap, under a tight batch: 1 % was enough in 59 of 60 searches on an H200, this in all
+KEPT_FREE = 0.0125  # of the cap, under a tight batch: 1 % was enough in 59 of 60 searches on an H200
 LENGTH = "length"
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
