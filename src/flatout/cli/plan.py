@@ -81,6 +81,9 @@ LengthsFile = Annotated[
         help="How long the sequences are, one a line or 'length,count': the longest decides.",
     ),
 ]
+Native = Annotated[
+    bool, typer.Option("--native", help="Let the GPU that is here choose the kernels of the traced step.")
+]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Trace afresh, and keep no trace for the next question.")
 ]
@@ -122,6 +125,7 @@ def show(
     overrides: Set = None,
     lengths: LengthsFile = None,
     expandable_segments: ExpandableSegments = None,
+    native: Native = False,
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
@@ -157,6 +161,7 @@ def show(
         overrides=tuple(overrides or ()),
         lengths=lengths,
         expandable_segments=expandable_segments,
+        native=native,
         cache=not no_cache,
         on_progress=_say,
     )
@@ -203,6 +208,7 @@ def fit(
     overrides: Set = None,
     lengths: LengthsFile = None,
     expandable_segments: ExpandableSegments = None,
+    native: Native = False,
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
@@ -241,6 +247,7 @@ def fit(
         overrides=tuple(overrides or ()),
         lengths=lengths,
         expandable_segments=expandable_segments,
+        native=native,
         cache=not no_cache,
         profile=profile,
         on_progress=_say,

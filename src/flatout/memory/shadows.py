@@ -45,13 +45,21 @@ def value_of(tensor: Tensor) -> Tensor | None:
     if value is not None:
         return value  # type: ignore[no-any-return]
     if isinstance(tensor, FakeTensor):
-        return tensor.constant
-    return tensor
+        return None if tensor.constant is None else _on_host(tensor.constant)
+    return _on_host(tensor)
 
 
-def with_value(real: Tensor) -> Tensor:
+def _on_host(real: Tensor) -> Tensor:
+    """Values are computed on the CPU; constants of a trace on CUDA may lie there."""
+    if not real.is_cuda:
+        return real
+    with _disable_current_modes():
+        return real.cpu()
+
+
+def with_value(real: Tensor, *, device: torch.device | None = None) -> Tensor:
     """A tensor without data that has the value `real`."""
-    fake = torch.empty(tuple(real.shape), dtype=real.dtype)
+    fake = torch.empty(tuple(real.shape), dtype=real.dtype, device=device)
     setattr(fake, VALUE, real)
     return fake
 
