@@ -147,7 +147,7 @@ def show(
     from flatout.api import plan_config
     from flatout.planner.answers import PlanOptions
 
-    _quiet_libraries()
+    _settle_libraries()
     options = PlanOptions(
         model=model,
         task=task,
@@ -233,7 +233,7 @@ def fit(
     from flatout.planner.answers import PlanOptions
 
     _check_apply(apply=apply, yes=yes, json_output=json_output)
-    _quiet_libraries()
+    _settle_libraries()
     options = PlanOptions(
         model=model,
         task=task,
@@ -358,9 +358,13 @@ def _fit_document(
     }
 
 
-def _quiet_libraries() -> None:
-    """Advice about a model's config is for those who run it."""
+def _settle_libraries() -> None:
+    """Advice about a model's config is for those who run it; and who looks for a GPU asks the driver.
+
+    A library that asks CUDA itself as it is imported leaves this process unable to fork one that uses it.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def _print_document(document: dict[str, Any]) -> None:
