@@ -241,7 +241,7 @@ def test_native_estimates_are_held_against_what_was_measured(
         "estimated_with": {"torch": "2.11"},
         "summary": summary,
     }
-    write_table(tmp_path / "native_a-gpu_2026-01-01.json", {**table, "rows": compared})
+    write_table(tmp_path / "native_a-gpu_2026-01-01.json", {**table, "summary": summary, "rows": compared})
     shown = figures.native(tmp_path)
     assert re.search(rf"^\| all \| allocated \| natively \| \d+ \| {failed} \| 1.00 % ", shown, re.MULTILINE)
     assert "| measured | reserved | by rules |" in shown

@@ -27,14 +27,14 @@ from flatout.memory.child import run_in_child
 from flatout.memory.estimate import MemoryEstimate, estimate
 from flatout.memory.fit import LOOKED_BELOW, MAX_BATCH, longest, unbroken_batch
 from flatout.memory.fit import largest_batch as search
-from flatout.memory.fresh import check_build, in_fresh_process
+from flatout.memory.fresh import check_build, forked_or_spawned, in_fresh_process
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
 from flatout.memory.samples import BATCH, sample_sizes
 from flatout.memory.steady import repeated
 from flatout.memory.target import workspaces_for
 from flatout.memory.trace import Trace
-from flatout.memory.tracing import NATIVE, import_before_forking, trace_here, trace_natively
+from flatout.memory.tracing import NATIVE, RULED, import_before_forking, trace_here, trace_natively
 
 CONTEXT_BYTES = 600 << 20
 CONTEXT = Decision(
@@ -296,7 +296,8 @@ class Forecaster:
         def one(sizes: Sizes) -> Trace:
             make = trace_natively if self.native else trace_here
             work = partial(make, self.job, recipe, sizes, device=self.device, last_micro_batch=last)
-            trace = in_fresh_process(work, what=NATIVE) if self.native else run_in_child(work)
+            run, what = (in_fresh_process, NATIVE) if self.native else (forked_or_spawned, RULED)
+            trace = run(work, what=what)
             return self._of_one_rank(trace, recipe)
 
         num_at_once = NATIVE_AT_ONCE if self.native else len(os.sched_getaffinity(0))

@@ -1,8 +1,9 @@
-"""Runs a function in a child process that may use CUDA.
+"""Runs a function in a child process that may use CUDA, or run a backward on a machine with a GPU.
 
-A process that has asked CUDA for anything, even for the number of GPUs, cannot fork a child that uses CUDA.
-The child is forked where it can be, since a forked one is given models as they are; otherwise the work is
-sent to a process that starts from nothing, which takes what is made of importable functions.
+A process that has asked CUDA for anything, even for the number of GPUs, cannot fork a child that uses CUDA;
+and after its first backward, with a GPU in the machine, none whose own backward would run.  The child is
+forked where it can be, since a forked one is given models as they are; otherwise the work is sent to a
+process that starts from nothing, which takes what is made of importable functions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class ForkUnusable(FlatoutError):
-    """The parent has used CUDA, so that a forked child cannot."""
+    """The parent has used CUDA, or autograd beside a GPU, so that a forked child cannot."""
 
 
 def in_fresh_process(function: Callable[..., Result], *args: Any, what: str) -> Result:
@@ -30,12 +31,17 @@ def in_fresh_process(function: Callable[..., Result], *args: Any, what: str) -> 
     import torch
 
     check_build(what)
-    if not torch.cuda.is_initialized():
-        try:
-            return run_in_child(function, *args)
-        except ForkUnusable:
-            pass
-    return spawned(function, *args, what=what)
+    if torch.cuda.is_initialized():
+        return spawned(function, *args, what=what)
+    return forked_or_spawned(function, *args, what=what)
+
+
+def forked_or_spawned(function: Callable[..., Result], *args: Any, what: str) -> Result:
+    """In a forked child; in a spawned one where the forked one says that it is of no use."""
+    try:
+        return run_in_child(function, *args)
+    except ForkUnusable:
+        return spawned(function, *args, what=what)
 
 
 def spawned(function: Callable[..., Result], *args: Any, what: str) -> Result:
@@ -44,8 +50,8 @@ def spawned(function: Callable[..., Result], *args: Any, what: str) -> Result:
         ForkingPickler.dumps((function, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise BadInput(
-            f"CUDA is in use in this process, and the job cannot be sent to another: {error}",
-            hint=f"ask for {what} before CUDA is used, or make the job of functions of an importable module",
+            f"this process has used a GPU or run a backward, and the job cannot be sent to another: {error}",
+            hint=f"ask for {what} before that, or make the job of functions of an importable module",
         ) from error
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
@@ -79,6 +85,18 @@ def check_cuda(device_index: int, *, what: str) -> None:
     count = torch.cuda.device_count()
     if not 0 <= device_index < count:
         raise BadInput(f"GPU {device_index} was asked for; torch sees {count}, counted from 0")
+
+
+def check_backward() -> None:
+    """In a child: whether a backward runs here, which only one that is tried can tell."""
+    import torch
+
+    try:
+        torch.ones((), requires_grad=True).backward()
+    except RuntimeError as error:
+        if "fork" not in str(error):
+            raise
+        raise ForkUnusable("a backward was run before this process was forked") from None
 
 
 def _no_gpu(what: str, reason: str) -> BadInput:

@@ -22,7 +22,7 @@ from flatout.hardware.snapshot import GpuSnapshot
 from flatout.memory.border import calling
 from flatout.memory.context import Reading, context_of, reading_of
 from flatout.memory.forecast import Forecaster
-from flatout.memory.fresh import check_cuda, in_fresh_process
+from flatout.memory.fresh import check_backward, check_cuda, in_fresh_process
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.receipts import Measured, Receipt, store_receipt
 from flatout.memory.samples import BATCH
@@ -126,6 +126,7 @@ def measure(
     """Step the job for real in this process, which must be a child: its settings and context stay."""
     before = _reading(device_index, reserved_bytes=0)  # NVML answers without a context
     check_cuda(device_index, what=PROFILE)
+    check_backward()
     import torch
 
     torch.cuda.set_device(device_index)

@@ -16,12 +16,12 @@ import logging
 
 from flatout.errors import BadInput
 from flatout.hardware.device import Device
-from flatout.memory.fresh import check_cuda
+from flatout.memory.fresh import check_backward, check_cuda
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.target import capability_of, multiprocessors_of
 from flatout.memory.trace import Trace
 
-NATIVE = "a native trace"
+NATIVE, RULED = "a native trace", "a trace"
 
 
 def import_before_forking() -> None:
@@ -88,6 +88,7 @@ def check_kind(device: Device | None, *, name: str, capability: tuple[int, int])
 
 
 def _settle() -> None:
+    check_backward()
     gc.freeze()  # what was there before is not searched for cycles again and again
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
 

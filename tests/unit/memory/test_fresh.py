@@ -10,7 +10,14 @@ import torch
 
 from flatout.errors import BadInput, ChildDied
 from flatout.memory.child import run_in_child
-from flatout.memory.fresh import ForkUnusable, check_build, check_cuda, in_fresh_process, spawned
+from flatout.memory.fresh import (
+    ForkUnusable,
+    check_backward,
+    check_build,
+    check_cuda,
+    in_fresh_process,
+    spawned,
+)
 
 needs_no_gpu = pytest.mark.skipif(torch.version.cuda is not None, reason="this build of torch has CUDA")
 CUDA_WAS_USED = False  # a forked child inherits what a test sets here, a spawned one does not
@@ -77,3 +84,7 @@ def test_a_child_says_that_torch_sees_no_gpu() -> None:
 
 def check_a_look() -> None:
     check_cuda(0, what=WHAT)
+
+
+def test_a_child_whose_backward_runs_is_of_use() -> None:
+    assert run_in_child(check_backward) is None
