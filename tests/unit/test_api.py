@@ -89,7 +89,13 @@ def test_its_findings_are_those_of_its_evidence_on_any_machine(diagnosis: Diagno
 def test_a_script_is_diagnosed_in_a_process_of_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    script = write_script(tmp_path / "train.py", "print('its own output')\nsys.exit(4)\n")
+    body = """
+    for x, y in DataLoader(data, batch_size=16):
+        train_step(x, y)
+    print("its own output")
+    sys.exit(4)
+    """
+    script = write_script(tmp_path / "train.py", body)
     told: list[str] = []
     found = diagnose_script(
         [str(script)], evidence_path=tmp_path / "e.json", seconds=0.05, on_progress=told.append
