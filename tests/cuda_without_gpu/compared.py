@@ -1,6 +1,6 @@
 """Jobs traced natively and by the rules, in a process that `guard.cpp` was loaded into; prints JSON.
 
-Only the choice among attention kernels is missing, which is asked of the GPU.
+Only the choice among attention kernels is missing, which is asked of the GPU: all attention is plain.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -39,6 +40,19 @@ class Chosen(nn.Module):
         counts = torch.histc(counted, bins=10, min=0, max=9).tolist()
         parts = self.table(tokens)[tokens > 4].split([int(count) for count in counts[5:]])
         return sum((self.last(part).sum() for part in parts), torch.zeros((), device=tokens.device))
+
+
+class Attention(nn.Module):
+    """Under a mask that no fused kernel reads, so that there is nothing to choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.bias = nn.Linear(16, 48), nn.Parameter(torch.zeros(24, 24, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.inward(x).view(len(x), 24, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mask = self.bias.permute(2, 0, 1).to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 class Recurrent(nn.Module):
@@ -104,6 +118,8 @@ CASES: dict[str, tuple[Job, Recipe]] = {
     "lstm": (job_of(functools.partial(Recurrent, nn.LSTM), rows), Recipe()),
     "lstm, bf16": (job_of(functools.partial(Recurrent, nn.LSTM), rows), Recipe(precision="bf16")),
     "gru, packed": (job_of(functools.partial(Recurrent, nn.GRU, packed=True), rows), Recipe()),
+    "attention": (job_of(Attention, rows), Recipe()),
+    "attention, bf16": (job_of(Attention, rows), Recipe(precision="bf16")),
     "rows by a mask": (job_of(Chosen, tokens), Recipe()),
     "rows that lie otherwise": (job_of(lambda: nn.Linear(24, 8), turned), Recipe()),
     "encoder layer, evaluated": (job_of(encoder, halves), Recipe(mode="evaluate", precision="pure-bf16")),
