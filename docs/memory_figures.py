@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "memory" / "results"
 NOT_MEASURED = "*Not measured yet.*"
 OURS, PROBED, REPAIRED = "flatout", "flatout with probe", "flatout, failures repaired"
+NATIVE = "flatout, natively"
 QUANTITIES = ("allocated", "reserved")
 ANSWERS = {"safe": "safe", "tight": "tight, with flushes", "limit": "limit, nothing kept free"}
 
@@ -39,6 +40,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "flushes": flushes,
         "expandable": expandable,
         "finder": finder,
+        "native": native,
     }
     return re.sub(r"<!-- memory: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
 
@@ -181,6 +183,24 @@ def caps(folder: Path) -> str:
         counts = [f"**{found[key]} of {found['count']}**" for key in ("trains", "near")]
         lines.append(row(["all of them", "**what `flatout plan` recommends**", *counts]))
     return "\n".join(lines)
+
+
+def native(folder: Path) -> str:
+    """Native estimates beside those of the rules, of the configurations that were traced natively."""
+    table = latest(folder, "native")
+    if table is None:
+        return "*No native estimate has been held against a measurement yet: take it as a second opinion.*"
+    lines = [
+        "| set | | | estimated | failed | median | 95th percentile | worst | under | under by over 1 % |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, quantities in table["summary"].items():
+        for quantity, arms in quantities.items():
+            for arm, words in ((NATIVE, "natively"), (OURS, "by rules")):
+                lines.append(row([name, quantity, words, *figures(arms[arm])]))
+    torch_version = table["estimated_with"]["torch"]
+    told = f"Traced on one {table['hardware']} with torch {torch_version}, {table['date']}."
+    return "\n".join([told, "", *lines])
 
 
 def flushes(folder: Path) -> str:

@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flatout.hardware.device import Device
 from flatout.memory import cuda_rules
 from flatout.memory.child import run_in_child
-from flatout.memory.forecast import import_before_forking, trace_here
 from flatout.memory.job import Job, Recipe
 from flatout.memory.log import Born
 from flatout.memory.trace import Storage, Trace
 from flatout.memory.tracer import Tracer
+from flatout.memory.tracing import import_before_forking, trace_here
 from flatout.memory.workspaces import Workspaces
 
 

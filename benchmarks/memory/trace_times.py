@@ -29,8 +29,8 @@ from benchmarks.memory.preparation import import_everything  # noqa: E402
 from benchmarks.memory.table import RESULTS  # noqa: E402
 from flatout.hardware.simulated import simulated_device  # noqa: E402
 from flatout.memory.child import run_in_child  # noqa: E402
-from flatout.memory.forecast import import_before_forking, trace_here  # noqa: E402
 from flatout.memory.job import Job, Recipe  # noqa: E402
+from flatout.memory.tracing import import_before_forking, trace_here  # noqa: E402
 
 SMALL_PARAMETERS = 150_000_000
 GOAL_S = {"small": 3.0, "embedder": 10.0, "7b": 30.0}

@@ -118,13 +118,15 @@ def plan(
     accumulation: int = 1,
     clip_norm: float | None = None,
     checkpointing: bool = False,
+    native: bool = False,
     ranks: int = 1,
     parallel: Parallel = "ddp",
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
     """The memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
 
-    With several `ranks` it is that of one of them, under "ddp" or "fsdp2".
+    With `native` the GPU that is here chooses the kernels.  With several `ranks` it is the memory of one of
+    them, under "ddp" or "fsdp2".
 
     `model_or_step` is a module or a function `step(batch)` that returns the loss; `batch` is an example, or
     a function that makes one; `optimizer` an instance, a class, or None for AdamW.
@@ -137,7 +139,8 @@ def plan(
         precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
     )
     job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
-    return estimate_job(job, recipe, device=device, ranks=ranks, parallel=parallel, on_progress=on_progress)
+    where: dict[str, Any] = {"device": device, "native": native, "ranks": ranks, "parallel": parallel}
+    return estimate_job(job, recipe, on_progress=on_progress, **where)
 
 
 def evolve(
@@ -384,6 +387,7 @@ def _request(
         optimizer=optimizer.value if optimizer else None,
         ranks=settings.ranks.value,
         profile=options.profile,
+        native=options.native,
         expandable_segments=options.expandable_segments,
         task=options.task,
         make_batch=options.make_batch,

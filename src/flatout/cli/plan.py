@@ -81,6 +81,9 @@ LengthsFile = Annotated[
         help="How long the sequences are, one a line or 'length,count': the longest decides.",
     ),
 ]
+Native = Annotated[
+    bool, typer.Option("--native", help="Let the GPU that is here choose the kernels of the traced step.")
+]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Trace afresh, and keep no trace for the next question.")
 ]
@@ -122,6 +125,7 @@ def show(
     overrides: Set = None,
     lengths: LengthsFile = None,
     expandable_segments: ExpandableSegments = None,
+    native: Native = False,
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
@@ -143,7 +147,7 @@ def show(
     from flatout.api import plan_config
     from flatout.planner.answers import PlanOptions
 
-    _quiet_libraries()
+    _settle_libraries()
     options = PlanOptions(
         model=model,
         task=task,
@@ -157,6 +161,7 @@ def show(
         overrides=tuple(overrides or ()),
         lengths=lengths,
         expandable_segments=expandable_segments,
+        native=native,
         cache=not no_cache,
         on_progress=_say,
     )
@@ -203,6 +208,7 @@ def fit(
     overrides: Set = None,
     lengths: LengthsFile = None,
     expandable_segments: ExpandableSegments = None,
+    native: Native = False,
     no_cache: NoCache = False,
     json_output: Json = False,
 ) -> None:
@@ -227,7 +233,7 @@ def fit(
     from flatout.planner.answers import PlanOptions
 
     _check_apply(apply=apply, yes=yes, json_output=json_output)
-    _quiet_libraries()
+    _settle_libraries()
     options = PlanOptions(
         model=model,
         task=task,
@@ -241,6 +247,7 @@ def fit(
         overrides=tuple(overrides or ()),
         lengths=lengths,
         expandable_segments=expandable_segments,
+        native=native,
         cache=not no_cache,
         profile=profile,
         on_progress=_say,
@@ -351,9 +358,13 @@ def _fit_document(
     }
 
 
-def _quiet_libraries() -> None:
-    """Advice about a model's config is for those who run it."""
+def _settle_libraries() -> None:
+    """Advice about a model's config is for those who run it; and who looks for a GPU asks the driver.
+
+    A library that asks CUDA itself as it is imported leaves this process unable to fork one that uses it.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def _print_document(document: dict[str, Any]) -> None:

@@ -122,6 +122,8 @@ def _allocator(request: ForecastRequest | None) -> Iterator[Text]:
     if request is not None:
         kind = "expandable" if request.segments.value else "fixed"
         yield Text(f"allocator: {kind} segments ({request.segments.reason})")
+        if request.native:
+            yield Text("traced natively: PyTorch chose the kernels, for the GPU of this machine")
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:

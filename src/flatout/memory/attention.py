@@ -67,6 +67,17 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
     library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
 
 
+def install_natively(library: torch.library.Library) -> None:
+    """On CUDA itself PyTorch chooses; of plain attention it is noted where a mask is added in place."""
+    plain = aten._scaled_dot_product_attention_math.default
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        with _adding_in_place():
+            return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    library.impl("_scaled_dot_product_attention_math", attention, "AutogradCUDA")
+
+
 _plain: list[None] = []  # one for each plain attention that is running
 
 

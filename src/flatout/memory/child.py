@@ -30,7 +30,7 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
         process.start()
     there.close()
     try:
-        kind, value = here.recv()
+        answer = here.recv()
     except EOFError:
         process.join()
         raise ChildDied(
@@ -42,13 +42,25 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
             process.join(timeout=5)
         if process.is_alive():
             process.kill()
-    if kind == "error":
-        raise value
-    result: Result = value
+    result: Result = answered(answer)
     return result
 
 
+def answered(answer: tuple[str, Any]) -> Any:
+    """What `answer_of` brought back: the result, or its error raised."""
+    kind, value = answer
+    if kind == "error":
+        raise value
+    return value
+
+
 def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    pipe.send(answer_of(function, args, kwargs))
+    pipe.close()
+
+
+def answer_of(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[str, Any]:
+    """In a child: ("result", what the function returns) or ("error", what is to be raised)."""
     import torch
 
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -56,13 +68,11 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: A
     # It logs the traceback of every error, and the error itself is what comes back.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
-        answer: tuple[str, Any] = ("result", function(*args, **kwargs))
+        return ("result", function(*args, **kwargs))
     except FlatoutError as error:
-        answer = ("error", error)
+        return ("error", error)
     except Exception as error:  # noqa: BLE001  the model's own code can raise anything
-        answer = ("error", _raised(error, _place(error)))
-    pipe.send(answer)
-    pipe.close()
+        return ("error", _raised(error, _place(error)))
 
 
 def _place(error: Exception) -> str:
@@ -80,5 +90,5 @@ def _raised(error: Exception, where: str) -> FlatoutError:
     first_line = (str(error).strip().splitlines() or [""])[0]
     return BadInput(
         f"the step raised {type(error).__name__}: {first_line}",
-        hint=f"at {where}; it runs without data and without a GPU here",
+        hint=f"at {where}; it runs without data here",
     )

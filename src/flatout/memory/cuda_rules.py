@@ -61,6 +61,30 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
     install_for_no_data()
 
 
+def install_natively(*, compute_capability: tuple[int, int]) -> None:
+    """For tensors without data on CUDA, once: PyTorch chooses by itself, except where it has no answer.
+
+    It adds neither bias nor mask in place to them, knows neither what cuDNN keeps of a recurrent layer nor
+    how the fused layers of a transformer run, and sees the weights of a recurrent layer as one.
+    """
+    if _installed:
+        return
+    from flatout.memory import attention, encoder_layer, recurrent
+
+    library = torch.library.Library("aten", "IMPL")
+    _installed.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        library.impl("linear", _linear, "AutogradCUDA")
+        library.impl("_grouped_mm", _grouped_product, "Meta")
+        attention.install_natively(library)
+        encoder_layer.install(library, compute_capability=compute_capability, key="AutogradCUDA")
+        recurrent.install(library, key="AutogradCUDA")
+    layers: Any = nn.RNNBase
+    layers.flatten_parameters = lambda self: None
+    install_for_no_data()
+
+
 def install_for_no_data() -> None:
     """What no tensor without data can do by itself, on the CPU or on CUDA; once for a process."""
     if _without_data:

@@ -65,7 +65,8 @@ def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None])
     for tensor in unknown:
         if tensor.dtype.is_floating_point:  # its size is answered, its values stay unknown
             setattr(tensor, shadows.VALUE, None)
-    return tree_map(lambda leaf: _without_data(leaf) if isinstance(leaf, Tensor) else leaf, real)
+    device = args[0].device
+    return tree_map(lambda leaf: _without_data(leaf, device) if isinstance(leaf, Tensor) else leaf, real)
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Any:
@@ -75,7 +76,7 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_len
     with _disable_current_modes():
         longest = targets.shape[-1] if lengths is None or not len(lengths) else int(max(lengths))
     kept = (batch_size, num_steps, 2 * longest + 1)
-    return tuple(torch.empty(shape, dtype=log_probs.dtype) for shape in ((batch_size,), kept))
+    return tuple(log_probs.new_empty(shape) for shape in ((batch_size,), kept))
 
 
 def _assume(tensor: Tensor, func: Any, *, guess: Callable[[str, str], None]) -> None:
@@ -112,7 +113,7 @@ def _positions(index: Any, func: Any, *, guess: Callable[[str, str], None]) -> l
     return columns
 
 
-def _without_data(real: Tensor) -> Tensor:
+def _without_data(real: Tensor, device: torch.device) -> Tensor:
     if real.dtype.is_floating_point:
-        return torch.empty(tuple(real.shape), dtype=real.dtype)
-    return shadows.with_value(real)
+        return torch.empty(tuple(real.shape), dtype=real.dtype, device=device)
+    return shadows.with_value(real, device=device)

@@ -19,7 +19,9 @@ from torch import Tensor
 from flatout.memory.attention import CUDNN_FIRST, HALF
 
 
-def install(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:
+def install(
+    library: torch.library.Library, *, compute_capability: tuple[int, int] | None, key: str = "AutogradCPU"
+) -> None:
     cudnn_first = (compute_capability or (9, 0)) in CUDNN_FIRST
 
     def attention(
@@ -38,7 +40,7 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
         mask_type: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         fused = mask is None and not need_weights and not (cudnn_first and query.dtype in HALF)
-        weights = torch.empty(0)
+        weights = query.new_empty(0)
         if fused:
             rows = _fused(query, num_head, qkv_weight, qkv_bias)
         else:
@@ -65,8 +67,8 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
         x = F.linear(F.gelu(hidden) if gelu else F.relu_(hidden), feeds[2], feeds[3])
         return x.add_(kept) if norm_first else normed(x.add_(kept), 1)
 
-    library.impl("_native_multi_head_attention", attention, "AutogradCPU")
-    library.impl("_transformer_encoder_layer_fwd", layer, "AutogradCPU")
+    library.impl("_native_multi_head_attention", attention, key)
+    library.impl("_transformer_encoder_layer_fwd", layer, key)
 
 
 def _fused(query: Tensor, num_heads: int, weight: Tensor, bias: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ def _fused(query: Tensor, num_heads: int, weight: Tensor, bias: Tensor) -> Tenso
 def _plain(query: Tensor, num_heads: int, weight: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, width = query.shape
     joined = F.linear(query, weight)
-    apart = torch.empty((3, batch * num_heads, length, width // num_heads), dtype=query.dtype)
+    apart = query.new_empty((3, batch * num_heads, length, width // num_heads))
     del joined
     scores = torch.bmm(apart[0], apart[1].transpose(1, 2))
     shares = torch.empty_like(scores)  # softmax under the mask

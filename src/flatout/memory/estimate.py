@@ -72,6 +72,7 @@ class MemoryEstimate:
     timeline: Timeline
     workspaces: Workspaces
     guesses: tuple[Guess, ...]
+    native: bool = False  # PyTorch chose the kernels, on the GPU of this machine; else our rules of CUDA
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **encode(self)}
@@ -193,6 +194,7 @@ def _describe(
         timeline=_timeline(log, done.block_bytes, series, peak),
         workspaces=workspaces,
         guesses=found.trace.guesses,
+        native=found.trace.native,
     )
 
 
@@ -301,6 +303,8 @@ def _heading(found: MemoryEstimate) -> list[str]:
         lines.append(f"fits, but hands cached memory back (flushes: {found.num_flushes})")
     if found.workspaces.source == "assumed":
         lines.append(f"workspaces: {found.workspaces.reason}")
+    if found.native:
+        lines.append("traced natively: PyTorch chose the kernels, for the GPU of this machine")
     if found.guesses:
         lines.append(f"guessed, because they depend on data: {len(found.guesses)} sizes or values")
     return [line.rstrip() for line in lines]

@@ -11,14 +11,11 @@ decides: give a histogram of them as `lengths`, length -> how often.
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import importlib
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from flatout.decisions import Decision
@@ -30,12 +27,14 @@ from flatout.memory.child import run_in_child
 from flatout.memory.estimate import MemoryEstimate, estimate
 from flatout.memory.fit import LOOKED_BELOW, MAX_BATCH, longest, unbroken_batch
 from flatout.memory.fit import largest_batch as search
+from flatout.memory.fresh import check_build, forked_or_spawned, in_fresh_process
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
 from flatout.memory.samples import BATCH, sample_sizes
 from flatout.memory.steady import repeated
-from flatout.memory.target import capability_of, multiprocessors_of, workspaces_for
+from flatout.memory.target import workspaces_for
 from flatout.memory.trace import Trace
+from flatout.memory.tracing import NATIVE, RULED, import_before_forking, trace_here, trace_natively
 
 CONTEXT_BYTES = 600 << 20
 CONTEXT = Decision(
@@ -49,6 +48,7 @@ WORTH_RAISING = 0.06  # of the cap, left free
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
 KEPT_FREE = 0.0125  # of the cap, under a tight batch: 1 % was enough in 59 of 60 searches on an H200
 LENGTH = "length"
+NATIVE_AT_ONCE = 2  # each takes a CUDA context of the GPU
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
 
@@ -71,6 +71,8 @@ class Largest:
 class Forecaster:
     """Forecasts for one job on one device; traces are kept.
 
+    With `native`, traces are made on tensors without data of the GPU that is here (`tracing`).
+
     With `expandable_segments` the allocator is that of `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     (`allocator.expandable_segments_of` reads the variable's value).
     """
@@ -84,6 +86,7 @@ class Forecaster:
         ranks: int = 1,
         parallel: Parallel = "ddp",
         expandable_segments: bool = False,
+        native: bool = False,
         knobs: Sequence[str] = (BATCH,),
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
@@ -94,7 +97,10 @@ class Forecaster:
             raise BadInput(
                 f"{', '.join(unknown)} is no size of {job.name}", hint=f"it has {', '.join(job.sizes)}"
             )
+        if native:
+            check_build(NATIVE)
         self.job = job
+        self.native = native
         self.expandable_segments = expandable_segments
         self.knobs = tuple(dict.fromkeys((BATCH, *knobs)))
         self.ranks, self.parallel = ranks, parallel
@@ -288,12 +294,14 @@ class Forecaster:
         last = quick and recipe.accumulation > 1 and recipe.mode == "train"
 
         def one(sizes: Sizes) -> Trace:
-            trace = run_in_child(
-                trace_here, self.job, recipe, sizes, device=self.device, last_micro_batch=last
-            )
+            make = trace_natively if self.native else trace_here
+            work = partial(make, self.job, recipe, sizes, device=self.device, last_micro_batch=last)
+            run, what = (in_fresh_process, NATIVE) if self.native else (forked_or_spawned, RULED)
+            trace = run(work, what=what)
             return self._of_one_rank(trace, recipe)
 
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        num_at_once = NATIVE_AT_ONCE if self.native else len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(max_workers=num_at_once) as pool:
             return list(pool.map(one, chosen))
 
     def _of_one_rank(self, trace: Trace, recipe: Recipe) -> Trace:
@@ -319,33 +327,6 @@ class Forecaster:
         return {**self.job.sizes, **(sizes or {})}
 
 
-def import_before_forking() -> None:
-    """What the first trace imports, once here instead of in every child."""
-    importlib.import_module("torch._dynamo")
-    importlib.import_module("torch._meta_registrations")
-
-
-def trace_here(
-    job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None, last_micro_batch: bool = False
-) -> Trace:
-    """A trace in this process, which is changed by it for good: call it in a child."""
-    from flatout.memory import cuda_rules
-    from flatout.memory.tracer import trace_job
-    from flatout.memory.workspaces import Workspaces
-
-    gc.freeze()  # what was there before is not searched for cycles again and again
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
-    capability = capability_of(device)
-    cuda_rules.install(compute_capability=capability)
-    return trace_job(
-        job,
-        dataclasses.replace(recipe, accumulation=1) if last_micro_batch else recipe,
-        sizes=sizes,
-        workspaces=Workspaces(compute_capability=capability, num_multiprocessors=multiprocessors_of(device)),
-        last_micro_batch=last_micro_batch,
-    )
-
-
 def estimate_job(
     job: Job,
     recipe: Recipe | None = None,
@@ -355,6 +336,7 @@ def estimate_job(
     ranks: int = 1,
     parallel: Parallel = "ddp",
     expandable_segments: bool = False,
+    native: bool = False,
     lengths: Mapping[int, int] | None = None,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
@@ -365,6 +347,7 @@ def estimate_job(
         ranks=ranks,
         parallel=parallel,
         expandable_segments=expandable_segments,
+        native=native,
         on_progress=on_progress,
     )
     return forecaster.estimate(recipe or Recipe(), sizes=sizes, lengths=lengths)
@@ -378,10 +361,11 @@ def largest_batch(
     sizes: Sizes | None = None,
     device: Device | str | None = None,
     expandable_segments: bool = False,
+    native: bool = False,
     lengths: Mapping[int, int] | None = None,
 ) -> Largest:
     """The largest batch of `job` within `cap_bytes` of the allocator."""
-    forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments)
+    forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments, native=native)
     return forecaster.largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes, lengths=lengths)
 
 

@@ -2,35 +2,27 @@
 
 The job is built on the GPU and stepped a few times at one or two small batches, exactly as the trace steps
 it.  Peak bytes come from PyTorch's allocator, the CUDA context from the driver (see `context`).  The probe
-runs in a child process, whose context goes away with it.
-
-A process that has asked CUDA for anything, even for the number of GPUs, cannot fork a child that uses CUDA:
-the job is then sent to a fresh process, which works for jobs made of importable functions.
+runs in a child process (`fresh`), whose context goes away with it.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import gc
-import multiprocessing
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput, ChildDied, FlatoutError
+from flatout.errors import BadInput
 from flatout.hardware.device import Device, device_of_driver
 from flatout.hardware.nvml import read_gpus
 from flatout.hardware.snapshot import GpuSnapshot
 from flatout.memory.border import calling
-from flatout.memory.child import run_in_child
 from flatout.memory.context import Reading, context_of, reading_of
 from flatout.memory.forecast import Forecaster
+from flatout.memory.fresh import check_backward, check_cuda, in_fresh_process
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.receipts import Measured, Receipt, store_receipt
 from flatout.memory.samples import BATCH
@@ -42,11 +34,7 @@ if TYPE_CHECKING:
 NUM_STEPS = 3  # the first makes the optimizer's state, the second meets it, the last is timed
 MOST_SKIPPED = 20  # steps of a gradient scaler that overflow, each at half the scale of the one before
 MOST_SHARE = 0.25  # of free memory, that a probe may be expected to take
-Result = TypeVar("Result")
-
-
-class _ForkUnusable(FlatoutError):
-    """The parent has used CUDA, so that a forked child cannot."""
+PROFILE = "--profile"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +62,7 @@ def probe(
     if batch_sizes is not None:
         _check_batches(batch_sizes)
     wanted = {**job.sizes, **(sizes or {})}
-    room = in_fresh_process(look_at, device_index)
+    room = in_fresh_process(look_at, device_index, what=PROFILE)
     if batch_sizes is None:
         forecaster = Forecaster(job, device=room.device)
 
@@ -86,7 +74,8 @@ def probe(
         batch_sizes = choose_batches(
             process_bytes, batch_size=wanted[BATCH], free_bytes=room.free_bytes, name=job.name
         )
-    receipt = in_fresh_process(measure, job, recipe, wanted, tuple(batch_sizes), device_index)
+    work = (measure, job, recipe, wanted, tuple(batch_sizes), device_index)
+    receipt = in_fresh_process(*work, what=PROFILE)
     store_receipt(receipt, folder=folder)
     return receipt
 
@@ -116,44 +105,11 @@ def choose_batches(
     return (upper // 2, upper) if upper > 1 else (upper,)
 
 
-def in_fresh_process(function: Callable[..., Result], *args: Any) -> Result:
-    """In a forked child; in a spawned one where CUDA was used here already."""
-    import torch
-
-    if torch.version.cuda is None:
-        raise _no_gpu("this build of torch has no CUDA")
-    if not torch.cuda.is_initialized():
-        try:
-            return run_in_child(function, *args)
-        except _ForkUnusable:
-            pass
-    return _spawned(function, *args)
-
-
-def _spawned(function: Callable[..., Result], *args: Any) -> Result:
-    try:
-        ForkingPickler.dumps((function, args))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise BadInput(
-            f"CUDA is in use in this process, and the job cannot be sent to another: {error}",
-            hint="probe before the first use of CUDA, or make the job of functions of an importable module",
-        ) from error
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        try:
-            return pool.submit(function, *args).result()
-        except BrokenProcessPool as error:
-            raise ChildDied(
-                "the process that probed the model ended and said nothing",
-                hint="the system may have run out of memory, or the job's module may not be importable",
-            ) from error
-
-
 def look_at(device_index: int) -> Room:
     """The GPU and what is free of it; takes a context for a moment."""
     import torch
 
-    _check_cuda(device_index)
+    check_cuda(device_index, what=PROFILE)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device_index)
     before = _gpu(device_index)
     device = before.device if before is not None else None
@@ -169,7 +125,8 @@ def measure(
 ) -> Receipt:
     """Step the job for real in this process, which must be a child: its settings and context stay."""
     before = _reading(device_index, reserved_bytes=0)  # NVML answers without a context
-    _check_cuda(device_index)
+    check_cuda(device_index, what=PROFILE)
+    check_backward()
     import torch
 
     torch.cuda.set_device(device_index)
@@ -271,24 +228,6 @@ def _forget() -> None:
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-
-
-def _check_cuda(device_index: int) -> None:
-    import torch
-
-    if torch.cuda._is_in_bad_fork():
-        raise _ForkUnusable("CUDA was used before this process was forked")
-    if not torch.cuda.is_available():
-        raise _no_gpu("torch sees none here")
-    count = torch.cuda.device_count()
-    if not 0 <= device_index < count:
-        raise BadInput(f"GPU {device_index} was asked for; torch sees {count}, counted from 0")
-
-
-def _no_gpu(reason: str) -> BadInput:
-    return BadInput(
-        f"--profile needs a CUDA GPU; {reason}", hint="without --profile the estimate needs no GPU at all"
-    )
 
 
 def _gpu(device_index: int) -> GpuSnapshot | None:

@@ -52,12 +52,12 @@ def lasting() -> tuple[Tensor, ...]:
     return tuple(_lasting)
 
 
-def install(library: torch.library.Library) -> None:
+def install(library: torch.library.Library, *, key: str = "AutogradCPU") -> None:
     for name, kind in (("lstm", "lstm"), ("gru", "gru"), ("rnn_tanh", "rnn"), ("rnn_relu", "rnn")):
-        library.impl(f"{name}.input", _padded(kind), "AutogradCPU")
-        library.impl(f"{name}.data", _packed(kind), "AutogradCPU")
-    library.impl("_pack_padded_sequence", _pack, "AutogradCPU")
-    library.impl("_pad_packed_sequence", _pad, "AutogradCPU")
+        library.impl(f"{name}.input", _padded(kind), key)
+        library.impl(f"{name}.data", _packed(kind), key)
+    library.impl("_pack_padded_sequence", _pack, key)
+    library.impl("_pad_packed_sequence", _pad, key)
 
 
 def _padded(kind: str) -> Any:
@@ -103,7 +103,8 @@ def _packed(kind: str) -> Any:
 
 def _cast(params: Sequence[Tensor]) -> list[Tensor]:
     """The weights as cuDNN wants them: in one flat buffer of the dtype it computes in."""
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else params[0].dtype
+    kind = params[0].device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else params[0].dtype
     # nn.LSTM and its kin lay their weights out flat, but not in bfloat16: those are copied at every call
     if params[0].dtype is dtype and dtype is not torch.bfloat16:
         return list(params)
@@ -118,12 +119,12 @@ class _Flat(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *params: Tensor) -> Any:
         ctx.shapes = [(parameter.shape, parameter.dtype) for parameter in params]
-        flat = torch.empty(sum(parameter.numel() for parameter in params), dtype=dtype)
+        flat = params[0].new_empty(sum(parameter.numel() for parameter in params), dtype=dtype)
         return _views(flat, [parameter.shape for parameter in params])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return (None, *(torch.empty(shape, dtype=dtype) for shape, dtype in ctx.shapes))
+        return (None, *(grads[0].new_empty(shape, dtype=dtype) for shape, dtype in ctx.shapes))
 
 
 def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
@@ -151,11 +152,11 @@ class _Cudnn(torch.autograd.Function):
         directions, hidden = (2 if bidirectional else 1), states[0].shape[-1]
         x = x.to(dtype) if x.dtype is not dtype else x
         if dropout and not _lasting:
-            _lasting.append(torch.empty(DROPOUT_STATE_BYTES, dtype=torch.uint8))
+            _lasting.append(x.new_empty(DROPOUT_STATE_BYTES, dtype=torch.uint8))
         steps = x.contiguous()
         lower = [state.to(dtype) for state in states]
-        output = torch.empty((*x.shape[:-1], hidden * directions), dtype=dtype)
-        last = [torch.empty(state.shape, dtype=dtype) for state in states]
+        output = x.new_empty((*x.shape[:-1], hidden * directions), dtype=dtype)
+        last = [x.new_empty(state.shape, dtype=dtype) for state in states]
         units = output.numel()
         per_unit, per_state = WORKSPACES[kind, x.dim() == 2, bidirectional]
         if x.dim() == 3 and num_layers == directions == 1:
@@ -163,11 +164,11 @@ class _Cudnn(torch.autograd.Function):
         values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel()
         values += sum(weight.numel() for weight in weights if weight.dim() > 1)
         workspace_bytes = int(values * dtype.itemsize) + WORKSPACE_PER_LAYER * num_layers * directions
-        workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
+        workspace = x.new_empty(workspace_bytes, dtype=torch.uint8)
         kept = units * (GATES_KEPT[kind] * num_layers + num_layers - 1) * dtype.itemsize
         masks = (num_layers - 1) * units * directions // 8 if dropout else 0
         needs = train and any(ctx.needs_input_grad)
-        reserve = torch.empty(kept + masks + RESERVE_HEAD if needs else 0, dtype=torch.uint8)
+        reserve = x.new_empty(kept + masks + RESERVE_HEAD if needs else 0, dtype=torch.uint8)
         del workspace, lower, steps
         ctx.save_for_backward(x, output, reserve, *states, *weights)
         ctx.num_kept = 3 + num_states
@@ -181,12 +182,12 @@ class _Cudnn(torch.autograd.Function):
         states = ctx.saved_tensors[3 : ctx.num_kept]
         weights = ctx.saved_tensors[ctx.num_kept :]
         steps, grad_output = x.contiguous(), grads[0].contiguous()
-        grad_x = torch.empty(x.shape, dtype=x.dtype)
+        grad_x = x.new_empty(x.shape, dtype=x.dtype)
         grad_states = [torch.empty_like(state) for state in states]
-        workspace = torch.empty(ctx.workspace_bytes, dtype=torch.uint8)
+        workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
         del workspace
-        flat = torch.empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
-        workspace = torch.empty(ctx.workspace_bytes, dtype=torch.uint8)
+        flat = x.new_empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
+        workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
         del workspace, steps, grad_output
         views = _views(flat, [weight.shape for weight in weights])
         return (None, None, None, None, None, None, grad_x, *grad_states, *views)
@@ -198,11 +199,11 @@ class _Reshaped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         ctx.shape = x.shape
-        return torch.empty(shape, dtype=x.dtype)
+        return x.new_empty(shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return torch.empty(ctx.shape, dtype=grad.dtype), None
+        return grad.new_empty(ctx.shape), None
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:

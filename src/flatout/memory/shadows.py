@@ -25,6 +25,7 @@ aten = torch.ops.aten
 LARGEST = 1 << 25  # elements; larger tensors are not computed
 UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VALUE = "_flatout_value"
+HISTOGRAM = aten.histc.default
 UNIFORM = {aten.rand.default, aten.rand_like.default, aten.uniform_.default}
 # the place of the indices among the results; None where they are the only one
 CHOICES = {
@@ -45,13 +46,21 @@ def value_of(tensor: Tensor) -> Tensor | None:
     if value is not None:
         return value  # type: ignore[no-any-return]
     if isinstance(tensor, FakeTensor):
-        return tensor.constant
-    return tensor
+        return None if tensor.constant is None else _on_host(tensor.constant)
+    return _on_host(tensor)
 
 
-def with_value(real: Tensor) -> Tensor:
+def _on_host(real: Tensor) -> Tensor:
+    """Values are computed on the CPU; constants of a trace on CUDA may lie there."""
+    if not real.is_cuda:
+        return real
+    with _disable_current_modes():
+        return real.cpu()
+
+
+def with_value(real: Tensor, *, device: torch.device | None = None) -> Tensor:
     """A tensor without data that has the value `real`."""
-    fake = torch.empty(tuple(real.shape), dtype=real.dtype)
+    fake = torch.empty(tuple(real.shape), dtype=real.dtype, device=device)
     setattr(fake, VALUE, real)
     return fake
 
@@ -117,7 +126,10 @@ def _run_for_real(func: Any, args: Any, kwargs: Any) -> Any:
     if "device" in named:
         named["device"] = torch.device("cpu")
     with _disable_current_modes():
-        return func(*tree_map(_known, args), **tree_map(_known, named))
+        known, known_named = tree_map(_known, args), tree_map(_known, named)
+        if func is HISTOGRAM and not known[0].is_floating_point():  # of integers on CUDA alone
+            return func(known[0].double(), *known[1:], **known_named).to(known[0].dtype)
+        return func(*known, **known_named)
 
 
 def _known(leaf: Any) -> Any:

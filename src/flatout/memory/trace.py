@@ -74,4 +74,5 @@ class Trace:
     num_trainable: int = 0
     guesses: tuple[Guess, ...] = ()
     attention: dict[str, int] = field(default_factory=dict)  # attention kernels and how often each ran
+    native: bool = False  # made on tensors of CUDA, where PyTorch chose the kernels
     seconds: float = 0.0

@@ -2,9 +2,8 @@
 
 The step runs under PyTorch's fake tensors: shapes and dtypes are computed, memory is not taken, so a 7B
 model traces on a laptop.  Fake tensors live on the CPU, and `cuda_rules` makes the CPU choose as CUDA would;
-the trace therefore belongs into a process of its own (`child`).  On a machine with a GPU the same trace is
-meant to run on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; no such trace has been
-compared with a measurement.
+the trace therefore belongs into a process of its own (`child`).  On a machine with a GPU the same trace runs
+on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; `tracing` has both ways.
 """
 
 from __future__ import annotations
@@ -198,7 +197,7 @@ def trace_job(
     device: str = "cpu",
     last_micro_batch: bool = False,
 ) -> Trace:
-    """The trace of one training step; on "cpu" with the rules of CUDA, which must be installed.
+    """The trace of one training step; the rules for its device must be installed.
 
     With `last_micro_batch` only the last of several accumulated ones is stepped, which meets the gradients of
     the others: the same peak for half the time.
@@ -248,6 +247,7 @@ def trace_job(
         num_trainable=sum(count for count, trainable in counts if trainable),
         guesses=tuple(tracer.guesses),
         attention=dict(tracer.attention),
+        native=device == "cuda",
         seconds=time.perf_counter() - start_s,
     )
 

@@ -83,6 +83,7 @@ def _document(name: str, opened: OpenedConfig, request: ForecastRequest | None) 
         "config": str(opened.config.path),
         "model": request and request.model,
         "expandable_segments": request and encode(request.segments),
+        "native": request and request.native,
     }
 
 
@@ -102,6 +103,7 @@ class PlanOptions:
     overrides: Sequence[str] = ()
     lengths: Path | None = None
     profile: bool = False
+    native: bool = False
     expandable_segments: bool | None = None  # None: as the environment sets the allocator
     cache: bool = True  # of traces, in a folder of the user's
     on_progress: Callable[[str], None] = silent

@@ -31,6 +31,7 @@ class ForecastRequest:
     optimizer: str | None = None
     ranks: int = 1
     profile: bool = False
+    native: bool = False  # traced on the GPU that is here
     expandable_segments: bool | None = None  # None: as the environment sets the allocator
     task: str | None = None  # of a Hugging Face config folder whose architectures name no head
     make_batch: str | None = None  # of a LightningModule that brings none
@@ -116,6 +117,7 @@ def _forecast(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -
         device=request.device,
         ranks=request.ranks,
         profile=request.profile,
+        native=request.native,
         expandable_segments=request.segments.value,
         store=_trace_store(request, job, values) if request.cache else None,
         on_progress=request.on_progress,

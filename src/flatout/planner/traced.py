@@ -71,6 +71,7 @@ class StoredForecaster(Forecaster):
             "device": kind,
             "ranks": self.ranks,
             "parallel": self.parallel,
+            "native": self.native,
         }
 
 
@@ -85,6 +86,7 @@ class TracedForecast:
         ranks: int = 1,
         profile: bool = False,
         expandable_segments: bool = False,
+        native: bool = False,
         store: TraceStore | None = None,
         on_progress: Callable[[str], None] = silent,
         on_traces: Callable[[int], None] | None = None,
@@ -94,10 +96,12 @@ class TracedForecast:
             device=device,
             ranks=ranks,
             expandable_segments=expandable_segments,
+            native=native,
             on_progress=on_progress,
         )
         self._forecaster.on_traces = on_traces
-        self._forecaster.store = store
+        # a device of so much memory is of no kind that a native trace could be found again by
+        self._forecaster.store = None if native and device.compute_capability is None else store
         self._others: dict[str, TracedForecast] = {}
         self._profile = profile
         self._on_progress = on_progress

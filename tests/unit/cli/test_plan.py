@@ -50,7 +50,7 @@ def test_the_flags_of_fit_are_these() -> None:
     flags = (
         "model task make-batch gpu gpu-memory margin profile effective allow choose apply yes ranks mapping"
     )
-    flags += " knob set lengths expandable-segments no-expandable-segments no-cache json"
+    flags += " knob set lengths expandable-segments no-expandable-segments native no-cache json"
     text = run("fit", "--help").stdout
     assert all(f"--{flag} " in text or f"--{flag}\n" in text for flag in flags.split())
 

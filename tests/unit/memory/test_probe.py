@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 
 import pytest
 import torch
 
-from flatout.errors import BadInput, ChildDied
+from flatout.errors import BadInput
 from flatout.memory import probe as probe_module
 from flatout.memory.child import run_in_child
 from flatout.memory.job import Job, Recipe
-from flatout.memory.probe import choose_batches, in_fresh_process, probe, step_past_overflow
+from flatout.memory.probe import choose_batches, probe, step_past_overflow
 from flatout.memory.step import make_parts
 
 GIB = 2**30
@@ -110,46 +108,3 @@ def test_a_job_that_only_overflows_is_refused() -> None:
     parts.scaler = Scaler(fits_at=0.0)
     with pytest.raises(BadInput, match="overflows in fp16"):
         step_past_overflow(parts, job(), Recipe(), torch.randn(2, 8), device="cpu")
-
-
-# Which process
-
-CUDA_WAS_USED = False  # a forked child inherits what a test sets here, a spawned one does not
-
-
-def needs_cuda() -> int:
-    if CUDA_WAS_USED:
-        raise probe_module._ForkUnusable("CUDA was used before this process was forked")
-    return os.getpid()
-
-
-@pytest.mark.parametrize("used", [False, True])
-def test_where_a_fork_cannot_use_cuda_a_spawned_process_answers(
-    used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(sys.modules[__name__], "CUDA_WAS_USED", used)
-    assert in_fresh_process(needs_cuda) != os.getpid()
-    if used:
-        with pytest.raises(probe_module._ForkUnusable):
-            run_in_child(needs_cuda)
-
-
-def test_a_job_that_cannot_be_sent_is_refused_with_a_way_on() -> None:
-    with pytest.raises(BadInput, match="cannot be sent to another"):
-        probe_module._spawned(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0)
-
-
-def test_a_spawned_process_answers() -> None:
-    assert probe_module._spawned(os.getpid) != os.getpid()
-
-
-def test_a_spawned_process_that_dies_is_reported() -> None:
-    with pytest.raises(ChildDied, match="said nothing"):
-        probe_module._spawned(os._exit, 3)
-
-
-@needs_no_gpu
-def test_a_build_without_cuda_starts_no_process() -> None:
-    with pytest.raises(BadInput, match="has no CUDA"):
-        in_fresh_process(os.getpid)

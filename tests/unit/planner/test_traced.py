@@ -39,7 +39,7 @@ def job() -> Job:
 
 
 def forecast(**options: Any) -> TracedForecast:
-    return TracedForecast(job(), device=simulated_device("A100-80GB"), **options)
+    return TracedForecast(job(), **{"device": simulated_device("A100-80GB"), **options})
 
 
 def test_a_peak_is_the_estimate_of_the_same_step() -> None:
@@ -120,6 +120,26 @@ def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
     fixed = estimate_job(job(), Recipe(), sizes=sizes, device="A100-80GB")
     assert replayed.reserved_bytes == fresh.peak_reserved_bytes != fixed.peak_reserved_bytes
     assert largest.safe is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_native_forecast_is_refused_without_a_gpu() -> None:
+    with pytest.raises(BadInput, match=r"^a native trace needs a CUDA GPU; "):
+        forecast(native=True)
+
+
+def test_native_traces_are_stored_apart_and_only_for_a_known_kind_of_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    store = TraceStore("job", folder=tmp_path)
+    plain, native = forecast(store=store), forecast(store=store, native=True)
+    of_no_kind = forecast(store=store, native=True, device=simulated_device("24GB"))
+    conditions = [
+        each._forecaster._conditions(Recipe(), {"batch_size": 8}, quick=False) for each in (plain, native)
+    ]
+    assert conditions[0] != conditions[1]
+    assert native._forecaster.store is store and of_no_kind._forecaster.store is None
 
 
 def test_a_batch_too_large_to_be_made_follows_from_small_ones() -> None:
