@@ -9,6 +9,7 @@
     ├── MissingExtra             an optional package is not installed
     ├── Interrupted              exit code 130: the user ended the work; what was known is kept
     ├── ChildDied                a process that was asked for an answer ended without one
+    ├── ForkUnusable             a forked process can use neither CUDA nor autograd; a fresh one can
     ├── StructureChanges         a step allocates in another way at other sizes: it must be traced there
     └── NothingMeasured          the job ran, but gave no step to measure
         └── ScriptFailed         the job raised before it could be measured
@@ -68,6 +69,10 @@ class Interrupted(FlatoutError):
 
 class ChildDied(FlatoutError):
     """A process that was asked for an answer ended without one."""
+
+
+class ForkUnusable(FlatoutError):
+    """The parent has used CUDA, or autograd beside a GPU, so that a forked child cannot."""
 
 
 class StructureChanges(FlatoutError):

@@ -16,14 +16,10 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
-from flatout.errors import BadInput, ChildDied, FlatoutError
+from flatout.errors import BadInput, ChildDied, ForkUnusable
 from flatout.memory.child import answer_of, answered, run_in_child
 
 Result = TypeVar("Result")
-
-
-class ForkUnusable(FlatoutError):
-    """The parent has used CUDA, or autograd beside a GPU, so that a forked child cannot."""
 
 
 def in_fresh_process(function: Callable[..., Result], *args: Any, what: str) -> Result:

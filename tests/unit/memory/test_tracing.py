@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.errors import BadInput
+from flatout.errors import BadInput, ForkUnusable
 from flatout.hardware.simulated import simulated_device
 from flatout.memory import tracing
 from flatout.memory.child import run_in_child
 from flatout.memory.forecast import Forecaster, estimate_job, largest_batch
-from flatout.memory.fresh import ForkUnusable
 from flatout.memory.job import Job, Recipe
 from flatout.memory.tracing import check_kind, trace_natively
 from tests.small_jobs import mlp_job

@@ -113,11 +113,13 @@ def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_log_of_a_process_is_its_own_run(tmp_path: Path) -> None:
-    with watching(WatchOptions(pid=os.getppid(), log=tmp_path)) as sampler:
-        sampler.take()
-    ((folder, _),) = list_runs(tmp_path)
-    assert read_run(folder).pid == os.getppid()
-    assert len(list(replay(folder))) == 1
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with watching(WatchOptions(pid=process.pid, log=tmp_path)) as sampler:
+            sampler.take()
+        ((folder, _),) = list_runs(tmp_path)
+        assert read_run(folder).pid == process.pid
+        assert len(list(replay(folder))) == 1
+        process.communicate(b"\n")
 
 
 def test_sinks_hear_every_sample_and_are_closed(tmp_path: Path) -> None:
