@@ -141,7 +141,13 @@ def extract(
     result = _Result(texts, keeping=keeping, on_progress=on_progress)
     shared: list[Decision[bool]] = []
     on_gpu = reader.device.type == "cuda"
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    pays = partial(
+        forks_pay,
+        batch_tokens=budget.value,
+        device=reader.device,
+        num_weights=sum(parameter.numel() for parameter in model.parameters()),
+        able=reader.can_fork,
+    )
 
     def parts() -> Iterator[list[Work]]:
         windows = encoded_ahead(
@@ -153,15 +159,7 @@ def extract(
             missing, pairs = result.expect(places, encoded, position=position)
             plan = partial(planned, missing, sequences=result.sequences, ranges=result.ranges)
             work = plan(pairs=pairs)
-            shared.append(
-                forks_pay(
-                    work,
-                    batch_tokens=budget.value,
-                    device=reader.device,
-                    num_weights=num_weights,
-                    able=reader.can_fork,
-                )
-            )
+            shared.append(pays(work))
             yield work if shared[-1].value or not pairs else plan(pairs=())
 
     row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
