@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.memory import native
 from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, held_against, summarize
 from benchmarks.memory.children import Pool
 from benchmarks.memory.configuration import HELD_OUT, Configuration
@@ -37,7 +36,6 @@ from benchmarks.memory.history import append_history, compact
 from benchmarks.memory.largest import bracket
 from benchmarks.memory.recommended import budget_of, forecast_of, judged, searched, settings_of
 from benchmarks.memory.recommended import summarize as recommended_summary
-from benchmarks.memory.run import compare
 from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, write_table
 from flatout.planner.fit import fit_settings
 
@@ -207,44 +205,6 @@ def test_the_page_shows_what_the_result_files_say(tmp_path: Path, monkeypatch: p
         )
     for family in {row["family"] for row in result["rows"]}:
         assert f"\n| {family} |" in shown
-
-
-def test_native_estimates_are_held_against_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the committed tables; the answers stand for those of a GPU, one in ten of them a failure."""
-    rows = native.rows_of(list(SETS), only="")
-    assert len(rows) >= 130 and {name for name, _, _ in rows} == set(SETS)
-    saved = {name: native.saved_answers(name) for name in SETS}
-    compared = []
-    for number, (name, each, row) in enumerate(rows):
-        made = {key: round(1.01 * row[f"peak_{key}_bytes"]) for key in ("allocated", "reserved")}
-        answers = {
-            native.NATIVE: made if number % 10 else {"error": "BadInput: no"},
-            OURS: saved[name][each.label],
-        }
-        compared.append({"set": name, **compare(row, answers)})
-    summary = native.summarize_all(compared)
-    found = summary["all"]["allocated"]
-    failed = len(rows[::10])
-    assert (found[native.NATIVE]["count"], found[native.NATIVE]["failed"]) == (len(rows) - failed, failed)
-    assert found[native.NATIVE]["median"] == pytest.approx(0.01, rel=1e-3)
-    assert found[OURS]["count"] == len(rows) - failed and found[OURS]["median"] < 0.005
-    native.show(summary)
-
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    figures = importlib.import_module("memory_figures")
-    assert "No native estimate has been held against" in figures.native(tmp_path)
-    table = {
-        "hardware": "a GPU",
-        "date": "2026-01-01",
-        "estimated_with": {"torch": "2.11"},
-        "summary": summary,
-    }
-    write_table(tmp_path / "native_a-gpu_2026-01-01.json", {**table, "summary": summary, "rows": compared})
-    shown = figures.native(tmp_path)
-    assert re.search(rf"^\| all \| allocated \| natively \| \d+ \| {failed} \| 1.00 % ", shown, re.MULTILINE)
-    assert "| measured | reserved | by rules |" in shown
 
 
 def test_the_snippet_of_the_page_runs(tmp_path: Path) -> None:
