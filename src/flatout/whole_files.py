@@ -129,18 +129,11 @@ def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
     """Remove what dead writers of files named like `of` left behind; a live one holds its file's lock."""
     removed = []
     for path in folder.glob(f".{glob.escape(of)}*{PARTIAL}"):
-        try:
-            handle = os.open(path, os.O_RDWR)
-        except OSError:  # renamed or removed since it was listed, or another user's
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-        except OSError:  # its writer lives, or the file system has no locks and nobody can tell
-            continue
-        finally:
-            os.close(handle)
+        # Renamed or removed since it was listed, or another user's; where it has no lock, its writer is dead.
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            if try_lock(file):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
     return removed
 
 
