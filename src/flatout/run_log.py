@@ -14,18 +14,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput, MissingExtra, import_extra
-from flatout.whole_files import append_whole, try_lock, unwritable
+from flatout.errors import BadInput, MissingExtra
+from flatout.event_files import EventFile
+from flatout.whole_files import append_whole, open_to_append, try_lock
 
 WHEN_FULL = "free some space and go on with --resume"
 Record = TypeVar("Record")
@@ -53,7 +50,7 @@ class RunLog:
     ) -> None:
         """`tensorboard` None means where it is installed; True insists on it."""
         self.path = log_path(folder)
-        self._file = _opened(self.path)
+        self._file = open_to_append(self.path)
         try:
             if try_lock(self._file) is False:
                 raise BadInput(f"another run writes {self.path}", hint="wait for it, or take another --out")
@@ -191,49 +188,12 @@ def _scalars(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, 
             yield name, float(value)
 
 
-def _opened(path: Path) -> FileIO:
-    """A file to add to, unbuffered: what could not be written does not come back when it is closed."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab", buffering=0)
-    except OSError as error:
-        raise unwritable(str(path), error) from error
-
-
-def _curves_in(folder: Path, wanted: bool | None) -> _Curves | None:
+def _curves_in(folder: Path, wanted: bool | None) -> EventFile | None:
     if wanted is False:
         return None
     try:
-        return _Curves(folder)
+        return EventFile(folder, when_full=WHEN_FULL)
     except MissingExtra:
         if wanted:
             raise
         return None
-
-
-class _Curves:
-    """An event file of TensorBoard, written on the spot: an error comes up where it happened."""
-
-    def __init__(self, folder: Path) -> None:
-        part = partial(import_extra, extra="plots")
-        self._events: Any = part("tensorboard.compat.proto.event_pb2")
-        self._summaries: Any = part("tensorboard.compat.proto.summary_pb2")
-        records: Any = part("tensorboard.summary.writer.record_writer")
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = _opened(folder / name)
-        self._records = records.RecordWriter(self)
-        self._add(file_version="brain.Event:2")
-
-    def add(self, scalars: Mapping[str, float], *, step: int) -> None:
-        values = [self._summaries.Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]
-        self._add(step=step, summary=self._summaries.Summary(value=values))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def write(self, record: bytes) -> None:
-        """What the writer of records asks of a file."""
-        append_whole(self._file, record, when_full=WHEN_FULL)
-
-    def _add(self, **content: Any) -> None:
-        self._records.write(self._events.Event(wall_time=time.time(), **content).SerializeToString())

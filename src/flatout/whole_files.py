@@ -51,6 +51,15 @@ def write_whole(final: Path, content: bytes) -> None:
         raise unwritable(str(final), error, size=show_bytes(len(content))) from error
 
 
+def open_to_append(path: Path) -> FileIO:
+    """A file to add to, unbuffered: what could not be written does not come back when it is closed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        raise unwritable(str(path), error) from error
+
+
 def append_whole(file: FileIO, content: bytes, *, when_full: str) -> None:
     """Add to a file that was opened unbuffered: on a full disk what was begun is taken back."""
     before = file.tell()
