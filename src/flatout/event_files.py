@@ -55,5 +55,6 @@ def _part(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the package {error.name!r} is not installed", hint="pip install tensorboard"
+            f"the package {error.name!r} is not installed",
+            hint="pip install tensorboard, which 'flatout[plots]' brings too",
         ) from error
