@@ -36,6 +36,16 @@ Device = Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or c
 Model = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="The encoder and its tokenizer, if they moved.")
 ]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="N", help="Adapters mixed per row; by default the config's."),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE", help="Confidence below which router.fallback decides; by default the config's."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -142,11 +152,16 @@ def evaluate(
     model: Model = None,
     device: Device = None,
     rows: Annotated[
-        int | None, typer.Option(metavar="N", help="Test rows per task; by default the config's.")
+        int | None, typer.Option(metavar="N", help="Rows per task; by default the config's.")
     ] = None,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="test, or validation to choose settings on.")
+    ] = "test",
+    top_k: TopK = None,
+    threshold: Threshold = None,
     json_output: AsJson = False,
 ) -> None:
-    """Score a run on its test rows: oracle, routed, single adapter, uniform mix and random routing.
+    """Score a run on rows held out: oracle, routed, single adapter, uniform mix and random routing.
 
     DIR gets evaluation.json and report.html. A run in DIR/heads-only stands beside it for comparison.
 
@@ -154,11 +169,22 @@ def evaluate(
     Examples:
       flatout adapt evaluate runs/five
       flatout adapt evaluate runs/five --rows 200 --html five.html --json
+      flatout adapt evaluate runs/five --split validation --top-k 1     one adapter per row: is that better?
     """
     from flatout.engines.adapters.verbs import evaluate as run_evaluation
 
     with _progress(True) as (_, on_note):
-        found, page = run_evaluation(run, model=model, device=device, rows=rows, html=html, on_note=on_note)
+        found, page = run_evaluation(
+            run,
+            model=model,
+            device=device,
+            rows=rows,
+            split=split,
+            top_k=top_k,
+            threshold=threshold,
+            html=html,
+            on_note=on_note,
+        )
     if json_output:
         _print_json("flatout-adapters-evaluation", found)
         return
@@ -179,6 +205,8 @@ def predict(
     ] = None,
     model: Model = None,
     device: Device = None,
+    top_k: TopK = None,
+    threshold: Threshold = None,
     json_output: AsJson = False,
 ) -> None:
     """Answer a text: the router picks the task, its adapter and head give the answer.
@@ -195,7 +223,16 @@ def predict(
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise BadInput("no text is given", hint="as an argument, or as lines on stdin")
-    answers = answer(run, texts, context=context, task=task, model=model, device=device)
+    answers = answer(
+        run,
+        texts,
+        context=context,
+        task=task,
+        model=model,
+        device=device,
+        top_k=top_k,
+        threshold=threshold,
+    )
     if json_output:
         from flatout.codec import encode
 

@@ -241,7 +241,7 @@ def _routes(assembly: Assembly, features: dict[str, Tensor]) -> dict[str, Route]
         name: assembly.router.route(
             found.to(assembly.device),
             threshold=given.threshold,
-            top_k=given.top_k,
+            top_k=min(given.top_k, len(assembly.names)),
             fallback=given.fallback,
         )
         for name, found in features.items()

@@ -108,12 +108,22 @@ def before(out: Path, phase: str) -> Checkpoint:
     return found
 
 
-def config_of(out: Path, *, model: str | None = None, device: str | None = None) -> AdaptConfig:
-    """The settings of the run in a folder; where it lies, and what it runs on, may have changed."""
+def config_of(
+    out: Path,
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    top_k: int | None = None,
+    threshold: float | None = None,
+) -> AdaptConfig:
+    """The settings of the run in a folder; where it lies, what it runs on and how it routes may change."""
+    kept = furthest(out).state.config
     changed: dict[str, Any] = {"out": str(out)}
     changed |= {} if model is None else {"model": model}
     changed |= {"device": device or "auto"}
-    return make_config({**furthest(out).state.config, **changed})
+    asked = {"top_k": top_k, "threshold": threshold}
+    routing = {name: value for name, value in asked.items() if value is not None}
+    return make_config({**kept, **changed, "router": {**kept.get("router", {}), **routing}})
 
 
 def without_adapters(config: AdaptConfig) -> AdaptConfig:

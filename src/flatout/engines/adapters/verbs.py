@@ -43,6 +43,7 @@ from flatout.errors import BadInput, MissingExtra
 from flatout.run_log import log_path
 
 PLOT, PAGE = "run.png", "report.html"
+HELD_OUT = ("test", "validation")
 TRAIN: dict[str, Callable[[PhaseRun], None]] = {
     "phase1": train_adapters,
     "phase2": train_router,
@@ -102,21 +103,30 @@ def evaluate(
     model: str | None = None,
     device: str | None = None,
     rows: int | None = None,
+    split: str = "test",
+    top_k: int | None = None,
+    threshold: float | None = None,
     html: Path | None = None,
     on_note: OnText = lambda note: None,
 ) -> tuple[Evaluation, Path]:
-    """Score the run in a folder on its test rows, beside the one without adapters where there is one."""
+    """Score the run in a folder on rows held out, beside the one without adapters where there is one.
+
+    `top_k` and `threshold` route otherwise than the run's config says; choose them on `split="validation"`.
+    """
     if rows is not None and rows < 1:
         raise BadInput(f"--rows {rows}", hint="take at least 1")
-    found = _evaluated(out, model=model, device=device, rows=rows, on_note=on_note)
+    if split not in HELD_OUT:
+        raise BadInput(f"--split {split}", hint=f"take {' or '.join(HELD_OUT)}")
+    config = runs.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
+    found = _evaluated(config, rows=rows, split=split, on_note=on_note)
     other = out / runs.HEADS_ONLY
     if (other / "phase1").is_dir():
-        plain = _evaluated(other, model=model, device=device, rows=rows, on_note=on_note)
+        heads = runs.config_of(other, model=model, device=device)
+        plain = _evaluated(heads, rows=rows, split=split, on_note=on_note)
         save_evaluation(plain, other / FILE)
         found = with_heads_only(found, plain)
     save_evaluation(found, out / FILE)
     page = html or out / PAGE
-    config = runs.config_of(out, model=model, device=device)
     write_page(_report(config, found), page)
     _plots(config, on_note=on_note)
     return found, page
@@ -130,9 +140,12 @@ def predict(
     task: str | None = None,
     model: str | None = None,
     device: str | None = None,
+    top_k: int | None = None,
+    threshold: float | None = None,
 ) -> list[Answer]:
     """Answer texts with what the run in a folder learned."""
-    with _opened(out, model=model, device=device) as (assembly, found):
+    config = runs.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
+    with _opened(config) as (assembly, found):
         routed = found.state.phase != "phase1"
         return answer(assembly, texts, context=context, task=task, routed=routed)
 
@@ -141,7 +154,7 @@ def export(
     out: Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
     """Write adapters as folders that PEFT loads."""
-    with _opened(out, model=model, device="cpu") as (assembly, _):
+    with _opened(runs.config_of(out, model=model, device="cpu")) as (assembly, _):
         chosen = list(tasks or assembly.names)
         for name in chosen:
             assembly.bank.number(name)  # an unknown name is said before anything is written
@@ -203,10 +216,9 @@ def _steps(config: AdaptConfig, phase: str) -> int:
 
 
 @contextlib.contextmanager
-def _opened(out: Path, *, model: str | None, device: str | None) -> Any:
+def _opened(config: AdaptConfig) -> Any:
     """A run's parts with the best weights of its last phase."""
-    found = runs.furthest(out)
-    config = runs.config_of(out, model=model, device=device)
+    found = runs.furthest(Path(config.out))
     processes = Processes.join(config.device)
     with Assembly(config, processes=processes) as assembly:
         check_model(found.state, fingerprint=assembly.fingerprint, model=config.model, path=found.path)
@@ -215,16 +227,13 @@ def _opened(out: Path, *, model: str | None, device: str | None) -> Any:
         yield assembly, found
 
 
-def _evaluated(
-    out: Path, *, model: str | None, device: str | None, rows: int | None, on_note: OnText
-) -> Evaluation:
-    with _opened(out, model=model, device=device) as (assembly, found):
-        config = assembly.config
+def _evaluated(config: AdaptConfig, *, rows: int | None, split: str, on_note: OnText) -> Evaluation:
+    with _opened(config) as (assembly, found):
         routed = found.state.phase != "phase1"
         number = rows or config.evaluation.rows
         subjects = {}
         for name, part in assembly.parts.items():
-            chosen = assembly.rows(name, "test", number=number)
+            chosen = assembly.rows(name, split, number=number)
             subjects[name] = Subject(
                 task=part.task,
                 head=part.head,
@@ -232,7 +241,7 @@ def _evaluated(
                 records=chosen.records,
                 features=frozen_features(assembly, chosen.examples) if routed else None,
             )
-        on_note(f"{out}: {sum(len(each.examples) for each in subjects.values())} test rows")
+        on_note(f"{config.out}: {sum(len(each.examples) for each in subjects.values())} {split} rows")
         given = config.router
         decider = Decider(
             router=assembly.router,
@@ -248,6 +257,7 @@ def _evaluated(
             decider=decider if routed else None,
             tokens=config.evaluation.tokens,
             seed=config.seed,
+            split=split,
             routings=("oracle",) if config.heads_only else ROUTINGS,
         )
 

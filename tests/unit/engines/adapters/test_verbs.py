@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.engines.adapters import checkpoint, verbs
+from flatout.engines.adapters import checkpoint, runs, verbs
 from flatout.engines.adapters.assembly import Assembly
 from flatout.engines.adapters.checkpoint import BEST, PHASES, TRAINING
 from flatout.engines.adapters.report_data import load_evaluation
@@ -199,6 +199,19 @@ def test_heads_alone_are_trained_in_a_folder_of_their_own_and_stand_beside(
     assert "sentiment" in page.read_text(encoding="utf-8")
     assert found.routing is not None and sum(map(sum, found.routing.confusion)) == 8
     assert {scores.routing for scores in found.scores} >= {"oracle", "routed", "single", "uniform", "random"}
+
+
+def test_a_run_is_scored_and_asked_under_another_routing_than_its_own(whole: Path) -> None:
+    kept = runs.config_of(whole).router
+    found, _ = verbs.evaluate(whole, split="validation", top_k=2, threshold=0.25)
+    assert found.routing is not None and found.split == "validation"
+    assert (found.routing.top_k, found.routing.threshold) == (2, 0.25)
+    assert runs.config_of(whole).router == kept
+    (mixed,) = verbs.predict(whole, ["the film is deeply moving"], top_k=2)
+    assert len(mixed.weights) == 2
+    for wrong in ({"top_k": 0}, {"threshold": 2.0}, {"split": "train"}):
+        with pytest.raises(BadInput, match=next(iter(wrong))):
+            verbs.evaluate(whole, **wrong)
 
 
 def test_texts_are_answered_under_the_task_that_the_router_picks(whole: Path) -> None:
