@@ -76,7 +76,7 @@ def install_natively(*, compute_capability: tuple[int, int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         library.impl("linear", _linear, "AutogradCUDA")
-        library.impl("_grouped_mm", _grouped_product, "Meta")
+        _answer_groups(library)
         attention.install_natively(library)
         encoder_layer.install(library, compute_capability=compute_capability, key="AutogradCUDA")
         recurrent.install(library, key="AutogradCUDA")
@@ -112,12 +112,17 @@ def _install_kernels(library: torch.library.Library, *, compute_capability: tupl
     _install_autocast(library)
     library.impl("dropout", _dropout, "AutogradCPU")
     library.impl("linear", _linear, "AutogradCPU")
-    library.impl("_grouped_mm", _grouped_product, "Meta")
+    _answer_groups(library)
     library.impl("softmax.int", _softmax_like(aten._softmax.default), "AutogradCPU")
     library.impl("log_softmax.int", _softmax_like(aten._log_softmax.default), "AutogradCPU")
     attention.install(library, compute_capability=compute_capability)
     encoder_layer.install(library, compute_capability=compute_capability)
     recurrent.install(library)
+
+
+def _answer_groups(library: torch.library.Library) -> None:
+    # torch answers in Python as well, which until 2.12 must be said to be meant.
+    library.impl("_grouped_mm", _grouped_product, "Meta", allow_override=True)
 
 
 def after_imports() -> None:
