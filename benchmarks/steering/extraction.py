@@ -12,7 +12,7 @@ import tempfile
 from typing import Any
 
 import torch
-from racing import clock_of, race, rows_of
+from racing import clock_of, made, race, rows_of
 from subjects import Subject, texts_of
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
         return plain()
 
     def ours() -> float:
-        extract(subject.model, subject.tokenizer, texts, layers=layers)
+        made.append(extract(subject.model, subject.tokenizer, texts, layers=layers))
         return tokens
 
     def per_layer() -> float:
@@ -66,7 +66,7 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
         return paired_tokens
 
     def our_pairs() -> float:
-        extract(subject.model, subject.tokenizer, pairs, layers=layers)
+        made.append(extract(subject.model, subject.tokenizer, pairs, layers=layers))
         return paired_tokens
 
     arms = {

@@ -12,6 +12,7 @@ from flatout.engines.steering import work
 from flatout.engines.steering.activations import extract
 from flatout.engines.steering.applying import Steering, steered_model
 from flatout.engines.steering.engine import PackedTrials, TextRow
+from flatout.engines.steering.passes import Reader
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Store
 from flatout.engines.steering.tiers import Tier
@@ -31,6 +32,18 @@ def test_a_gpu_extracts_what_a_cpu_does(position: str) -> None:
     found = extract(model.cuda(), tokenizer, TEXTS, position=position, batch_tokens=300)  # type: ignore[arg-type]
     assert found.values.device.type == "cpu"
     torch.testing.assert_close(found.values, expected.values, rtol=1e-3, atol=1e-3)
+
+
+def test_a_pass_is_launched_without_waiting_for_the_gpu() -> None:
+    reader = Reader(tiny_model("llama").cuda(), layers=(0, 1))
+    ranges = [(0, 1)] * len(PROMPTS)
+    first = reader.read(PROMPTS, ranges=ranges)  # libraries wait once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = reader.read(PROMPTS, ranges=ranges)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, first)
 
 
 def test_shared_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

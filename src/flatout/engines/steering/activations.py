@@ -146,7 +146,7 @@ def extract(
         batch_tokens=budget.value,
         device=reader.device,
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
-        able=reader.can_fork,
+        able=lambda: reader.can_fork,
     )
 
     def parts() -> Iterator[list[Work]]:

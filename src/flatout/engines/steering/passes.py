@@ -8,6 +8,10 @@ position ids, and the model takes its fastest attention.  Two answers to one pro
 prompt's keys and values.  Prompts are padded on the left for that, where mask and position ids are needed:
 a prompt and its answer then stand in neighbouring columns, as a sliding window counts them.
 
+A model that is given neither mask nor cache looks at its position ids for texts packed into one row, and
+waits for the GPU to hear that there are none.  It does not look where there is a cache, so it is given one
+that keeps nothing: the kernels of a batch are then launched while the batch before it runs.
+
 Shapes: B rows, T columns, L wanted layers, D width.
 """
 
@@ -17,6 +21,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -66,12 +71,17 @@ class Reader:
         """The wanted token range of each sequence at every layer, [B, L, D]."""
         batch = _Padded.of(sequences, side=side, device=self.device)
         columns = Columns.of(ranges, offsets=batch.offsets, device=self.device)
-        return self._run(columns, use_cache=False, input_ids=batch.ids, **batch.placing)
+        forgetful: dict[str, Any] = {}
+        if self.can_fork:
+            cache = self._cache()
+            cache.update = _passed_through
+            forgetful["past_key_values"] = cache
+        return self._run(columns, use_cache=False, input_ids=batch.ids, **batch.placing, **forgetful)
 
     def read_forks(self, forks: Sequence[Fork]) -> Tensor:
         """The same of both sequences of every fork, [2 B, L, D]: those of fork i at rows 2 i and 2 i + 1."""
         batch = _Padded.of([fork.prefix for fork in forks], side="left", device=self.device)
-        cache = import_extra("transformers", extra="steering").DynamicCache(config=self.model.config)
+        cache = self._cache()
         self._run(None, use_cache=True, input_ids=batch.ids, past_key_values=cache, **batch.placing)
         cache.batch_repeat_interleave(2)
         endings = _Padded.of(
@@ -92,6 +102,7 @@ class Reader:
             position_ids=sent(position_BT, self.device),
         )
 
+    @cached_property
     def can_fork(self) -> bool:
         """Whether the model continues from a cache of keys and values that can be repeated row by row."""
         parameters = inspect.signature(self.model.forward).parameters
@@ -99,7 +110,11 @@ class Reader:
             return False
         caches = import_extra("transformers.cache_utils", extra="steering")
         plain = (caches.DynamicLayer, caches.DynamicSlidingWindowLayer)
-        return all(type(layer) in plain for layer in caches.DynamicCache(config=self.model.config).layers)
+        return all(type(layer) in plain for layer in self._cache().layers)
+
+    def _cache(self) -> Any:
+        """An empty cache for the model's layers."""
+        return import_extra("transformers", extra="steering").DynamicCache(config=self.model.config)
 
     @torch.no_grad()
     def _run(self, columns: Columns | None, **inputs: Any) -> Tensor:
@@ -125,6 +140,11 @@ class Reader:
             return torch.empty(0)
         # The blocks of a sharded model lie on several devices
         return torch.stack([kept[place].to(kept[last].device) for place in range(last + 1)], dim=1)
+
+
+def _passed_through(keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """What a cache answers that keeps nothing: the keys and values it was given."""
+    return keys, values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -125,8 +125,9 @@ def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> l
     whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
     if characters is None or sum(map(len, whole)) <= characters:
         return [range(len(texts))]
-    order = sorted(range(len(texts)), key=whole.__getitem__)
-    order.sort(key=[len(text) for text in whole].__getitem__)
+    first: dict[str, int] = {}  # equal texts stand together: by the place of the first of them
+    keys = [len(text) * len(texts) + first.setdefault(text, place) for place, text in enumerate(whole)]
+    order = sorted(range(len(texts)), key=keys.__getitem__)
     windows: list[Sequence[int]] = []
     start = 0
     while start < len(order):

@@ -43,6 +43,19 @@ def test_a_row_of_a_padded_batch_equals_the_text_alone(family: str, side: Litera
     torch.testing.assert_close(batched, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_pass_never_asks_the_device_whether_texts_are_packed(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", asked.append)
+    model, prompts = shared_model(family), prompts_of(LENGTHS)
+    Reader(model, layers=(0, 1)).read(prompts, ranges=[(0, 1)] * len(prompts))
+    assert not asked
+    model(torch.tensor([[5, 6, 7]]), use_cache=False)
+    assert asked  # the question is still there to be avoided
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_the_mean_of_a_padded_row_leaves_out_its_padding(side: Literal["right", "left"]) -> None:
     model, prompts = shared_model("gpt2"), prompts_of(LENGTHS)
@@ -56,7 +69,7 @@ def test_the_mean_of_a_padded_row_leaves_out_its_padding(side: Literal["right", 
 def test_two_endings_of_one_prefix_equal_the_whole_texts(family: str) -> None:
     model = shared_model(family)
     reader = Reader(model, layers=(0, 1))
-    assert reader.can_fork()
+    assert reader.can_fork
     endings = prompts_of((2, 1, 4, 2, 1, 3), seed=5)
     forks, whole, ranges = [], [], []
     for number, prefix in enumerate(prompts_of((12, 5, 1))):
@@ -98,4 +111,4 @@ def test_an_error_of_the_model_leaves_no_hook() -> None:
 def test_a_model_without_a_plain_cache_cannot_fork() -> None:
     model = tiny_model("llama")
     model.forward = lambda input_ids: None
-    assert not Reader(model, layers=(0,)).can_fork()
+    assert not Reader(model, layers=(0,)).can_fork
