@@ -26,6 +26,8 @@ COLOURS = {
     "random": "#a5a297",
 }
 TASK_COLOURS = ("#3c69ab", "#2f8f83", "#d29a2a", "#9a5a9f", "#a33a1e", "#86a53b")
+DASHES = ("-", "--", ":")  # where lines outnumber colours
+LEAST_LOSS = 1e-4  # below it a loss is drawn as if it were on its way to 0 by equal steps
 LONGEST_TITLE, LONGEST_NAME = 90, 24
 
 
@@ -141,12 +143,21 @@ def _draw_curves(axes: Any, lines: Sequence[Line], title: str, *, is_logarithmic
     if not known:
         _nothing(axes)
         return
+    drawn: list[str] = []
     for line in known:
         steps, values = zip(*thinned(line.points), strict=True)
-        marker = "o" if len(steps) == 1 else None
-        axes.plot(steps, values, color=line.colour, label=_plain(line.name), linewidth=1.4, marker=marker)
-    if is_logarithmic and all(value > 0 for line in known for _, value in line.points):
-        axes.set_yscale("log")
+        axes.plot(
+            steps,
+            values,
+            color=line.colour,
+            linestyle=DASHES[drawn.count(line.colour) % len(DASHES)],
+            label=_plain(line.name),
+            linewidth=1.4,
+            marker="o" if len(steps) == 1 else None,
+        )
+        drawn.append(line.colour)
+    if is_logarithmic:
+        axes.set_yscale("symlog", linthresh=LEAST_LOSS)  # terms that are 0, and one that may be below it
     axes.set_xlabel("step", fontsize=8, color=SOFT)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.legend(frameon=False, fontsize=7)
