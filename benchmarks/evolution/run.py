@@ -200,6 +200,7 @@ def main() -> None:
         "prompt": options.prompt,
         "new": options.new,
         "rounds": options.rounds,
+        "mode": options.mode,
         "threads": torch.get_num_threads(),
         "models": [],
     }
