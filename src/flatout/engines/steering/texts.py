@@ -5,13 +5,15 @@ sides of a pair differ in their answer only: what they have in common is counted
 each whole text, because a tokenizer may join the end of a prompt with the start of an answer.
 
 A GPU computes a small model's activations about as fast as its texts are tokenised.  So texts are encoded
-window by window: a thread tokenises the next one while the device works.  While that thread runs Python no
-kernel is launched, so the tokenizer's own threads are asked directly, and a text's tokens become one array.
+window by window: a thread tokenises the next ones while the device works.  While that thread runs Python no
+kernel is launched, so the tokenizer's own threads are asked directly, a text's tokens become one array, and
+the thread stays a few windows ahead: it works while the launching one waits for the device.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from flatout.engines.steering.questions import Pair
 from flatout.errors import BadInput, import_extra
 
 Tokens = npt.NDArray[np.int64]
+AHEAD = 4  # windows that are tokenised before they are asked for: two batches or so
 # Where a tokenizer may do more with a text than its backend does.
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus", "set_truncation_and_padding")
 
@@ -48,23 +51,28 @@ def encoded_ahead(
 ) -> Iterator[tuple[Sequence[int], Encoded]]:
     """Windows of texts or pairs: the places of some, and these encoded, while a thread tokenises the next.
 
-    The shortest texts come first, a quarter of a window and then a half of one: they start the work, and show
-    at once what is wrong with them.  Equal texts lie in one window.
+    The longest texts start the work, a quarter of a window and then a half of one: they keep the device busy
+    for little of the host's time.  Then the shortest come, so that the last batch has few rows again.  Equal
+    texts lie in one window.
     """
     _check(texts)
     windows = _windows(texts, window_characters)
-    chosen: list[Any] = [[texts[place] for place in window] for window in windows]
+
+    def encode_window(window: Sequence[int]) -> Encoded:
+        some: Any = [texts[place] for place in window]
+        return encode(some, tokenizer=tokenizer, places=window)
+
     if len(windows) == 1:
-        yield windows[0], encode(chosen[0], tokenizer=tokenizer, places=windows[0])
+        yield windows[0], encode_window(windows[0])
         return
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flatout-tokenizing")
     try:
-        ahead = [
-            thread.submit(encode, some, tokenizer=tokenizer, places=window)
-            for some, window in zip(chosen, windows, strict=True)
-        ]
-        for window, encoded in zip(windows, ahead, strict=True):
-            yield window, encoded.result()
+        ahead = deque(thread.submit(encode_window, window) for window in windows[:AHEAD])
+        for number, window in enumerate(windows):
+            encoded = ahead.popleft().result()
+            if number + AHEAD < len(windows):
+                ahead.append(thread.submit(encode_window, windows[number + AHEAD]))
+            yield window, encoded
     finally:
         thread.shutdown(cancel_futures=True)
 
@@ -128,14 +136,19 @@ def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> l
     first: dict[str, int] = {}  # equal texts stand together: by the place of the first of them
     keys = [len(text) * len(texts) + first.setdefault(text, place) for place, text in enumerate(whole)]
     order = sorted(range(len(texts)), key=keys.__getitem__)
+    order.reverse()
     windows: list[Sequence[int]] = []
+    for share in (4, 2):
+        end = _reach(order, 0, whole, characters=characters // share)
+        windows.append(order[:end])
+        order = order[end:]
+    order.reverse()
     start = 0
     while start < len(order):
-        share = 4 >> min(len(windows), 2)  # a quarter, a half, and then whole ones
-        end = _reach(order, start, whole, characters=characters // share)
+        end = _reach(order, start, whole, characters=characters)
         windows.append(order[start:end])
         start = end
-    return windows
+    return [window for window in windows if window]
 
 
 def _reach(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:
