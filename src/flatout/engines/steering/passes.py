@@ -72,7 +72,7 @@ class Reader:
         batch = _Padded.of(sequences, side=side, device=self.device)
         columns = Columns.of(ranges, offsets=batch.offsets, device=self.device)
         forgetful: dict[str, Any] = {}
-        if self.can_fork:
+        if self.can_fork and type(self.model).__module__.startswith("transformers."):
             cache = self._cache()
             cache.update = _passed_through
             forgetful["past_key_values"] = cache

@@ -51,9 +51,8 @@ def encoded_ahead(
 ) -> Iterator[tuple[Sequence[int], Encoded]]:
     """Windows of texts or pairs: the places of some, and these encoded, while a thread tokenises the next.
 
-    The longest texts start the work, a quarter of a window and then a half of one: they keep the device busy
-    for little of the host's time.  Then the shortest come, so that the last batch has few rows again.  Equal
-    texts lie in one window.
+    The shortest texts come first, a quarter of a window and then a half of one: they start the work, and show
+    at once what is wrong with them.  Equal texts lie in one window.
     """
     _check(texts)
     windows = _windows(texts, window_characters)
@@ -136,19 +135,14 @@ def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> l
     first: dict[str, int] = {}  # equal texts stand together: by the place of the first of them
     keys = [len(text) * len(texts) + first.setdefault(text, place) for place, text in enumerate(whole)]
     order = sorted(range(len(texts)), key=keys.__getitem__)
-    order.reverse()
     windows: list[Sequence[int]] = []
-    for share in (4, 2):
-        end = _reach(order, 0, whole, characters=characters // share)
-        windows.append(order[:end])
-        order = order[end:]
-    order.reverse()
     start = 0
     while start < len(order):
-        end = _reach(order, start, whole, characters=characters)
+        share = 4 >> min(len(windows), 2)  # a quarter, a half, and then whole ones
+        end = _reach(order, start, whole, characters=characters // share)
         windows.append(order[start:end])
         start = end
-    return [window for window in windows if window]
+    return windows
 
 
 def _reach(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:

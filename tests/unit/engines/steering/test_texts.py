@@ -80,7 +80,7 @@ def test_common_tokens_are_counted_from_the_start() -> None:
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(4, 200))
 @example(lengths=[4, 1], characters=16)  # sorted, and yet one window
-def test_windows_hold_every_text_once_some_of_the_longest_first(lengths: list[int], characters: int) -> None:
+def test_windows_hold_every_text_once_the_shortest_first(lengths: list[int], characters: int) -> None:
     texts = [" ".join(["t03"] * length) for length in lengths]
     windows = list(encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=characters))
     assert sorted(place for places, _ in windows for place in places) == list(range(len(texts)))
@@ -89,13 +89,11 @@ def test_windows_hold_every_text_once_some_of_the_longest_first(lengths: list[in
     sequences = [sequence for _, encoded in windows for sequence in encoded.sequences]
     assert len(sequences) == len(set(lengths))  # equal texts lie in one window
     longest = [max(lengths[place] for place in places) for places, _ in windows]
-    assert longest[0] == max(lengths)
-    assert longest[2:] == sorted(longest[2:])
-    assert max(longest[2:], default=0) <= min(lengths[place] for places, _ in windows[:2] for place in places)
+    assert longest == sorted(longest)
 
 
 def test_a_text_without_tokens_is_named_by_its_place_among_all() -> None:
     texts = ["t03 " * 20, "t04 " * 20, "", "t05 " * 20]
     windows = encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=40)
     with pytest.raises(BadInput, match="text 2 has no tokens"):
-        list(windows)
+        next(windows)
