@@ -1,8 +1,9 @@
 """A process that starts from nothing and forks a child for each piece of work it is sent.
 
 A child that is to use CUDA or run a backward must be forked from a process that has done neither.  Where this
-process has, a server is started beside it: it imports what a trace imports, which takes seconds, and then
-forks in milliseconds.  It ends with this process, or after a while without work, and is started again.
+process has, a server is started beside it: it imports what a trace imports, and what this process has of
+packages that take seconds, and then forks in milliseconds.  It ends with this process, or after a while
+without work, and is started again.
 
 It is a plain `python -c` and none of multiprocessing's, which would run the user's script a second time:
 without an `if __name__ == "__main__"` that is a second training.  What the script defines comes in the parcel
@@ -12,6 +13,8 @@ without an `if __name__ == "__main__"` that is a second training.  What the scri
 from __future__ import annotations
 
 import atexit
+import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -31,9 +35,10 @@ if TYPE_CHECKING:
     import torch
 
 IDLE_S = 120.0  # the server holds a few hundred MB, which is not the plan's to keep
+SLOW_PACKAGES = {"accelerate", "diffusers", "lightning", "peft", "timm", "torchvision", "transformers"}
 CODE = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from flatout.memory.fork_server import serve; serve(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from flatout.memory.fork_server import serve; serve(int(sys.argv[1]), modules=sys.argv[2].split())"
 )
 
 
@@ -106,10 +111,14 @@ def answer_from_server(parcel: bytes) -> tuple[str, Any]:
 
 
 def _connected() -> tuple[Connection, int]:
-    """A connection to a child of the server and the child's number; a server that has ended is replaced."""
-    for _ in range(2):
+    """A connection to a child of the server, and the child's number.
+
+    A server that fails at importing what this process has, or whose imports ask CUDA something, is replaced
+    by one that imports nothing of that.
+    """
+    for modules in ([name for name in sys.modules if name.partition(".")[0] in SLOW_PACKAGES], []):
         here, there = multiprocessing.Pipe()
-        server = _running()
+        server = _running(modules)
         try:
             socket.send_fds(server.door, [b"."], [there.fileno()])
             there.close()
@@ -124,17 +133,20 @@ def _connected() -> tuple[Connection, int]:
     )
 
 
-def _running() -> _Server:
+def _running(modules: list[str]) -> _Server:
     with _lock:
         server = _servers.get(os.getpid())
+        if server is not None and server.process.poll() is not None:
+            server.end()
+            server = None
         if server is None:
-            server = _servers[os.getpid()] = _started()
+            server = _servers[os.getpid()] = _started(modules)
         return server
 
 
-def _started() -> _Server:
+def _started(modules: list[str]) -> _Server:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", CODE, str(theirs.fileno()), *map(str, sys.path)]
+    command = [sys.executable, "-c", CODE, str(theirs.fileno()), " ".join(modules), *map(str, sys.path)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
     theirs.close()
     atexit.register(_end_own)
@@ -153,13 +165,16 @@ def _end_own() -> None:
         _end(server)
 
 
-def serve(door_number: int) -> None:
+def serve(door_number: int, *, modules: Sequence[str] = ()) -> None:
     """In the server: a child for each connection that comes, until nobody asks any more."""
     from flatout.memory.tracing import import_before_forking
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is this process's parent's to judge
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children answer by themselves and are not waited for
     import_before_forking()
+    for module in modules:
+        with contextlib.suppress(ImportError):  # a module that exists under this name in that process only
+            importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children answer by themselves and are not waited for
     door = socket.socket(fileno=door_number)
     door.settimeout(IDLE_S)
     while True:
@@ -179,9 +194,12 @@ def serve(door_number: int) -> None:
 
 
 def _answer(pipe: Connection) -> None:
-    """In a child of the server: do what is asked, and end."""
+    """In a child of the server: do what is asked, and end; at once where it cannot use CUDA."""
     import cloudpickle
+    import torch
 
+    if torch.cuda._is_in_bad_fork():
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 1

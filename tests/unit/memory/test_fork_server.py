@@ -65,6 +65,30 @@ def test_a_server_that_has_ended_is_started_again() -> None:
     assert ask(os.getppid) != first
 
 
+def test_slow_packages_are_imported_before_the_fork_where_that_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {
+        "harmless_package": "",
+        "missing_package": "raise ImportError('not here')",
+        "asking_package": "import torch; torch.cuda._is_in_bad_fork = lambda: True",  # as if it asked CUDA
+    }
+    for name, text in slow.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(fork_server, "SLOW_PACKAGES", set(slow))
+
+    def imported(*names: str) -> list[str]:
+        fork_server._end_own()
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, type(sys)(name))
+        found: list[str] = ask(lambda: sorted(slow.keys() & sys.modules.keys()))
+        return found
+
+    assert imported("harmless_package", "missing_package") == ["harmless_package"]
+    assert imported("asking_package") == []
+
+
 def test_what_another_process_cannot_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = type(sys)("made_up_here")
     exec("def function():\n    return 1\n", vars(made_up))
