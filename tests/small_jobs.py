@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.hardware.device import Device
 from flatout.memory import cuda_rules
-from flatout.memory.child import run_in_child
+from flatout.memory.fresh import check_backward, forked_or_sent
 from flatout.memory.job import Job, Recipe
 from flatout.memory.log import Born
 from flatout.memory.trace import Storage, Trace
@@ -23,12 +24,17 @@ from flatout.memory.workspaces import Workspaces
 
 
 def _load_what_a_step_loads() -> None:
-    """PyTorch imports much with the first optimizer: once here instead of in every child."""
+    """PyTorch imports much with the first optimizer: once here instead of in every child.
+
+    Not so a backward, where PyTorch has CUDA: children forked after that could run none.
+    """
     parameter = nn.Parameter(torch.ones(2, 2))
     parameter.grad = torch.ones(2, 2)
     torch.optim.AdamW([parameter]).step()
     with FakeTensorMode():
-        nn.Linear(2, 2)(torch.ones(2, 2)).sum().backward()
+        loss = nn.Linear(2, 2)(torch.ones(2, 2)).sum()
+        if torch.version.cuda is None:
+            loss.backward()
     import_before_forking()
 
 
@@ -51,10 +57,11 @@ def under_rules(
     function: Callable[..., Any], *args: Any, compute_capability: tuple[int, int] = (9, 0)
 ) -> Made:
     """`function(*args)` on tensors without data, with the rules of CUDA, in a child process."""
-    return run_in_child(_under_rules, function, args, compute_capability)
+    return forked_or_sent(_under_rules, function, args, compute_capability, what="a test")
 
 
 def _under_rules(function: Callable[..., Any], args: Any, compute_capability: tuple[int, int]) -> Made:
+    check_backward()
     cuda_rules.install(compute_capability=compute_capability)
     tracer = Tracer(device="cpu", workspaces=Workspaces(compute_capability=compute_capability))
     with FakeTensorMode(allow_non_fake_inputs=True), tracer:
@@ -66,7 +73,8 @@ def _under_rules(function: Callable[..., Any], args: Any, compute_capability: tu
 def traced(job: Job, recipe: Recipe | None = None, *, device: Device | None = None, **sizes: int) -> Trace:
     """The trace of `job`, taken in a child process."""
     wanted = {**job.sizes, **sizes}
-    return run_in_child(trace_here, job, recipe or Recipe(), wanted, device=device)
+    work = partial(trace_here, job, recipe or Recipe(), wanted, device=device)
+    return forked_or_sent(work, what="a test")
 
 
 def job_of(

@@ -1,7 +1,7 @@
 """Native estimates of small models on a real GPU, beside the peak of a real step and the estimate by rules.
 
 Each model is stepped for real in a process of its own, as the probe does it.  The script's own process has
-not met CUDA, or has (`used`): then every trace starts from nothing, and jobs are sent by the names they have.
+not met CUDA, or has (`used`): then jobs are sent to a process that starts from nothing.
 """
 
 from __future__ import annotations
@@ -199,3 +199,48 @@ def test_a_process_that_used_cuda_traces_natively_in_another(tmp_path: Path) -> 
     found = said["cases"]["mlp"]
     assert "error" not in found, found["error"]
     assert abs(found["native"][0] - found["measured"][0]) <= BOUND * found["measured"][0]
+
+
+LIVE = """\
+import json
+print("the script runs")
+import torch
+from torch import nn
+import flatout
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def peaks(model, batch, optimizer):
+    said = {"loss": lambda model, batch: model(batch).square().mean(), "optimizer": optimizer}
+    ruled, native = (flatout.plan(model, batch, native=native, **said) for native in (False, True))
+    return [ruled.peak_allocated_bytes, native.peak_allocated_bytes]
+
+
+model, batch = Net(), torch.randn(512, 1024)
+before = peaks(model, batch, torch.optim.AdamW)
+model, batch = model.cuda(), batch.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+model(batch).square().mean().backward()
+optimizer.step()
+print(json.dumps([before, peaks(model, batch, optimizer)]))
+"""
+
+
+def test_a_model_that_trains_on_the_gpu_is_planned_as_it_was_before(tmp_path: Path) -> None:
+    script = tmp_path / "live.py"
+    script.write_text(LIVE)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, last = done.stdout.splitlines()
+    assert said == "the script runs"
+    before, after = json.loads(last)
+    assert before == after

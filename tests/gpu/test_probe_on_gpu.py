@@ -83,7 +83,7 @@ def run_script(folder: Path, how: str) -> Any:
 
 @pytest.mark.parametrize("how", ["untouched", "used"])
 def test_a_probe_corrects_the_estimate_of_a_larger_batch(tmp_path: Path, how: str) -> None:
-    """`used`: CUDA is initialised in the parent, and the job goes to a spawned process."""
+    """`used`: CUDA is initialised in the parent, and the job is sent to another process."""
     said = run_script(tmp_path, how)
     receipt = said["receipt"]
     assert said["found"] == receipt["key"]

@@ -23,11 +23,10 @@ from flatout.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.allocator import Simulation, simulate
-from flatout.memory.child import run_in_child
 from flatout.memory.estimate import MemoryEstimate, estimate
 from flatout.memory.fit import LOOKED_BELOW, MAX_BATCH, longest, unbroken_batch
 from flatout.memory.fit import largest_batch as search
-from flatout.memory.fresh import check_build, forked_or_spawned, in_fresh_process
+from flatout.memory.fresh import check_build, forked_or_sent, in_fresh_process
 from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import Replay, SizedTrace, fit_replay, sized
 from flatout.memory.samples import BATCH, sample_sizes
@@ -296,7 +295,7 @@ class Forecaster:
         def one(sizes: Sizes) -> Trace:
             make = trace_natively if self.native else trace_here
             work = partial(make, self.job, recipe, sizes, device=self.device, last_micro_batch=last)
-            run, what = (in_fresh_process, NATIVE) if self.native else (forked_or_spawned, RULED)
+            run, what = (in_fresh_process, NATIVE) if self.native else (forked_or_sent, RULED)
             trace = run(work, what=what)
             return self._of_one_rank(trace, recipe)
 
@@ -312,7 +311,7 @@ class Forecaster:
 
         if self.parallel == "ddp":
             return parallel.with_ddp(trace)
-        units = run_in_child(units_of_job, self.job, recipe)
+        units = forked_or_sent(units_of_job, self.job, recipe, what=RULED)
         return parallel.with_fsdp2(trace, ranks=self.ranks, units=units)
 
     def _complete(self, sizes: Sizes | None, lengths: Mapping[int, int] | None = None) -> dict[str, int]:

@@ -1,64 +1,60 @@
-"""Runs a function in a child process that may use CUDA, or run a backward on a machine with a GPU.
+"""Runs a function in a child process that may use CUDA, or run a backward.
 
-A process that has asked CUDA for anything, even for the number of GPUs, cannot fork a child that uses CUDA;
-and after its first backward, with a GPU in the machine, none whose own backward would run.  The child is
-forked where it can be, since a forked one is given models as they are; otherwise the work is sent to a
-process that starts from nothing, which takes what is made of importable functions.
+With a CUDA build of torch, a process that has asked CUDA for anything, even for the number of GPUs, cannot
+fork a child that uses CUDA; and after its first backward none whose own backward would run.  The child is
+forked where it can be, since a forked one is given models as they are; otherwise the work is packed
+(`parcel`) and sent to a server that starts from nothing and forks there (`fork_server`).
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import pickle
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
-from flatout.errors import BadInput, ChildDied, ForkUnusable
-from flatout.memory.child import answer_of, answered, run_in_child
+from flatout.errors import BadInput, ForkUnusable
+from flatout.memory.child import answered, run_in_child
+from flatout.memory.fork_server import answer_from_server
 
 Result = TypeVar("Result")
 
 
-def in_fresh_process(function: Callable[..., Result], *args: Any, what: str) -> Result:
-    """In a forked child; in a spawned one where CUDA was used here already.  `what` needs the GPU."""
+def in_fresh_process(
+    function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
+) -> Result:
+    """In a child that may use CUDA, which `what` needs; `with_values` where it computes with the weights."""
+    check_build(what)
+    return forked_or_sent(function, *args, what=what, with_values=with_values)
+
+
+def forked_or_sent(
+    function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
+) -> Result:
+    """In a forked child; in one of the server where CUDA was used here, or where the forked one is of no use.
+
+    A trace by the rules asks CUDA nothing, but a model or a batch that lies on a GPU does when it is read.
+    """
     import torch
 
-    check_build(what)
-    if torch.cuda.is_initialized():
-        return spawned(function, *args, what=what)
-    return forked_or_spawned(function, *args, what=what)
-
-
-def forked_or_spawned(function: Callable[..., Result], *args: Any, what: str) -> Result:
-    """In a forked child; in a spawned one where the forked one says that it is of no use."""
-    try:
-        return run_in_child(function, *args)
-    except ForkUnusable:
-        return spawned(function, *args, what=what)
-
-
-def spawned(function: Callable[..., Result], *args: Any, what: str) -> Result:
-    """In a process that starts from nothing and imports what it is sent."""
-    try:
-        ForkingPickler.dumps((function, args))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise BadInput(
-            f"this process has used a GPU or run a backward, and the job cannot be sent to another: {error}",
-            hint=f"ask for {what} before that, or make the job of functions of an importable module",
-        ) from error
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+    if not torch.cuda.is_initialized():
         try:
-            answer = pool.submit(answer_of, function, args, {}).result()
-        except BrokenProcessPool as error:
-            raise ChildDied(
-                "the process that was started for the model ended and said nothing",
-                hint="the system may have run out of memory, or the job's module may not be importable",
-            ) from error
-    result: Result = answered(answer)
+            return run_in_child(function, *args)
+        except ForkUnusable:
+            pass
+    return sent(function, *args, what=what, with_values=with_values)
+
+
+def sent(function: Callable[..., Result], *args: Any, what: str, with_values: bool = False) -> Result:
+    """In a child of the server, which gets a copy of everything (see `parcel`)."""
+    from flatout.memory.parcel import packed
+
+    try:
+        parcel = packed(function, args, with_values=with_values)
+    except BadInput as error:
+        raise BadInput(
+            f"this process has used a GPU or run a backward, and {error.message}",
+            hint=f"ask for {what} before that, or leave out of the job what cannot be copied",
+        ) from error
+    result: Result = answered(answer_from_server(parcel))
     return result
 
 

@@ -75,7 +75,7 @@ def probe(
             process_bytes, batch_size=wanted[BATCH], free_bytes=room.free_bytes, name=job.name
         )
     work = (measure, job, recipe, wanted, tuple(batch_sizes), device_index)
-    receipt = in_fresh_process(*work, what=PROFILE)
+    receipt = in_fresh_process(*work, what=PROFILE, with_values=True)
     store_receipt(receipt, folder=folder)
     return receipt
 

@@ -243,6 +243,8 @@ def _module(dotted: str) -> ModuleType:
 
 def _file_module(path: Path) -> ModuleType:
     """A file as a module; its folder is importable, as it is for `python path/to/file.py`."""
+    import cloudpickle
+
     path = path.resolve()
     if not path.is_file():
         raise BadInput(f"{path} does not exist")
@@ -252,6 +254,7 @@ def _file_module(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their own module up
+    cloudpickle.register_pickle_by_value(module)  # no other process could import it by this name
     with calling(f"importing {path.name}"):
         spec.loader.exec_module(module)
     return module

@@ -216,11 +216,11 @@ def block(x: torch.Tensor) -> torch.Tensor:
 def test_recomputation_inside_backward_is_counted() -> None:
     x = torch.ones(3, requires_grad=True)
 
-    def work() -> None:
+    with counting() as sites:
         checkpoint(block, x, use_reentrant=False).sum().backward()  # type: ignore[union-attr]
-
-    # once forward, once recomputed
-    assert calls(work)["create", "full", line("recomputed")] == 2
+    # once forward, once recomputed; torch 2.11 makes tensors of its own beside them
+    made = [site for site in sites.evidence(None) if site.place.line == line("recomputed")]
+    assert [(site.op, site.calls_per_step) for site in made] == [("full", 2)]
 
 
 class Own(TorchFunctionMode):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, schedule
 
 from flatout.measure.recording import Recording
+
+# torch 2.11 warns where events of several cycles are not kept
+THEIRS: Any = {"activities": [ProfilerActivity.CPU], "acc_events": True}
 
 
 def names(events: list[object]) -> set[str]:
@@ -51,14 +55,14 @@ def test_everything_is_restored() -> None:
     assert profiler.profile._prepare_trace is before
     assert not profiler._is_profiler_enabled
     assert dict(os.environ) == environment
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
+    with torch.profiler.profile(**THEIRS) as theirs:
         torch.ones(3).sin()
     assert any(event.key == "aten::sin" for event in theirs.key_averages())
 
 
 def test_it_declines_beside_the_jobs_own_profiler() -> None:
     with (
-        torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs,
+        torch.profiler.profile(**THEIRS) as theirs,
         pytest.raises(RuntimeError, match="profiler of its own"),
     ):
         Recording(cpu=True, cuda=False).start()
@@ -67,7 +71,7 @@ def test_it_declines_beside_the_jobs_own_profiler() -> None:
 
 def test_it_declines_while_the_jobs_profiler_warms_up() -> None:
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], schedule=plan) as theirs:
+    with torch.profiler.profile(**THEIRS, schedule=plan) as theirs:
         with pytest.raises(RuntimeError, match="profiler of its own"):
             Recording(cpu=True, cuda=False).start()
         theirs.step()
@@ -77,7 +81,7 @@ def test_it_declines_while_the_jobs_profiler_warms_up() -> None:
 
 
 def test_a_finished_profiler_of_the_job_does_not_matter() -> None:
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
+    with torch.profiler.profile(**THEIRS) as theirs:
         torch.ones(3).sin()
     recording = Recording(cpu=True, cuda=False)
     recording.start()
@@ -89,7 +93,7 @@ def test_a_finished_profiler_of_the_job_does_not_matter() -> None:
 def test_it_steps_aside_for_a_profiler_the_job_starts() -> None:
     recording = Recording(cpu=True, cuda=False)
     recording.start()
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
+    with torch.profiler.profile(**THEIRS) as theirs:
         torch.ones(3).sin()
     with pytest.raises(RuntimeError, match="during the recording"):
         recording.stop()

@@ -7,13 +7,13 @@ import torch
 
 from flatout.errors import BadInput
 from flatout.memory import probe as probe_module
-from flatout.memory.child import run_in_child
+from flatout.memory.fresh import forked_or_sent
 from flatout.memory.job import Job, Recipe
 from flatout.memory.probe import choose_batches, probe, step_past_overflow
 from flatout.memory.step import make_parts
 
 GIB = 2**30
-needs_no_gpu = pytest.mark.skipif(torch.version.cuda is not None, reason="this build of torch has CUDA")
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 def job() -> Job:
@@ -35,9 +35,9 @@ def test_without_a_gpu_it_is_refused_in_one_line() -> None:
 @needs_no_gpu
 def test_the_child_refuses_as_well() -> None:
     with pytest.raises(BadInput, match="--profile needs a CUDA GPU"):
-        run_in_child(probe_module.look_at, 0)
+        forked_or_sent(probe_module.look_at, 0, what="a test")
     with pytest.raises(BadInput, match="--profile needs a CUDA GPU"):
-        run_in_child(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0)
+        forked_or_sent(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0, what="a test")
 
 
 # Which batches

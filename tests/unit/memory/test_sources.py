@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flatout.errors import BadInput, MissingExtra
+from flatout.memory.fresh import sent
 from flatout.memory.job import Job, Recipe
 from flatout.memory.sources import load_job
 from flatout.memory.step import Parts, make_parts, run_step
@@ -89,6 +90,12 @@ def test_every_shape_of_answer_makes_the_same_job(returned: str, write: Write) -
     assert recipe == Recipe()
     parts = stepped(job, recipe)
     assert type(parts.optimizer) is torch.optim.SGD
+
+
+def test_a_job_of_a_file_reaches_a_process_that_cannot_import_it(write: Write) -> None:
+    job, _recipe = load_job(f"{write('def build(): return make_model, make_batch, loss, sgd')}:build")
+    assert job.make_model.__module__.startswith("flatout_job_")
+    assert sent(lambda: tuple(job.make_model().weight.shape), what="a test") == (2, 4)
 
 
 def test_a_job_may_bring_its_recipe_its_sizes_and_its_name(write: Write) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.memory.child import run_in_child
+from flatout.memory.fresh import check_backward, forked_or_sent
 from flatout.memory.job import Job, Recipe
 from flatout.memory.replay import sized
 from flatout.memory.trace import Trace
@@ -236,6 +236,8 @@ def test_a_process_that_traced_is_the_only_one_changed() -> None:
 
 
 def shared_and_scaled() -> Trace:
+    check_backward()
+
     def make() -> nn.Module:
         model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16, bias=False))
         model[1].weight = model[0].weight
@@ -249,7 +251,7 @@ def shared_and_scaled() -> Trace:
 
 def test_a_trace_on_another_device_than_the_cpu_needs_no_rules_of_cuda() -> None:
     """As on CUDA: modules are moved and cast, and shared weights stay shared."""
-    trace = run_in_child(shared_and_scaled)
+    trace = forked_or_sent(shared_and_scaled, what="a test")
     assert trace.num_parameters == 16 * 8
     assert [each.num_bytes for each in trace.storages if each.component == "parameters"] == [16 * 8 * 2]
     assert (

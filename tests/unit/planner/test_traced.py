@@ -125,7 +125,7 @@ def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_native_forecast_is_refused_without_a_gpu() -> None:
     with pytest.raises(BadInput, match=r"^a native trace needs a CUDA GPU; "):
-        forecast(native=True)
+        forecast(native=True).peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
 
 
 def test_native_traces_are_stored_apart_and_only_for_a_known_kind_of_gpu(

@@ -30,8 +30,8 @@ from flatout.engines.steering.settings import make_settings, save_settings, sett
 from flatout.errors import BadInput
 from tests.steering_runs import tiny_search, write_tiny
 
-ROOT = Path(__file__).resolve().parents[4]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(sys.path)
 
 
 @pytest.fixture(scope="module")

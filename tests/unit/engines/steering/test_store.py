@@ -58,11 +58,9 @@ def put(store: Store, *numbers: int, space: Space = SPACE) -> Path:
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    root = Path(__file__).resolve().parents[4]
     return subprocess.Popen(
         [sys.executable, "-c", WRITER, str(folder), *map(str, arguments)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -40,7 +40,13 @@ def tokens(
         portable = generator.stepper
         assert isinstance(portable, Portable)
         generator.stepper = Fused(
-            decoder, generator.state, factors=factors, sampling=sampling, tile=tile, portable=portable
+            decoder,
+            generator.state,
+            factors=factors,
+            vectors={},
+            sampling=sampling,
+            tile=tile,
+            portable=portable,
         )
     return [one.tokens for one in generator.generate(requests, max_new_tokens=3)]
 
