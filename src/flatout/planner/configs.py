@@ -69,6 +69,19 @@ class Stage:
             found = self.values.get(match[1])
         return found
 
+    def followers(self, place: Place) -> set[str]:
+        """Keys that take what stands at a place through `${...}`, directly or through others."""
+        moved = {key for key, found in self.values.items() if found.place == place}
+        following = {
+            key: set(_INTERPOLATION.findall(found.value))
+            for key, found in self.values.items()
+            if isinstance(found.value, str)
+        }
+        found: set[str] = set()
+        while more := {key for key, keys in following.items() if keys & (moved | found)} - found:
+            found |= more
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
