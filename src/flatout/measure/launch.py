@@ -66,7 +66,7 @@ def check_command(command: Sequence[str], *, module: bool) -> None:
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:
-    stem = Path(command[0]).stem if command else "job"
+    stem = Path(command[0]).name.removesuffix(".py") if command else "job"  # a module has dots of its own
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = Path.cwd() / ".flatout"
     if not os.access(Path.cwd(), os.W_OK):

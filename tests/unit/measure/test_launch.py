@@ -71,11 +71,14 @@ def test_a_place_that_cannot_be_written_is_refused(
         run_job([str(script)], tmp_path / place)
 
 
-def test_evidence_goes_beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("target", "name"), [("pkg/train.py", "train"), ("pkg.train", "pkg.train")])
+def test_evidence_goes_beside_the_job(
+    target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    path = launch.default_evidence_path(["pkg/train.py", "--lr", "1"])
+    path = launch.default_evidence_path([target, "--lr", "1"])
     assert path.parent == tmp_path / ".flatout"
-    assert path.name.startswith("train-") and path.suffix == ".json"
+    assert path.name.startswith(f"{name}-2") and path.suffix == ".json"
 
 
 # -- how it ended
