@@ -29,9 +29,12 @@ If the samples are small and already in memory, workers can cost more than they 
 between processes. Index whole batches at once instead (`dataset[indices]` through a batch sampler), and let
 a measurement decide; the finding says so where a batch is made in less than a millisecond.
 
+Of an `IterableDataset` every worker has all samples: each must yield a share of its own, as
+`torch.utils.data.get_worker_info` tells it, or an epoch holds every sample several times.
+
 Fix safety
 Exact: the batches and their order stay the same. Only random numbers drawn inside the dataset come from
-the workers' own generators.
+the workers' own generators. Lossy for an `IterableDataset`, whose shares come in another order.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ def _finding(loader: Loader, *, share: float, cached: Counterfactual, cores: int
         share=share,
         ceiling=measured_ceiling(cached),
         fix=_fix(loader, cached=cached, cores=cores),
-        safety="exact",
+        safety="lossy" if loader.streams else "exact",
     )
 
 
@@ -98,7 +101,9 @@ def _fix(loader: Loader, *, cached: Counterfactual, cores: int) -> str:
         ready_s = loader.fetch_s.mean_s + loader.collate_s.mean_s
         if ready_s < HANDED_OVER_S:
             way = "index whole batches at once, dataset[indices]"
-            if loader.batch_size == 1:
+            if loader.streams:
+                way = "let the dataset yield whole batches, with batch_size=None"
+            elif loader.batch_size == 1:
                 way = "take more than one sample per batch, where the job allows it"
             return (
                 f"{way}; one is ready in {show_seconds(ready_s)}, so workers may cost more than they save: "
@@ -106,6 +111,8 @@ def _fix(loader: Loader, *, cached: Counterfactual, cores: int) -> str:
             )
     workers = _workers(cached, cores=cores)
     fix = f"give this DataLoader num_workers={workers} and persistent_workers=True"
+    if loader.streams:
+        fix += ", and let each worker yield a share of its own (get_worker_info)"
     best_s = (cached.baseline_step_s - cached.step_s) / workers
     if best_s <= RESOLVABLE_SPEEDUP * cached.step_s:
         return fix

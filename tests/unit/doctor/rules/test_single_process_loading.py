@@ -112,3 +112,12 @@ def test_a_batch_of_one_sample_cannot_be_indexed_at_once(made):
     (finding,) = detect(dataclasses.replace(slow_loading(made), loaders=(loader,)))
     assert "dataset[indices]" not in finding.fix
     assert "more than one sample per batch" in finding.fix
+
+
+@pytest.mark.parametrize("fetch_s", [0.02, 1e-5])
+def test_workers_of_a_stream_need_shares_of_their_own(made, fetch_s):
+    loader = made.loader(streams=True, fetch_s=made.spread(fetch_s), collate_s=made.spread(1e-5))
+    (finding,) = detect(dataclasses.replace(slow_loading(made), loaders=(loader,)))
+    assert finding.safety == "lossy"
+    assert ("get_worker_info" in finding.fix) is (fetch_s > 1e-3)
+    assert "dataset[indices]" not in finding.fix
