@@ -229,3 +229,23 @@ def test_a_script_that_does_not_parse_shows_its_own_line_alone(tmp_path: Path) -
     assert ran.code == 2
     (place,) = [line for line in ran.stderr.splitlines() if line.startswith("  File ")]
     assert place.endswith('train.py", line 1')
+
+
+def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(tmp_path: Path) -> None:
+    body = """
+    import multiprocessing, time
+
+    def compute():
+        while time.process_time() < 1.5:
+            pass
+
+    process = multiprocessing.get_context("fork").Process(target=compute)
+    process.start()
+    process.join()
+    """
+    write_script(tmp_path / "train.py", body)
+    ran = diagnose("train.py", folder=tmp_path)
+    (line,) = ran.stderr.splitlines()
+    assert ran.code == 2
+    assert "without a training step; processes that the script started computed for" in line
+    assert line.endswith("torchrun -m flatout diagnose watches every rank it starts")
