@@ -276,7 +276,9 @@ def search(
 @steer.command()
 def apply(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.")],
-    model: Model,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A model and its tokenizer; by default the run's.")
+    ] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="Take the winner of this search.")] = None,
     vectors: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take these vectors, with --layer and --strength.")
@@ -300,7 +302,7 @@ def apply(
 
     \b
     Examples:
-      flatout steer apply "Is my poem any good?" --model ./SmolLM2-135M --run runs/syc
+      flatout steer apply "Is my poem any good?" --run runs/syc
       flatout steer apply "Hello." --model ./M --vectors v/pca.safetensors --layer 12 --strength -0.3
     """
     from flatout.codec import encode
