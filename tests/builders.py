@@ -10,7 +10,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from flatout.api import Diagnosis
+from flatout.doctor.examine import Diagnosis
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.measure.evidence import (
     Arm,

@@ -17,10 +17,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flatout.api import Diagnosis as Diagnosis
     from flatout.api import diagnose as diagnose
     from flatout.api import plan as plan
     from flatout.decisions import Decision as Decision
+    from flatout.doctor.examine import Diagnosis as Diagnosis
     from flatout.doctor.finding import Finding as Finding
     from flatout.errors import FlatoutError as FlatoutError
     from flatout.measure.evidence import Evidence as Evidence
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Decision": "flatout.decisions",
-    "Diagnosis": "flatout.api",
+    "Diagnosis": "flatout.doctor.examine",
     "Evidence": "flatout.measure.evidence",
     "Finding": "flatout.doctor.finding",
     "FlatoutError": "flatout.errors",

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.codec import encode
-from flatout.doctor.examine import examine
-from flatout.doctor.finding import Finding
+from flatout.doctor.examine import Diagnosis, examine
 from flatout.errors import BadInput
-from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
 from flatout.planner.answers import ConfigFit, ConfigPlan, PlanOptions
 
@@ -33,24 +29,6 @@ if TYPE_CHECKING:
     from flatout.planner.progress import Progress
     from flatout.planner.request import ForecastRequest
     from flatout.planner.settings import Settings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
-    """Evidence and what the doctor concludes from it."""
-
-    evidence: Evidence
-    findings: tuple[Finding, ...]
-    evidence_path: Path | None = None
-    script_exit_code: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "format": "flatout-diagnosis",
-            "version": 1,
-            "findings": encode(self.findings),
-            "evidence": self.evidence.to_json(),
-        }
 
 
 def diagnose_evidence(path: Path) -> Diagnosis:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.api import Diagnosis, diagnose_evidence
+from flatout.api import diagnose_evidence
+from flatout.doctor.examine import Diagnosis
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "tests" / "data" / "darkroom_h200.json"

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatout
 from flatout.api import (
-    Diagnosis,
     apply_config,
     compare_runs,
     diagnose,
@@ -23,7 +22,7 @@ from flatout.api import (
     undo_config,
     watch_script,
 )
-from flatout.doctor.examine import examine
+from flatout.doctor.examine import Diagnosis, examine
 from flatout.errors import BadInput, EvidenceUnreadable
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 from flatout.planner.answers import PlanOptions

@@ -217,6 +217,7 @@ def predict(
       flatout adapt predict runs/five "Who wrote it?" --context "It was written by Ada." --json
       flatout adapt predict runs/five "Return the sum of two numbers." --task code
     """
+    from flatout.doctor.report import printable
     from flatout.engines.adapters.verbs import predict as answer
 
     lines = [text] if text is not None else sys.stdin.read().splitlines()
@@ -239,7 +240,8 @@ def predict(
         _write_json({"format": "flatout-adapters-predictions", "version": 1, "answers": encode(answers)})
         return
     for each in answers:
-        typer.echo(f"{each.task} ({show_share(each.confidence)}): {each.text}")
+        written = printable(each.text, keep="\n\t")  # code has lines, and may hold terminal codes
+        typer.echo(f"{each.task} ({show_share(each.confidence)}): {written}")
 
 
 @adapt.command()

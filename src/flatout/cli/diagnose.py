@@ -22,7 +22,7 @@ from flatout.measure.ranks import rank, world_size
 from flatout.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from flatout.api import Diagnosis
+    from flatout.doctor.examine import Diagnosis
 
 FINDINGS = 1
 

@@ -33,7 +33,7 @@ from flatout.measure.evidence import Evidence
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.api import Diagnosis
+    from flatout.doctor.examine import Diagnosis
 
 # A glyph as well as a colour per phase: the bar stays readable in a log file.
 LOOKS = {

@@ -19,6 +19,8 @@ from flatout.units import UNKNOWN, show_seconds
 if TYPE_CHECKING:
     from flatout.engines.steering.report_data import StudyRecord
 
+NEW_LINE = "\n"
+
 steer = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 Questions = Annotated[
@@ -276,7 +278,9 @@ def search(
 @steer.command()
 def apply(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.")],
-    model: Model,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A model and its tokenizer; by default the run's.")
+    ] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="Take the winner of this search.")] = None,
     vectors: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take these vectors, with --layer and --strength.")
@@ -300,10 +304,11 @@ def apply(
 
     \b
     Examples:
-      flatout steer apply "Is my poem any good?" --model ./SmolLM2-135M --run runs/syc
+      flatout steer apply "Is my poem any good?" --run runs/syc
       flatout steer apply "Hello." --model ./M --vectors v/pca.safetensors --layer 12 --strength -0.3
     """
     from flatout.codec import encode
+    from flatout.doctor.report import printable
     from flatout.engines.steering.verbs import apply as run_apply
 
     if max_new_tokens < 1:
@@ -326,8 +331,9 @@ def apply(
         return
     for example in examples:
         typer.echo(f"prompt     {example.prompt}")
-        typer.echo(f"unsteered  {example.unsteered}")
-        typer.echo(f"steered    {example.steered}\n")
+        for name in ("unsteered", "steered"):  # what a model writes may hold terminal codes
+            typer.echo(f"{name:<9}  {printable(getattr(example, name), keep=NEW_LINE)}")
+        typer.echo()
 
 
 @steer.command()

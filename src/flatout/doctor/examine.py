@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import encode
 from flatout.doctor.finding import Finding
+from flatout.doctor.report import bound, show_ceiling
 from flatout.doctor.rule import all_rules
 from flatout.measure.evidence import Evidence
+from flatout.units import UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Diagnosis:
+    """Evidence and what the doctor concludes from it; printed, it is its findings in words."""
+
+    evidence: Evidence
+    findings: tuple[Finding, ...]
+    evidence_path: Path | None = None
+    script_exit_code: int | None = None
+
+    def __repr__(self) -> str:
+        """What a notebook shows: of a thousand steps, what they come to."""
+        lines = [bound(self.evidence)]
+        for finding in self.findings:
+            lines += [
+                "",
+                f"{finding.code} {finding.name}  {finding.place or UNKNOWN}  {show_ceiling(finding.ceiling)}",
+                f"  {finding.message}",
+                f"  fix: {finding.fix}",
+            ]
+        return "\n".join(lines if self.findings else [*lines, "No findings."])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "flatout-diagnosis",
+            "version": 1,
+            "findings": encode(self.findings),
+            "evidence": self.evidence.to_json(),
+        }
 
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:

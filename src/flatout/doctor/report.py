@@ -253,10 +253,12 @@ def unexplained_loading(evidence: Evidence) -> str | None:
     return f"{words}, and more workers would share the {cores:g} cores of this job: make samples cheaper."
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, keep: str = "") -> str:
     """Text that came from a job, made harmless: no terminal codes, no reversed text, no half characters."""
     return "".join(
-        " "
+        char
+        if char in keep
+        else " "
         if char in "\t\n\r"
         else "\ufffd"
         if char in _REVERSING or unicodedata.category(char) in _BROKEN

@@ -25,7 +25,7 @@ from flatout.measure.evidence import (
     Step,
 )
 from flatout.measure.observer import Observer, StepRow
-from flatout.measure.ranks import rank, world_size
+from flatout.measure.ranks import rank, unwatched_processes, world_size
 from flatout.measure.statistics import compare, outliers
 
 
@@ -184,7 +184,10 @@ def _missing(observer: Observer) -> list[str]:
     if observer.loaders.mutated:
         missing.append("cached batches: the script changes its batches in place, so some were fetched anew")
     if observer.loaders.cannot_halve:
-        missing.append("half batch: no common first dimension was found in the batches")
+        missing.append(f"half batch: {observer.loaders.cannot_halve}")
+    unwatched = None if observer.rows else unwatched_processes()
+    if unwatched is not None:
+        missing.append(unwatched)
     if observer.warm_up is not None:
         missing.append("every pass after warm-up: the job ended before it was steady")
     elif not observer.finished and observer.blocks:

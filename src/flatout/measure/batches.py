@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 6
+LEAST_HALVED = 4  # rows: of fewer, half is another kind of batch
 SCALARS = (str, bytes, int, float, complex, type(None))
 
 
@@ -104,7 +105,7 @@ def num_bytes(batch: Any) -> int:
 def halve(batch: Any, hint: int | None = None) -> Any | None:
     """The first half of the rows, or None where no array has them or too few are left."""
     rows = num_rows(batch, hint)
-    if rows is None or rows < 4:
+    if rows is None or rows < LEAST_HALVED:
         return None
     half = rows // 2
 

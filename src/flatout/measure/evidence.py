@@ -162,6 +162,7 @@ class Loader:
     collate_place: Place | None = None
     lengths: Lengths | None = None
     calls: tuple[Call, ...] = ()
+    streams: bool = False  # an IterableDataset, of which every worker has all samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

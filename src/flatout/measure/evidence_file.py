@@ -44,8 +44,12 @@ def load_evidence(path: Path) -> Evidence:
 
 
 def decode_evidence(data: Any, *, name: str) -> Evidence:
+    if isinstance(data, dict) and data.get("format") == "flatout-diagnosis":
+        data = data.get("evidence")  # what diagnose --json prints holds it
     if not isinstance(data, dict) or data.get("format") != "flatout-evidence":
-        raise EvidenceUnreadable(f"{name} is not an Evidence file")
+        raise EvidenceUnreadable(
+            f"{name} is not an Evidence file", hint="flatout diagnose writes one, and --save FILE names it"
+        )
     version = data.get("version")
     if not isinstance(version, int) or version > EVIDENCE_VERSION:
         raise EvidenceUnreadable(

@@ -66,7 +66,7 @@ def check_command(command: Sequence[str], *, module: bool) -> None:
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:
-    stem = Path(command[0]).stem if command else "job"
+    stem = Path(command[0]).name.removesuffix(".py") if command else "job"  # a module has dots of its own
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = Path.cwd() / ".flatout"
     if not os.access(Path.cwd(), os.W_OK):
@@ -302,7 +302,6 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
         words = f": {job.error}" if job.error else ""
         raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
     if not num:
-        raise NothingMeasured(
-            f"{name} ended without a training step",
-            hint="no optimizer, backward or repeated model call was seen; flatout.step() can mark steps",
-        )
+        hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"
+        unwatched = next((reason for reason in evidence.missing if reason.startswith(ranks.UNWATCHED)), hint)
+        raise NothingMeasured(f"{name} ended without a training step", hint=unwatched)

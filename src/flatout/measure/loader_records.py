@@ -64,6 +64,8 @@ class LoaderRecord:
 
 def configuration(loader: Any) -> dict[str, Any]:
     """The fields of `Loader` that a DataLoader itself tells."""
+    from torch.utils.data import IterableDataset
+
     try:
         num_batches: int | None = len(loader)
     except TypeError:
@@ -77,6 +79,7 @@ def configuration(loader: Any) -> dict[str, Any]:
         "persistent_workers": bool(loader.persistent_workers),
         "prefetch_factor": loader.prefetch_factor,
         "num_batches": num_batches,
+        "streams": isinstance(loader.dataset, IterableDataset),
     }
 
 

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from flatout.measure.batches import KeptBatch, halve, num_bytes, num_rows
+from flatout.measure.batches import LEAST_HALVED, KeptBatch, halve, num_bytes, num_rows
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, ident, now
 from flatout.measure.evidence import EpochStart, Loader, Place
 from flatout.measure.loader_records import MOST_KEPT, LoaderRecord, configuration, place_of_function
@@ -52,7 +52,7 @@ class LoaderWatch:
         self.rows: int | None = None
         self.epoch_began = False
         self.fell_back = False  # a real batch had to be given where a kept one was wanted
-        self.cannot_halve = False
+        self.cannot_halve: str | None = None  # why
         self.mutated = False
 
     # -- installation
@@ -242,9 +242,14 @@ class LoaderWatch:
         record.served += 1
         record.stood_in += 1
         if self.serving == "half":
+            rows = num_rows(batch, record.config["batch_size"])
             batch = halve(batch, record.config["batch_size"])
             if batch is None:
-                self.cannot_halve = True
+                self.cannot_halve = (
+                    "no common first dimension was found in the batches"
+                    if rows is None or rows >= LEAST_HALVED
+                    else f"batches of {rows} are too small for it"
+                )
             else:
                 self.rows = num_rows(batch)
         return batch

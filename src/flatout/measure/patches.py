@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 
@@ -17,6 +19,8 @@ class Patches:
         before = (
             None if inherited else (owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name))
         )
+        if isinstance(value, FunctionType):  # frameworks read the signature, Lightning that of DataLoader
+            functools.update_wrapper(value, getattr(owner, name))
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, before))
 

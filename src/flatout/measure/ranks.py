@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import json
 import os
+import resource
 import socket
 import tempfile
 import time
@@ -26,11 +27,14 @@ from flatout.measure.evidence_file import load_evidence
 from flatout.measure.patches import Patches
 from flatout.measure.phase_names import PHASES
 from flatout.measure.schedule import Block
+from flatout.units import show_seconds
 
 KEY = "flatout/plan"
 ATTEMPT = "FLATOUT_ATTEMPT"
 LEAD_STEPS = 3
 WAIT_FOR_RANKS_S = 60.0
+UNWATCHED = "processes that the script started"
+LEAST_UNWATCHED_S = 1.0
 
 
 def rank() -> int:
@@ -39,6 +43,18 @@ def rank() -> int:
 
 def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1") or 1)
+
+
+def unwatched_processes() -> str | None:
+    """Where a script that took no step itself left the work, as with torch.multiprocessing.spawn."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime
+    if cpu_s < LEAST_UNWATCHED_S:
+        return None
+    return (
+        f"{UNWATCHED} computed for {show_seconds(cpu_s)}, and only the script itself is watched; "
+        "torchrun -m flatout diagnose watches every rank it starts"
+    )
 
 
 class Agreement:

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from flatout.measure.assemble import Assembly, Ending
@@ -156,12 +156,10 @@ class Session:
         """The script's traceback as it would have shown it: our frames and runpy's left out."""
         if self._is_in_half():
             return
-        shown: TracebackType | None = error.__traceback__
-        own = {__file__, runpy.__file__, "<frozen runpy>"}
-        while shown is not None and shown.tb_frame.f_code.co_filename in own:
-            shown = shown.tb_next
+        shown = traceback.TracebackException.from_exception(error)
+        _leave_out_own_frames(shown)
         sys.stdout.flush()
-        traceback.print_exception(type(error), error, shown or error.__traceback__)
+        sys.stderr.writelines(shown.format())
 
     # -- the end
 
@@ -252,6 +250,19 @@ def _join_threads() -> None:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
+
+
+def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
+    """Of the error, and of those it was raised from."""
+    own = str(Path(__file__).parent) + os.sep
+    shown.stack[:] = [
+        frame
+        for frame in shown.stack
+        if not frame.filename.startswith(own) and frame.filename not in (runpy.__file__, "<frozen runpy>")
+    ]
+    for other in (shown.__cause__, shown.__context__):
+        if other is not None:
+            _leave_out_own_frames(other)
 
 
 def _first_line(words: str) -> str:

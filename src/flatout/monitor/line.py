@@ -2,9 +2,9 @@
 
     GPU 8.2/15.8 GiB (52 %) | util 85 % | CPU 45 % | RAM 67 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s
 
-On a terminal it is rewritten in place.  While the job draws bars with tqdm, the line is one more of tqdm's
-own bars: tqdm then moves the cursor for all of them, and none is broken.  Elsewhere (a log file, a notebook)
-it is a plain line once a minute.
+On a terminal it is rewritten in place, below what the job prints.  While the job draws bars with tqdm, the
+line is one more of tqdm's own bars: tqdm then moves the cursor for all of them, and none is broken.
+Elsewhere (a log file, a notebook, above bars of rich) it is a plain line once a minute.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from flatout.monitor.job_output import JobOutput
 from flatout.monitor.merging import merge
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.units import UNKNOWN, show_share
@@ -91,13 +92,14 @@ class LineWriter:
         self._began_at_s: float | None = None
         self._written_at_s: float | None = None
         self._bar: Any = None
-        self._is_open = False  # a line without its end stands on the terminal
+        self._open_on: TextIO | None = None  # where a line without its end stands
+        self._job_output = JobOutput(self._wipe)
 
     def write(self, samples: Sequence[Sample]) -> None:
         stream = self._stream or sys.stderr
         if not is_writable(stream):
             return
-        if not getattr(stream, "isatty", bool)():  # what a job puts in place of stderr may know little
+        if not _is_terminal(stream):
             self._write_plain(stream, samples)
             return
         line = live_line(samples)[: max(_columns(stream) - 3, 1)]
@@ -109,16 +111,26 @@ class LineWriter:
         if self._bar is not None:
             self._bar.set_description_str(line)
             return
-        # What the job prints next is appended, not overwritten: two spaces keep it apart.
-        stream.write(f"{CLEAR_LINE}{line}  ")
-        stream.flush()
-        self._is_open = True
+        for each in (stream, sys.stdout):
+            self._job_output.hear(each)
+        with self._job_output.lock:
+            if not self._job_output.is_mid_line:
+                # What others write, such as a library in C, is appended: two spaces keep it apart.
+                self._put(stream, f"{CLEAR_LINE}{line}  ")
+                self._open_on = stream
+
+    def _put(self, stream: TextIO, text: str) -> None:
+        self._job_output.write_unheard(stream, text)
+
+    def _wipe(self) -> None:
+        stream, self._open_on = self._open_on, None
+        if stream is not None and is_writable(stream):
+            self._put(stream, CLEAR_LINE)
 
     def _join_bars(self, tqdm: Any, stream: TextIO) -> None:
-        if self._is_open:  # where the job has drawn its first bar since: both go, and the bar is drawn again
-            with tqdm.external_write_mode(file=stream):
-                stream.write(CLEAR_LINE)
-            self._is_open = False
+        if self._open_on is not None:
+            with tqdm.external_write_mode(file=stream), self._job_output.lock:
+                self._wipe()
         # Neither a total nor a bar: only the text, on a line that tqdm keeps free for it.
         self._bar = tqdm(bar_format="{desc}", leave=False, file=stream, dynamic_ncols=True)
 
@@ -129,8 +141,7 @@ class LineWriter:
         bar, self._bar = self._bar, None
         bar.pos = 0
         bar.close()
-        stream.write(CLEAR_BELOW)
-        stream.flush()
+        self._put(stream, CLEAR_BELOW)
 
     def _write_plain(self, stream: TextIO, samples: Sequence[Sample]) -> None:
         time_s = samples[-1].time_s
@@ -151,15 +162,15 @@ class LineWriter:
         if self._bar is not None:
             self._bar.write(message, file=stream)
             return
-        stream.write(f"{CLEAR_LINE if self._is_open else ''}{message}\n")
-        stream.flush()
-        self._is_open = False
+        with self._job_output.lock:
+            self._wipe()
+            self._put(stream, f"{message}\n")
 
     def _end_line(self, stream: TextIO) -> None:
-        if self._is_open:
-            stream.write("\n")
-            stream.flush()
-            self._is_open = False
+        with self._job_output.lock:
+            if self._open_on is not None:
+                self._put(stream, "\n")
+                self._open_on = None
 
     def close(self) -> None:
         stream = self._stream or sys.stderr
@@ -170,6 +181,12 @@ class LineWriter:
             self._bar = None
         if is_writable(stream):
             self._end_line(stream)
+        self._job_output.close()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """What a job puts in place of stderr may know little; rich puts there what prints whole lines."""
+    return getattr(stream, "isatty", bool)() and not hasattr(stream, "rich_proxied_file")
 
 
 def is_writable(stream: TextIO | None) -> bool:

@@ -25,6 +25,7 @@ from flatout.errors import BadInput
 from flatout.planner.configs import JobConfig, Place
 from flatout.planner.documents import Value
 from flatout.planner.files import check_writable, write_file, write_together
+from flatout.planner.mapping import LAST_NAMES
 from flatout.planner.scalars import check_editable, edit_scalars
 
 BACKUPS = Path(".flatout") / "backups"
@@ -71,8 +72,21 @@ def plan_edits(config: JobConfig, changes: Mapping[Place, Value]) -> tuple[FileE
         )
         before, after = document.text.encode("utf-8"), edited.text.encode("utf-8")
         if before != after:
-            edits.append(FileEdit(path=path, before=before, after=after, warnings=edited.warnings))
+            warnings = (*edited.warnings, *_interpolated(config, changes, path=path))
+            edits.append(FileEdit(path=path, before=before, after=after, warnings=warnings))
     return tuple(edits)
+
+
+def _interpolated(config: JobConfig, changes: Iterable[Place], *, path: Path) -> list[str]:
+    """What else moves with a value that others take by name; the knob that was followed to it is meant to."""
+    meant = (*LAST_NAMES["batch_size"], *LAST_NAMES["accumulation"])
+    warnings = []
+    for place in sorted(place for place in changes if place.path == path):
+        keys = set().union(*(stage.followers(place) for stage in config.stages))
+        others = ", ".join(sorted(key for key in keys if key.rpartition(".")[2] not in meant))
+        if others:
+            warnings.append(f"changing {place.key} ({place}) also changes what takes its value: {others}")
+    return warnings
 
 
 def show_diff(edits: Sequence[FileEdit], *, root: Path) -> str:

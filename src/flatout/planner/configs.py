@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flatout.errors import BadInput
 from flatout.planner.documents import Document, Scalar, Value, nearest_hint, read_document
-from flatout.planner.hydra import Layer, hydra_layers, is_hydra, package_header
+from flatout.planner.hydra import Layer, chosen_groups, hydra_layers, is_hydra, package_header
 
 MAIN_FILES = ("config.yaml", "config.yml", "config.json", "training_args.json")
 STAGE_FOLDERS = ("curriculum", "stages")
@@ -69,6 +69,19 @@ class Stage:
             found = self.values.get(match[1])
         return found
 
+    def followers(self, place: Place) -> set[str]:
+        """Keys that take what stands at a place through `${...}`, directly or through others."""
+        moved = {key for key, found in self.values.items() if found.place == place}
+        following = {
+            key: set(_INTERPOLATION.findall(found.value))
+            for key, found in self.values.items()
+            if isinstance(found.value, str)
+        }
+        found: set[str] = set()
+        while more := {key for key, keys in following.items() if keys & (moved | found)} - found:
+            found |= more
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
@@ -91,12 +104,16 @@ def read_config(
     main = read_document(path, name=_shown(path, root))
     notes: list[str] = []
     hydra = is_hydra(main)
-    layers = hydra_layers(path, root=root, notes=notes) if hydra else [Layer(path=path, document=main)]
+    given = dict(overrides or {})
+    layers = [Layer(path=path, document=main)]
+    if hydra:
+        choices = chosen_groups(given, root=root)
+        given = {key: value for key, value in given.items() if key not in choices}
+        layers = hydra_layers(path, root=root, notes=notes, choices=choices)
     stage_files = _stage_files(root, stages, main=path)
     views = [(file.stem, _stacked(layers, file, root=root, hydra=hydra)) for file in stage_files]
     views = views or [(ONE_STAGE, layers)]
     documents = {layer.path: layer.document for _, stack in views for layer in stack}
-    given = dict(overrides or {})
     return JobConfig(
         path=path,
         root=root,

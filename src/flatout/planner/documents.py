@@ -26,6 +26,7 @@ Format = Literal["yaml", "json"]
 MAX_SCALARS = 20_000  # a text of a few lines can unfold into billions of values through aliases
 QUOTES: dict[str | None, Quotes] = {None: "plain", "'": "single", '"': "double", "|": "block", ">": "block"}
 BYTE_ORDER_MARK = "\ufeff"
+KEYED = "give a YAML or JSON file of keys and values"
 
 _WORDS: dict[str, Value] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _WORDS |= {"null": None, "~": None, "": None}
@@ -163,7 +164,7 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
     if root is None:
         raise BadInput(f"{name} is empty")
     if root.id == "scalar":
-        raise BadInput(f"{name} holds one value and no keys")
+        raise BadInput(f"{name} holds one value and no keys", hint=KEYED)
     yield from _YamlWalk(tokens, name).walk(root)
 
 
@@ -262,7 +263,7 @@ def _json_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
     except RecursionError:
         raise BadInput(f"{name} is nested too deeply") from None
     if not isinstance(root, (dict, list)):
-        raise BadInput(f"{name} holds one value and no keys")
+        raise BadInput(f"{name} holds one value and no keys", hint=KEYED)
     found, _ = _json_walk(text, _skip(text, begin), "", 0)
     yield from found.items()
 

@@ -67,8 +67,8 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        raise BadInput(f"could not write {name}{error.strerror}", hint="no config was changed") from error
+        name = error.filename or "a file beside the config"  # a write that fails knows no name
+        raise BadInput(f"could not write {name}: {error.strerror}", hint="no config was changed") from error
 
 
 def _temporary_beside(path: Path) -> Path:

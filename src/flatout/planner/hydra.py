@@ -2,19 +2,22 @@
 
 The last file that defines a value wins.  A file's own values come last unless `_self_` says otherwise.  A
 file of the group `data` is put under `data.`, unless its header (`# @package _global_`) or the entry
-(`data@train: imagenet`) names another package.  Entries that only Hydra can resolve (its own groups, choices
+(`data@train: imagenet`) names another package.  `override /data: imagenet`, in whatever file, chooses another
+file for a group; of two such choices the outer file's counts, then the later one's, and what the job's
+command line chooses counts before all.  Entries that only Hydra can resolve (its own groups, choices
 made by interpolation, configs registered in Python) are left out with a note.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from flatout.errors import BadInput
-from flatout.planner.documents import Document, read_document
+from flatout.planner.documents import Document, Value, read_document
 
 MAX_DEPTH = 20
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)\s*$", flags=re.MULTILINE)
@@ -50,13 +53,62 @@ def package_header(document: Document) -> str | None:
     return "" if match[1] == "_global_" else match[1].removeprefix("_global_.")
 
 
-def hydra_layers(path: Path, *, root: Path, notes: list[str]) -> list[Layer]:
-    """The files of the config at `path`, in the order in which they are merged."""
-    document = read_document(path, name=str(path.relative_to(root)))
-    chosen = {
-        _plain(entry.group): entry.options for entry in _entries(document) if entry.override and entry.group
+def chosen_groups(given: Mapping[str, Value], *, root: Path) -> dict[str, str | None]:
+    """The keys of `given` that name a group: what is given for one chooses a file of it."""
+    found = {}
+    for key, value in given.items():
+        folder = root / key.removeprefix("+").partition("@")[0]
+        if not folder.is_dir():
+            continue
+        if value is not None and _existing(folder / str(value)) is None:
+            names = ", ".join(sorted(path.stem for path in folder.iterdir() if path.is_file()))
+            raise BadInput(
+                f"--set {key}={value}: the group {folder.name} has no {value}.yaml", hint=f"it has {names}"
+            )
+        found[key] = None if value is None else str(value)
+    return found
+
+
+def hydra_layers(
+    path: Path, *, root: Path, notes: list[str], choices: Mapping[str, str | None] | None = None
+) -> list[Layer]:
+    """The files of the config at `path`, in the order in which they are merged.
+
+    `choices` are the options of groups that the job is started with.
+    """
+    chosen: dict[str, tuple[str | None, ...]] = {
+        key.removeprefix("+"): (option,) for key, option in (choices or {}).items()
     }
-    return list(_layers(path, root=root, package="", chosen=chosen, notes=notes, depth=0))
+    document = read_document(path, name=str(path.relative_to(root)))
+    listed = {_key(entry, path, root=root) for entry in _entries(document)}
+    added = tuple(
+        _Entry(group=f"/{group}", options=options, package=package or None)
+        for key, options in chosen.items()
+        if key not in listed
+        for group, _, package in [key.partition("@")]
+    )
+    _note_overrides(path, root=root, chosen=chosen, added=added, depth=0)
+    return list(_layers(path, root=root, package="", chosen=chosen, notes=notes, added=added, depth=0))
+
+
+def _note_overrides(
+    path: Path,
+    *,
+    root: Path,
+    chosen: dict[str, tuple[str | None, ...]],
+    added: tuple[_Entry, ...] = (),
+    depth: int,
+) -> None:
+    """Fill `chosen` in the order in which Hydra does: a file's own choices, then those of its later files."""
+    if depth > MAX_DEPTH:
+        raise BadInput(f"the defaults of {path.name} go in a circle")
+    entries = [*_entries(read_document(path, name=str(path.relative_to(root)))), *added]
+    for entry in entries:
+        if entry.override:
+            chosen.setdefault(_key(entry, path, root=root), entry.options)
+    for entry in reversed(entries):
+        for found, _ in _targets(entry, path, root=root, package="", chosen=chosen, notes=[]):
+            _note_overrides(found, root=root, chosen=chosen, depth=depth + 1)
 
 
 def _layers(
@@ -66,6 +118,7 @@ def _layers(
     package: str,
     chosen: dict[str, tuple[str | None, ...]],
     notes: list[str],
+    added: tuple[_Entry, ...] = (),
     depth: int,
 ) -> Iterator[Layer]:
     if depth > MAX_DEPTH:
@@ -74,7 +127,7 @@ def _layers(
     header = package_header(document)
     own = Layer(path=path, document=document, package=package if header is None else header)
     placed = False
-    for entry in _entries(document):
+    for entry in (*_entries(document), *added):
         if entry.group is None and entry.options == ("_self_",):
             yield own
             placed = True
@@ -97,7 +150,7 @@ def _targets(
     """The files an entry names and the package of each."""
     if entry.override:
         return
-    options = chosen.get(_plain(entry.group), entry.options) if entry.group else entry.options
+    options = chosen.get(_key(entry, path, root=root), entry.options) if entry.group else entry.options
     for option in options:
         target = PurePosixPath(entry.group or "") / option if option else None
         if target is None or "???" in (option or "") or "${" in str(target):
@@ -135,8 +188,11 @@ def _package(entry: _Entry, relative: str, *, package: str, absolute: bool) -> s
     return ".".join(part for part in (base, inner) if part)
 
 
-def _plain(group: str | None) -> str:
-    return (group or "").lstrip("/")
+def _key(entry: _Entry, path: Path, *, root: Path) -> str:
+    """A group as seen from the root, with the package that tells two entries of one group apart."""
+    group = entry.group or ""
+    base = "" if group.startswith("/") else os.path.relpath(path.parent, root)
+    return str(PurePosixPath(base) / group.lstrip("/")) + (f"@{entry.package}" if entry.package else "")
 
 
 def _entries(document: Document) -> list[_Entry]:

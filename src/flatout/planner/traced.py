@@ -257,7 +257,7 @@ def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], N
 
 
 def nested(values: Mapping[str, object]) -> dict[str, object]:
-    """Values by dotted key as the mapping they stand for: {"a.b": 1} is {"a": {"b": 1}}."""
+    """Values by dotted key as what they stand for: {"a.b": 1, "c.0": 2} is {"a": {"b": 1}, "c": [2]}."""
     result: dict[str, object] = {}
     for key, value in values.items():
         *path, last = key.split(".")
@@ -268,4 +268,14 @@ def nested(values: Mapping[str, object]) -> dict[str, object]:
                 raise BadInput(f"{key} lies below {name}, which has a value of its own")
             place = inner
         place[last] = value
-    return result
+    return {key: _with_lists(value) for key, value in result.items()}
+
+
+def _with_lists(value: object) -> object:
+    """Keys that count from 0 are the places of a list."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _with_lists(item) for key, item in value.items()}
+    if [*inner] == [str(number) for number in range(len(inner))]:
+        return [*inner.values()]
+    return inner

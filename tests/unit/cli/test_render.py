@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from flatout.api import Diagnosis
 from flatout.cli.render import LOOKS, render
+from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure.phase_names import PHASES
 from tests import builders

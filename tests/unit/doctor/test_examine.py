@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flatout.doctor.examine import examine
+from flatout.doctor.examine import Diagnosis, examine
 
 
 def test_a_healthy_job_has_no_findings(made):
@@ -41,3 +41,18 @@ def test_equal_findings_are_ordered_by_code_and_line(made):
         ("FO301", 9),
         ("FO302", 1),
     ]
+
+
+def test_a_printed_diagnosis_is_its_findings_and_not_its_thousand_steps(made):
+    job = made.evidence(
+        steps=made.steps(wait_share=0.4),
+        loaders=(made.loader(),),
+        counterfactuals=(made.counterfactual("cached", 1.8),),
+    )
+    found = Diagnosis(evidence=job, findings=examine(job))
+    lines = str(found).splitlines()
+    assert lines[0].startswith("The loader bounds the step")
+    assert lines[2].startswith("FO101 single-process-loading  train.py:10  1.80×")
+    assert lines[4] == f"  fix: {found.findings[0].fix}"
+    assert len(lines) == 5
+    assert str(Diagnosis(evidence=made.evidence(), findings=())).endswith("No findings.")

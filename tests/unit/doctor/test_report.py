@@ -266,4 +266,5 @@ def test_printable_text_holds_no_control_code_and_keeps_its_length(text: str) ->
 
 def test_printable_text_keeps_what_is_harmless() -> None:
     assert printable("größe × 日本 …") == "größe × 日本 …"
+    assert printable("def f():\n\t\x1b[31m\r", keep="\n\t") == "def f():\n\t\ufffd[31m "
     assert printable("a\tb\x1b[0m\u202e\udcff") == "a b\ufffd[0m\ufffd\ufffd"

@@ -93,3 +93,10 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(EvidenceUnreadable, match="cannot be read"):
         load_evidence(tmp_path / "binary.json")
+
+
+def test_what_diagnose_prints_as_json_holds_evidence_too(tmp_path: Path) -> None:
+    evidence = builders.evidence()
+    document = {"format": "flatout-diagnosis", "version": 1, "findings": [], "evidence": evidence.to_json()}
+    (tmp_path / "diagnosis.json").write_text(json.dumps(document))
+    assert load_evidence(tmp_path / "diagnosis.json") == evidence

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
-from flatout.measure import launch
+from flatout.measure import launch, ranks
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from tests import builders
 from tests.jobs import BY_HAND, diagnose, write_script
@@ -71,11 +72,14 @@ def test_a_place_that_cannot_be_written_is_refused(
         run_job([str(script)], tmp_path / place)
 
 
-def test_evidence_goes_beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("target", "name"), [("pkg/train.py", "train"), ("pkg.train", "pkg.train")])
+def test_evidence_goes_beside_the_job(
+    target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    path = launch.default_evidence_path(["pkg/train.py", "--lr", "1"])
+    path = launch.default_evidence_path([target, "--lr", "1"])
     assert path.parent == tmp_path / ".flatout"
-    assert path.name.startswith("train-") and path.suffix == ".json"
+    assert path.name.startswith(f"{name}-2") and path.suffix == ".json"
 
 
 # -- how it ended
@@ -106,6 +110,9 @@ def test_a_job_without_steps_has_nothing_to_diagnose_and_says_whether_it_failed(
     bare = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=0))
     with pytest.raises(NothingMeasured, match=r"train\.py ended without a training step"):
         launch._check_ending(bare, ending(0), Path("e.json"), "train.py")
+    elsewhere = dataclasses.replace(bare, missing=(f"{ranks.UNWATCHED} computed for 12 s",))
+    with pytest.raises(NothingMeasured, match=r"without a training step .*computed for 12 s"):
+        launch._check_ending(elsewhere, ending(0), Path("e.json"), "train.py")
     usage = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=2, error="no data"))
     with pytest.raises(ScriptFailed, match=r"train\.py ended with exit code 2 before any step.*: no data"):
         launch._check_ending(usage, ending(0), Path("e.json"), "train.py")

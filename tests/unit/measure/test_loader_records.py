@@ -35,6 +35,7 @@ def test_a_loader_tells_its_configuration() -> None:
         "persistent_workers": True,
         "prefetch_factor": 3,
         "num_batches": 3,
+        "streams": False,
     }
 
 
@@ -46,6 +47,7 @@ def test_a_batch_sampler_knows_the_batch_size() -> None:
 def test_what_a_loader_cannot_tell_is_unknown() -> None:
     found = configuration(DataLoader(Stream(), batch_size=None))
     assert (found["num_batches"], found["batch_size"], found["prefetch_factor"]) == (None, None, None)
+    assert found["streams"]
 
 
 def collate(samples: list[Any], scale: float = 1.0) -> Any:

@@ -258,7 +258,7 @@ def test_what_cannot_be_halved_is_said_and_no_step_of_it_counts(watch: LoaderWat
     train_on(watch, batches, 2)
     watch.begin_serving("half")
     assert train_on(watch, batches, 1) == [[4.0, 5.0]]
-    assert watch.cannot_halve
+    assert watch.cannot_halve == "batches of 2 are too small for it"
     assert watch.fell_back
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import types
 
 import pytest
@@ -87,3 +88,17 @@ def test_an_attribute_that_is_not_there_cannot_be_replaced() -> None:
     with pytest.raises(AttributeError):
         Patches().replace(module, "absent", 1)
     assert not hasattr(module, "absent")
+
+
+def test_a_function_keeps_the_name_and_the_signature_of_what_it_stands_in_for() -> None:
+    def init(loader: object, *args: object, **kwargs: object) -> None: ...
+
+    signature = inspect.signature(torch.utils.data.DataLoader.__init__)
+    patches = Patches()
+    patches.replace(torch.utils.data.DataLoader, "__init__", init)
+    try:
+        assert torch.utils.data.DataLoader.__init__ is init
+        assert inspect.signature(torch.utils.data.DataLoader.__init__) == signature
+        assert init.__qualname__ == "DataLoader.__init__"
+    finally:
+        patches.undo()

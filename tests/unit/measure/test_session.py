@@ -198,3 +198,54 @@ def test_a_process_that_is_ended_right_after_its_fork_ends_quietly(tmp_path: Pat
     ran = diagnose("train.py", folder=tmp_path)
     assert ran.stdout == "-15\n-15\n", ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_an_error_inside_a_model_shows_no_frame_of_the_instruments(tmp_path: Path) -> None:
+    body = """
+    class Failing(torch.nn.Module):
+        def forward(self, x):
+            raise KeyError("first")
+
+    try:
+        Failing()(torch.zeros(1))
+    except KeyError as error:
+        raise ValueError("second") from error
+    """
+    write_script(tmp_path / "train.py", body)
+    ran = diagnose("train.py", folder=tmp_path)
+    shown = [line.strip() for line in ran.stderr.splitlines() if line.startswith("  File ")]
+    assert ran.code == 2
+    assert [line.rpartition(" in ")[2] for line in shown if "train.py" in line] == [
+        "<module>",
+        "forward",
+        "<module>",
+    ]
+    assert all("train.py" in line or "torch" in line for line in shown)
+
+
+def test_a_script_that_does_not_parse_shows_its_own_line_alone(tmp_path: Path) -> None:
+    write_script(tmp_path / "train.py", "for step in range(3)\n    pass\n", preamble="")
+    ran = diagnose("train.py", folder=tmp_path)
+    assert ran.code == 2
+    (place,) = [line for line in ran.stderr.splitlines() if line.startswith("  File ")]
+    assert place.endswith('train.py", line 1')
+
+
+def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(tmp_path: Path) -> None:
+    body = """
+    import multiprocessing, time
+
+    def compute():
+        while time.process_time() < 1.5:
+            pass
+
+    process = multiprocessing.get_context("fork").Process(target=compute)
+    process.start()
+    process.join()
+    """
+    write_script(tmp_path / "train.py", body)
+    ran = diagnose("train.py", folder=tmp_path)
+    (line,) = ran.stderr.splitlines()
+    assert ran.code == 2
+    assert "without a training step; processes that the script started computed for" in line
+    assert line.endswith("torchrun -m flatout diagnose watches every rank it starts")

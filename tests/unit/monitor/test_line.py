@@ -10,6 +10,8 @@ import struct
 import termios
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from flatout.monitor.line import CLEAR_LINE, LineWriter, live_line
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
@@ -231,3 +233,40 @@ def test_a_bar_of_tqdm_stays_whole_beside_the_line() -> None:
     assert len(bars) == 1  # a bar that was broken leaves its pieces on several rows
     assert re.fullmatch(r"train: 100%\|[█#]+\| 4/4 \[.*\]", bars[0])
     assert not any("RAM" in row for row in bars)
+
+
+def test_what_the_job_prints_stands_above_the_line_and_is_not_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    writer = LineWriter(stream)
+    writer.write([sample(1.0)])
+    print("epoch 0", 0.25)
+    writer.write([sample(2.0)])
+    print("loading", end="", flush=True)
+    writer.write([sample(3.0)])  # would erase what the job has begun
+    assert Screen().feed(stream.getvalue())[-1] == "loading"
+    print(" done")
+    writer.write([sample(4.0)])
+    assert Screen().feed(stream.getvalue()) == ["epoch 0 0.25", "loading done", "CPU 45 % | RAM 67 %"]
+    writer.close()
+    print("afterwards")
+    assert Screen().feed(stream.getvalue())[-2] == "afterwards"
+
+
+def test_above_the_bars_of_rich_the_line_is_a_plain_one_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich prints whatever comes to stderr as whole lines above its bars: none of them could be rewritten."""
+    terminal = Terminal()
+    for name in ("sys.stdout", "sys.stderr"):
+        monkeypatch.setattr(name, terminal)
+    writer = LineWriter()
+    writer.write([sample(0.0)])
+    with Progress(console=Console(file=terminal, force_terminal=True, width=60)) as progress:
+        task = progress.add_task("train", total=10)
+        for second in range(10):
+            writer.write([sample(float(second))])
+            progress.advance(task)
+            progress.refresh()
+    writer.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zBCDE-IL-Z]", "", terminal.getvalue())
+    rows = [row for row in Screen().feed(shown) if row]
+    assert [row.split()[0] for row in rows] == ["CPU", "train"]

@@ -282,3 +282,24 @@ def test_places_that_cannot_be_written_are_known_beforehand(tmp_path: Path) -> N
     path.chmod(0o444)
     with pytest.raises(BadInput, match="is read-only"):
         check_places(config, [places["a"]])
+
+
+def test_what_takes_a_changed_value_by_name_is_told(tmp_path: Path) -> None:
+    conf = tmp_path / "config.yaml"
+    conf.write_text(
+        "n: 8\nbatch_size: ${n}\nworkers: ${n}\nqueue: ${workers}\nwarmup: ${eval:'100*${queue}'}\nseed: 8\n"
+    )
+    (edit,) = edits_of(conf, {"batch_size": 32})
+    assert edit.warnings == (
+        "changing n (config.yaml:1) also changes what takes its value: queue, warmup, workers",
+    )
+    conf.write_text("n: 8\nbatch_size: ${n}\nseed: 8\n")
+    (edit,) = edits_of(conf, {"batch_size": 32})
+    assert edit.warnings == ()
+
+
+def test_values_that_name_each_other_end_the_search(tmp_path: Path) -> None:
+    conf = tmp_path / "config.yaml"
+    conf.write_text("batch_size: 8\na: ${b}\nb: ${a}-${batch_size}\n")
+    (edit,) = edits_of(conf, {"batch_size": 32})
+    assert edit.warnings == ("changing batch_size (config.yaml:1) also changes what takes its value: a, b",)

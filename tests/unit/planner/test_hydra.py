@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
+from flatout.planner.configs import read_config
 from flatout.planner.documents import parse_document
 from flatout.planner.hydra import hydra_layers, is_hydra, package_header
 
@@ -112,3 +113,65 @@ def test_what_only_hydra_can_resolve_is_left_out_with_a_note(tmp_path: Path) -> 
 def test_defaults_that_go_in_a_circle(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="go in a circle"):
         layers(tmp_path, config="defaults: [a]", a="defaults: [b]", b="defaults: [a]")
+
+
+TEMPLATE = {
+    "config": "defaults:\n- _self_\n- data: small\n- trainer: one\n- experiment: null\n",
+    "data__small": "batch_size: 8",
+    "data__large": "batch_size: 64",
+    "trainer__one": "devices: 1",
+    "trainer__four": "defaults: [one, _self_]\ndevices: 4",
+    "experiment__wide": (
+        "# @package _global_\ndefaults:\n- override /trainer: four\n- override /data: large\nseed: 1\n"
+    ),
+}
+
+
+def test_a_file_further_in_chooses_for_the_whole_config(tmp_path: Path) -> None:
+    files = {**TEMPLATE, "config": TEMPLATE["config"].replace("null", "wide")}
+    found, notes = layers(tmp_path, **files)
+    assert found == [
+        ("config.yaml", ""),
+        ("data/large.yaml", "data"),
+        ("trainer/one.yaml", "trainer"),
+        ("trainer/four.yaml", "trainer"),
+        ("experiment/wide.yaml", ""),
+    ]
+    assert notes == []
+
+
+def test_the_outer_choice_counts_and_the_command_lines_before_all(tmp_path: Path) -> None:
+    files = {**TEMPLATE, "config": TEMPLATE["config"].replace("null", "wide") + "- override data: small\n"}
+    found, _ = layers(tmp_path, **files)
+    assert ("data/small.yaml", "data") in found and ("trainer/four.yaml", "trainer") in found
+    config = write(tmp_path, **files)
+    chosen = hydra_layers(config, root=tmp_path, notes=[], choices={"data": "large", "trainer": None})
+    assert [layer.path.stem for layer in chosen] == ["config", "large", "wide"]
+
+
+def test_two_entries_of_one_group_are_chosen_apart(tmp_path: Path) -> None:
+    config = "defaults:\n- data@train: small\n- data@val: small\n- override data@val: large\n"
+    found, _ = layers(tmp_path, config=config, data__small="a: 1", data__large="a: 2")
+    assert found[:2] == [("data/small.yaml", "train"), ("data/large.yaml", "val")]
+
+
+@pytest.mark.parametrize("key", ["experiment", "+experiment"])
+def test_what_is_given_for_a_group_chooses_its_file(key: str, tmp_path: Path) -> None:
+    listed = (
+        TEMPLATE["config"] if key == "experiment" else TEMPLATE["config"].replace("- experiment: null\n", "")
+    )
+    conf = write(tmp_path, **{**TEMPLATE, "config": listed})
+    (stage,) = read_config(conf, overrides={key: "wide", "data.batch_size": 5}).stages
+    assert {name: found.value for name, found in stage.values.items() if "defaults" not in name} == {
+        "data.batch_size": 5,
+        "trainer.devices": 4,
+        "seed": 1,
+    }
+
+
+def test_an_option_that_a_group_does_not_have(tmp_path: Path) -> None:
+    conf = write(tmp_path, **TEMPLATE)
+    with pytest.raises(
+        BadInput, match=r"trainer=five: the group trainer has no five.yaml .*it has four, one"
+    ):
+        read_config(conf, overrides={"trainer": "five"})

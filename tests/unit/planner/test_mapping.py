@@ -74,6 +74,8 @@ def test_a_style_is_recognised_with_its_reason(
         ("batch_size: 1", "eval_batch_size", None),
         ("value_head: {batch_size: 1}\ntestLoader: {batch_size: 2}", "batch_size", "value_head.batch_size"),
         ("optim: {lr: 1}", "learning_rate", "optim.lr"),
+        ("train: {batch_size: 1, grad_accum: 4}", "accumulation", "train.grad_accum"),
+        ("batch_size: 1\naccum_iter: 4", "accumulation", "accum_iter"),
         ("x: {my_knob: 1}", "my_knob", "x.my_knob"),
     ],
 )

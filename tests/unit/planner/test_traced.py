@@ -164,6 +164,8 @@ def test_profiling_without_a_gpu_is_refused_in_one_line() -> None:
 
 def test_dotted_keys_become_the_mapping_they_stand_for() -> None:
     assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    lists = nested({"m.sizes.0": 64, "m.sizes.1": 32, "m.parts.0.k": 3, "m.epochs.0": 8, "m.epochs.4": 2})
+    assert lists == {"m": {"sizes": [64, 32], "parts": [{"k": 3}], "epochs": {"0": 8, "4": 2}}}
 
 
 def test_a_key_below_a_value_is_refused() -> None:

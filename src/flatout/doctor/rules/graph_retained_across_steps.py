@@ -120,10 +120,11 @@ def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding
         figures.append(f"{retained.nodes_per_step:.0f} autograd nodes more are alive after every step")
     if retained.bytes_per_step:
         figures.append(f"tensors held here with their graphs: {show_bytes(retained.bytes_per_step)} per step")
-    figures.append(
-        f"all live tensors grow by {show_bytes(memory.growth_bytes_per_step)} per step "
-        f"over {memory.num_steps} steps"
-    )
+    if memory.growth_bytes_per_step:  # a graph alone, whose tensors were freed by its backward, is no tensor
+        figures.append(
+            f"all live tensors grow by {show_bytes(memory.growth_bytes_per_step)} per step "
+            f"over {memory.num_steps} steps"
+        )
     full = _steps_until_full(evidence, memory)
     if full is not None:
         figures.append(full)

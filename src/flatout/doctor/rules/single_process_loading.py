@@ -10,7 +10,7 @@ never help. In a study of 400 under-used deep-learning jobs, 46 % of the 706 cau
 handling.
 
 Evidence
-The wait is at least 10 % of the step, the job may use at least two cores, and the same job was run on
+The wait is at least 10 % of the step, the process may use at least two cores, and the same job was run on
 cached batches, in blocks interleaved with ordinary steps: it must be faster with the whole 95 %
 interval above 1.05×. That run is the ceiling, so it is measured.
 
@@ -21,17 +21,26 @@ Let worker processes prepare batches while the device computes:
 loader = DataLoader(dataset, batch_size=64, num_workers=2, persistent_workers=True)
 ```
 
-Use no more workers than the job has cores. If the samples are small and already in memory, workers can
-cost more than they save: batches then travel between processes. Index whole batches at once instead
-(`dataset[indices]` through a batch sampler), and let a measurement decide; the finding says so where a
-batch is made in less than a millisecond.
+The finding counts the workers that would hide the loading behind the rest of the step, and no more than
+the process has cores. Where the cores are too few for that, it says how short the step can get by workers
+alone: the ceiling then also needs less work per sample, or samples that are prepared once.
+
+If the samples are small and already in memory, workers can cost more than they save: batches then travel
+between processes. Index whole batches at once instead (`dataset[indices]` through a batch sampler), and let
+a measurement decide; the finding says so where a batch is made in less than a millisecond.
+
+Of an `IterableDataset` every worker has all samples: each must yield a share of its own, as
+`torch.utils.data.get_worker_info` tells it, or an epoch holds every sample several times.
 
 Fix safety
 Exact: the batches and their order stay the same. Only random numbers drawn inside the dataset come from
-the workers' own generators.
+the workers' own generators. Lossy for an `IterableDataset`, whose shares come in another order.
 """
 
 from __future__ import annotations
+
+import math
+from collections import Counter
 
 from flatout.doctor.arithmetic import RESOLVABLE_SPEEDUP, measured_ceiling, wait_share
 from flatout.doctor.finding import Finding
@@ -47,9 +56,12 @@ HANDED_OVER_S = 1e-3
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    cores = evidence.host.cores
     cached = evidence.counterfactual("cached")
-    if cores is None or cores < LEAST_CORES or cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
+    if evidence.host.cores is None or cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
+        return []
+    ranks_of_a_host = max(Counter(rank.host for rank in evidence.ranks).values(), default=1)
+    cores = int(evidence.host.cores / ranks_of_a_host)
+    if cores < LEAST_CORES:
         return []
     findings = []
     for loader in evidence.loaders:
@@ -59,13 +71,13 @@ def detect(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _finding(loader: Loader, *, share: float, cached: Counterfactual, cores: float) -> Finding:
+def _finding(loader: Loader, *, share: float, cached: Counterfactual, cores: int) -> Finding:
     interval = f"{show_ratio(cached.speedup_low)} to {show_ratio(cached.speedup_high)}"
     without = f"{show_seconds(cached.step_s)} instead of {show_seconds(cached.baseline_step_s)}"
     evidence = [
         f"waiting for batches takes {show_share(share)} of the step",
         f"on cached batches the step takes {without}: {show_ratio(cached.speedup)} ({interval})",
-        f"the job may use {cores:g} cores",
+        f"the process may use {cores} cores",
     ]
     if loader.fetch_s is not None:
         evidence.append(f"fetching the samples of a batch takes {show_seconds(loader.fetch_s.mean_s)}")
@@ -79,18 +91,38 @@ def _finding(loader: Loader, *, share: float, cached: Counterfactual, cores: flo
         evidence=tuple(evidence),
         share=share,
         ceiling=measured_ceiling(cached),
-        fix=_fix(loader, cores=cores),
-        safety="exact",
+        fix=_fix(loader, cached=cached, cores=cores),
+        safety="lossy" if loader.streams else "exact",
     )
 
 
-def _fix(loader: Loader, *, cores: float) -> str:
+def _fix(loader: Loader, *, cached: Counterfactual, cores: int) -> str:
     if loader.fetch_s is not None and loader.collate_s is not None:
         ready_s = loader.fetch_s.mean_s + loader.collate_s.mean_s
         if ready_s < HANDED_OVER_S:
+            way = "index whole batches at once, dataset[indices]"
+            if loader.streams:
+                way = "let the dataset yield whole batches, with batch_size=None"
+            elif loader.batch_size == 1:
+                way = "take more than one sample per batch, where the job allows it"
             return (
-                f"index whole batches at once, dataset[indices]; one is ready in {show_seconds(ready_s)}, so "
-                "workers may cost more than they save: flatout.data.choose_workers measures it"
+                f"{way}; one is ready in {show_seconds(ready_s)}, so workers may cost more than they save: "
+                "flatout.data.choose_workers measures it"
             )
-    workers = max(1, min(int(cores) - 1, 8))
-    return f"give this DataLoader num_workers={workers} and persistent_workers=True"
+    workers = _workers(cached, cores=cores)
+    fix = f"give this DataLoader num_workers={workers} and persistent_workers=True"
+    if loader.streams:
+        fix += ", and let each worker yield a share of its own (get_worker_info)"
+    best_s = (cached.baseline_step_s - cached.step_s) / workers
+    if best_s <= RESOLVABLE_SPEEDUP * cached.step_s:
+        return fix
+    return f"{fix}; that reaches {show_seconds(best_s)} at best, the rest takes less work per sample"
+
+
+def _workers(cached: Counterfactual, *, cores: int) -> int:
+    """The fewest workers that hide the loading, and one to spare; the training process keeps a core.
+
+    Where they cannot hide it, the training process waits for them most of the time, and its core is theirs.
+    """
+    hiding = math.ceil(cached.speedup_high - 1)
+    return cores if hiding >= cores else min(hiding + 1, max(1, cores - 1))

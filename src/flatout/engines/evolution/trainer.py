@@ -322,7 +322,11 @@ class Trainer:
         self.es.load(found.tensors, epoch=found.state.epoch)
         self._untrained_score = found.state.untrained_score
         self._elapsed_s = found.state.elapsed_s
-        self._on_note(f"going on after epoch {found.state.epoch} of {self.config.epochs}")
+        done, asked = found.state.epoch, self.config.epochs
+        more = "nothing is left to train; --epochs asks for more"
+        self._on_note(
+            f"going on after epoch {done} of {asked}" if done < asked else f"epoch {done} is done: {more}"
+        )
 
     def _save(self) -> None:
         if not self.ranks.first:

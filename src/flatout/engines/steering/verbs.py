@@ -140,7 +140,7 @@ def search(
 def apply(
     prompts: Sequence[str],
     *,
-    model: Path,
+    model: Path | None = None,
     run: Path | None = None,
     vectors: Path | None = None,
     layer: int | None = None,
@@ -151,9 +151,17 @@ def apply(
     device: str = "auto",
     dtype: Any = "auto",
 ) -> list[Example]:
-    """Continue prompts with and without a vector: the winner of a run, or one that is named."""
-    check_folder(model)
+    """Continue prompts with and without a vector: the winner of a run, or one that is named.
+
+    Without a model, that of the run.
+    """
+    if model is not None:
+        check_folder(model)
     held, winner = _chosen_vectors(run, vectors)
+    if model is None and "model" not in winner:
+        raise BadInput("no model is given", hint="name it with --model; the --run of a search knows its own")
+    model = model or Path(winner["model"])
+    check_folder(model)
     layer = layer if layer is not None else winner.get("layer")
     strength = strength if strength is not None else winner.get("strength")
     if layer is None or strength is None:
@@ -228,9 +236,10 @@ def _chosen_vectors(run: Path | None, vectors: Path | None) -> tuple[SteeringVec
     winner = record.winner
     if winner is None:
         raise BadInput(f"the search in {run} has no winner", hint="run it again with more trials")
-    settings = make_settings(read_file(run))
+    settings = make_settings({**read_file(run), "out": str(run)})  # where it lies, not where it was made
     found = load(settings.vectors_folder / f"{winner.method}.safetensors")
-    return found, {"layer": winner.layer, "strength": winner.strength, "where": winner.where}
+    chosen = {"layer": winner.layer, "strength": winner.strength, "where": winner.where}
+    return found, {**chosen, "model": settings.model}
 
 
 def report(run: Path, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:

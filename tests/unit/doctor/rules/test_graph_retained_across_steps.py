@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 from flatout.doctor.rules.graph_retained_across_steps import detect
 from flatout.measure.evidence import GraphGrowth, Growth, Memory
 
@@ -87,3 +89,11 @@ def test_look_alikes(made):
     assert detect(growing(made, graphs=[graph(made, nodes=0.0)])) == []
     assert detect(growing(made, growths=[growth(made, held_at=70, tensors=0.25)])) == []
     assert detect(growing(made, growths=[growth(made, held_at=70, num_bytes=0.0)])) == []
+
+
+def test_tensors_that_do_not_grow_are_not_counted(made):
+    job = growing(made, graphs=[graph(made)])
+    still = dataclasses.replace(job, memory=dataclasses.replace(job.memory, growth_bytes_per_step=0.0))
+    for evidence, grows in ((job, True), (still, False)):
+        (finding,) = detect(evidence)
+        assert any("all live tensors grow" in figure for figure in finding.evidence) is grows

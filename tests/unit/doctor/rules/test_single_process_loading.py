@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from flatout.doctor.rules.single_process_loading import detect
-from flatout.measure.evidence import Host
+from flatout.measure.evidence import Host, Rank
+from flatout.units import show_seconds
 
 
 def slow_loading(made, *, wait_share=0.3, speedup=1.4, width=0.02, cores=4.0, **changes):
@@ -24,7 +25,7 @@ def test_fires_at_the_loader_with_the_measured_ceiling(made):
     assert finding.place == made.place(10)
     assert finding.share == pytest.approx(0.3)
     assert (finding.ceiling.source, finding.ceiling.speedup) == ("measured", 1.4)
-    assert "num_workers=3" in finding.fix
+    assert "num_workers=2" in finding.fix
 
 
 @pytest.mark.parametrize("cores", [2.0, 1.9])
@@ -63,3 +64,60 @@ def test_workers_are_not_proposed_where_handing_a_batch_over_costs_as_much(made,
     (finding,) = detect(dataclasses.replace(job, loaders=(loader,)))
     assert ("num_workers=" in finding.fix) is workers
     assert ("dataset[indices]" in finding.fix and "600 µs" in finding.fix) is not workers
+
+
+@pytest.mark.parametrize(
+    ("cores", "speedup", "workers", "hides"),
+    [
+        (2.0, 1.4, 1, True),  # one worker loads while the other core computes
+        (2.0, 30.0, 2, False),  # the training process only waits: its core makes batches too
+        (16.0, 1.4, 2, True),
+        (16.0, 5.5, 6, True),
+        (64.0, 30.0, 31, True),
+        (16.0, 30.0, 16, False),
+    ],
+)
+def test_as_many_workers_as_hide_the_loading_and_no_more_than_cores(made, cores, speedup, workers, hides):
+    (finding,) = detect(slow_loading(made, cores=cores, speedup=speedup, wait_share=0.8))
+    assert f"num_workers={workers} " in finding.fix
+    assert ("at best" not in finding.fix) is hides
+
+
+def test_what_workers_alone_reach_is_the_loading_shared_among_them(made):
+    job = slow_loading(made, cores=2.0, speedup=30.0)
+    (finding,) = detect(job)
+    cached = job.counterfactual("cached")
+    best_s = (cached.baseline_step_s - cached.step_s) / 2
+    assert f"reaches {show_seconds(best_s)} at best" in finding.fix
+
+
+def test_ranks_share_the_cores_of_their_host(made):
+    job = slow_loading(made, cores=8.0, speedup=30.0)
+
+    def spread_over(*hosts):
+        ranks = (
+            Rank(rank=rank, step_s=None, phases_s={}, ended="measured", host=host)
+            for rank, host in enumerate(hosts)
+        )
+        return detect(dataclasses.replace(job, ranks=tuple(ranks)))
+
+    for hosts in (["a"] * 4, ["a"] * 4 + ["b"] * 4):
+        (finding,) = spread_over(*hosts)
+        assert "num_workers=2 " in finding.fix
+    assert spread_over(*["a"] * 8) == []
+
+
+def test_a_batch_of_one_sample_cannot_be_indexed_at_once(made):
+    loader = made.loader(batch_size=1, fetch_s=made.spread(1e-5), collate_s=made.spread(1e-5))
+    (finding,) = detect(dataclasses.replace(slow_loading(made), loaders=(loader,)))
+    assert "dataset[indices]" not in finding.fix
+    assert "more than one sample per batch" in finding.fix
+
+
+@pytest.mark.parametrize("fetch_s", [0.02, 1e-5])
+def test_workers_of_a_stream_need_shares_of_their_own(made, fetch_s):
+    loader = made.loader(streams=True, fetch_s=made.spread(fetch_s), collate_s=made.spread(1e-5))
+    (finding,) = detect(dataclasses.replace(slow_loading(made), loaders=(loader,)))
+    assert finding.safety == "lossy"
+    assert ("get_worker_info" in finding.fix) is (fetch_s > 1e-3)
+    assert "dataset[indices]" not in finding.fix

@@ -176,7 +176,7 @@ def test_a_finished_run_keeps_its_score_when_it_is_resumed(model: Path, tmp_path
     first = evolve(settings)
     again = evolve(settings, resume=True, on_note=notes.append)
     assert again.score is not None and again.score == first.score
-    assert "going on after epoch 4 of 4" in notes
+    assert "epoch 4 is done: nothing is left to train; --epochs asks for more" in notes
 
 
 def test_a_tiny_model_learns_to_copy_digits(model: Path, tmp_path: Path) -> None:

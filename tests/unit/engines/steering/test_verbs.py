@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_the_winner_of_a_run_and_a_named_vector_are_the_same(
         prompts[:1], model=tiny / "model", run=out, strength=0.0, max_new_tokens=4, device="cpu"
     )
     assert zero.steered == zero.unsteered
+
+
+def test_a_run_that_was_moved_is_applied_with_its_own_model(
+    run: tuple[Path, StudyRecord], tmp_path: Path
+) -> None:
+    out, record = run
+    moved = tmp_path / "moved"
+    shutil.copytree(out, moved)
+    settings = json.loads((moved / "settings.json").read_text())
+    (moved / "settings.json").write_text(json.dumps({**settings, "out": "where it was made"}))
+    prompts = [example.prompt for example in record.examples]
+    assert verbs.apply(prompts, run=moved, max_new_tokens=4, device="cpu") == list(record.examples)
+    with pytest.raises(BadInput, match="no model is given"):
+        verbs.apply(["is"], vectors=out / "vectors" / "mean-difference.safetensors", layer=1, strength=1.0)
 
 
 def test_what_apply_cannot_do_is_named(tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path) -> None:

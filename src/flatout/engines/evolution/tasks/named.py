@@ -44,7 +44,7 @@ def task_named(name_or_path: str | Path, **options: Any) -> Task:
             near = difflib.get_close_matches(name, TASKS, n=1)
             raise BadInput(
                 f"there is no task {name!r}, nor a file of this name",
-                hint=f"did you mean {near[0]}" if near else f"known: {', '.join(TASKS)}, or a .jsonl file",
+                hint=f"did you mean {near[0]}?" if near else f"known: {', '.join(TASKS)}, or a .jsonl file",
             )
         name, options = _kind_of(path), {"path": path, **options}
     task = TASKS[name]
