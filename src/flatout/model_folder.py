@@ -13,7 +13,7 @@ from typing import Any
 
 from flatout.errors import BadInput, import_extra
 
-HINT = "give a folder that save_pretrained wrote"
+HINT = "give --model a folder that save_pretrained wrote"
 
 
 def check_folder(folder: Path) -> None:
