@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 IDLE_S = 120.0  # the server holds a few hundred MB, which is not the plan's to keep
 SLOW_PACKAGES = {"accelerate", "diffusers", "lightning", "peft", "timm", "torchvision", "transformers"}
-CODE = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from flatout.memory.fork_server import serve; serve(int(sys.argv[1]), modules=sys.argv[2].split())"
+CODE = (  # a door, how many modules, these, and the path
+    "import sys; door, count = map(int, sys.argv[1:3]); sys.path[:] = sys.argv[3 + count :]; "
+    "from flatout.memory.fork_server import serve; serve(door, modules=sys.argv[3 : 3 + count])"
 )
 
 
@@ -88,6 +88,7 @@ class _Server:
 
 _lock = threading.Lock()
 _servers: dict[int, _Server] = {}  # by the process that started it: a fork of that one starts its own
+_imports_packages = True  # until a server turns out to be of no use with them
 
 
 def answer_from_server(parcel: bytes) -> tuple[str, Any]:
@@ -103,7 +104,8 @@ def answer_from_server(parcel: bytes) -> tuple[str, Any]:
             hint="most often the system has run out of memory",
         ) from None
     except BaseException:  # an interrupt: nobody waits for the answer any more
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         raise
     finally:
         here.close()
@@ -116,9 +118,9 @@ def _connected() -> tuple[Connection, int]:
     A server that fails at importing what this process has, or whose imports ask CUDA something, is replaced
     by one that imports nothing of that.
     """
-    for modules in ([name for name in sys.modules if name.partition(".")[0] in SLOW_PACKAGES], []):
+    for _ in range(2):
         here, there = multiprocessing.Pipe()
-        server = _running(modules)
+        server = _running()
         try:
             socket.send_fds(server.door, [b"."], [there.fileno()])
             there.close()
@@ -126,35 +128,41 @@ def _connected() -> tuple[Connection, int]:
         except (EOFError, OSError):
             here.close()
             there.close()
-            _end(server)
+            _end(server, is_of_no_use=True)
     raise ChildDied(
         "the process that was to be started for the model does not start",
         hint=f"see what it wrote; it is {sys.executable} with the paths of this process",
     )
 
 
-def _running(modules: list[str]) -> _Server:
+def _running() -> _Server:
     with _lock:
         server = _servers.get(os.getpid())
         if server is not None and server.process.poll() is not None:
             server.end()
             server = None
         if server is None:
-            server = _servers[os.getpid()] = _started(modules)
+            server = _servers[os.getpid()] = _started()
         return server
 
 
-def _started(modules: list[str]) -> _Server:
+def _started() -> _Server:
+    slow = SLOW_PACKAGES if _imports_packages else ()
+    modules = [name for name in sys.modules if name.partition(".")[0] in slow]
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", CODE, str(theirs.fileno()), " ".join(modules), *map(str, sys.path)]
+    numbers = (str(theirs.fileno()), str(len(modules)))
+    command = [sys.executable, "-c", CODE, *numbers, *modules, *map(str, sys.path)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
     theirs.close()
     atexit.register(_end_own)
     return _Server(process, ours)
 
 
-def _end(server: _Server) -> None:
+def _end(server: _Server, *, is_of_no_use: bool = False) -> None:
+    global _imports_packages
     with _lock:
+        if is_of_no_use:
+            _imports_packages = False
         if _servers.get(os.getpid()) is server:
             del _servers[os.getpid()]
             server.end()

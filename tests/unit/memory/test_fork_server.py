@@ -77,6 +77,7 @@ def test_slow_packages_are_imported_before_the_fork_where_that_does_no_harm(
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(fork_server, "SLOW_PACKAGES", set(slow))
+    monkeypatch.setattr(fork_server, "_imports_packages", True)
 
     def imported(*names: str) -> list[str]:
         fork_server._end_own()
