@@ -176,6 +176,8 @@ def backward_workspace(func: Any, args: Any) -> tuple[tuple[int, ...], ...]:
     # one tile of the query's gradient for each block of rows, with a lock of four words
     tile = 64 if width <= 64 or query.dtype not in HALF else 128
     blocks = batch * heads * (_up(length, tile) * _up(width, 64) + 4 * _up(length, tile) // 64) * 4
+    if query.dtype in HALF:  # the kernel multiplies gradient and result by itself, but not in float32
+        return ((rows * 4, blocks),)
     return ((product, rows * 4, rows * 4), (rows * 4, blocks))
 
 

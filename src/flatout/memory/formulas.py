@@ -14,6 +14,7 @@ WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
 SORTED_FROM = 3072  # indices: fewer are added without sorting
 ROWS_PER_PIECE = 10
+MANY_ROWS, ROWS_PER_BLOCK, MOST_BLOCKS = 65_536, 32, 32_768
 
 
 class Formula(NamedTuple):
@@ -47,6 +48,22 @@ def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) ->
     return 4 * num_outputs * blocks * width * vector if blocks > 1 else 0
 
 
+def block_sums(num_rows: int, width: int, itemsize: int, num_multiprocessors: int) -> int:
+    """The gradient of a norm's weight: where rows are many and narrow, a sum for each of many blocks."""
+    return _num_blocks(num_rows, width, num_multiprocessors) * width * itemsize
+
+
+def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
+    num_blocks = _num_blocks(num_rows, width, num_multiprocessors)
+    return partial_sums(width, num_blocks, num_multiprocessors) if num_blocks else 0
+
+
+def _num_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
+    if num_rows <= MANY_ROWS or width // WARP >= num_multiprocessors // 2:
+        return 0
+    return min(MOST_BLOCKS // -(-width // WARP), -(-num_rows // ROWS_PER_BLOCK))
+
+
 def _power_below(count: int, most: int) -> int:
     return most if count >= most else 1 << (count.bit_length() - 1) if count else 1
 
@@ -66,4 +83,6 @@ FORMULAS: Mapping[str, Callable[..., int]] = {
     "partial sums": partial_sums,
     "sorted indices": sorted_indices,
     "pieces of a table": pieces_of_a_table,
+    "block sums": block_sums,
+    "sums of blocks": sums_of_blocks,
 }

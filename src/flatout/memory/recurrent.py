@@ -2,14 +2,17 @@
 
 The reserve holds the gates of every step (LSTM five, GRU six, plain one value per hidden unit) and the
 outputs between layers.  A workspace lives during each call: the weights without their biases, 8 MiB for each
-layer and direction, and values for each step and for each row's state, as `WORKSPACES` has them.  Under
+layer and direction, and values for each step and for each row's state, as the tables below have them.  Under
 autocast the weights are cast into one flat buffer first.  With the first call that drops values out, the
 generator's state is taken for good.
 
-The table was read off 168 single calls on an H200 (cuDNN 9.19) in four precisions.  It gives stacks of LSTM
-and GRU to the byte, packed or not, but not those of 32 rows and 512 steps, which take a quarter less; one
-layer is up to 2 % off, and under autocast takes two to three times as much; plain RNN take less in
-evaluation.
+In half precision PyTorch asks for kernels that keep one layer's weights on the chip (`_is_persistent` has its
+conditions), which take more than twice as much.
+
+The tables were read off 168 single calls on an H200 (cuDNN 9.19) with rows first and 162 with steps first, in
+all precisions.  They give LSTM and GRU to a thousandth, packed or not, but stacks of GRU to 3 %, and not
+stacks of 16 or 32 rows and 512 steps, which take a quarter less.  Plain RNN are within 3 %, those of at most
+256 units with kernels of their own; they take less in evaluation.
 """
 
 from __future__ import annotations
@@ -39,7 +42,18 @@ WORKSPACES: dict[tuple[str, bool, bool], tuple[float, int]] = {
     ("rnn", True, False): (2.0, 1),
     ("rnn", True, True): (4.0, 3),
 }
-ONE_LAYER = 6.0  # values per unit of a single padded layer in one direction, of whatever kind
+# stacks, and both directions, whose batch has its steps first
+STEPS_FIRST: dict[tuple[str, bool], tuple[float, int]] = {
+    ("lstm", False): (6.0, 10),
+    ("gru", False): (5.0, 17),
+    ("gru", True): (6.5, 7),
+    ("rnn", True): (6.0, 7),
+}
+ONE_LAYER = {"lstm": (6.0, 11), "gru": (6.0, 5), "rnn": (6.0, 5)}  # padded, in one direction
+PERSISTENT = {"lstm": (22.0, 8), "rnn": (15.0, 6)}
+SMALL_UNITS = 256
+SMALL = {(1, False): (15.0, 6), (1, True): (10.5, 7)}  # plain RNN: (layers, both directions)
+SMALL_STACK = (16.0, 6)
 WORKSPACE_PER_LAYER = 8 << 20
 RESERVE_HEAD = 256
 DROPOUT_STATE_BYTES = 6_488_064  # as measured on 132 multiprocessors
@@ -75,7 +89,15 @@ def _padded(kind: str) -> Any:
         states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
         if batch_first:
             x = x.transpose(0, 1)
-        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states))
+        settings = (
+            kind,
+            num_layers,
+            bidirectional,
+            dropout if train else 0.0,
+            train,
+            len(states),
+            batch_first,
+        )
         output, *last = _apply(_Cudnn, *settings, x, *states, *_cast(params))
         return (output.transpose(0, 1) if batch_first else output, *last)
 
@@ -95,7 +117,7 @@ def _packed(kind: str) -> Any:
         bidirectional: bool,
     ) -> Any:
         states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states))
+        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), False)
         return _apply(_Cudnn, *settings, data, *states, *_cast(params))
 
     return run
@@ -144,6 +166,7 @@ class _Cudnn(torch.autograd.Function):
         dropout: float,
         train: bool,
         num_states: int,
+        rows_first: bool,
         x: Tensor,
         *rest: Tensor,
     ) -> Any:
@@ -159,8 +182,9 @@ class _Cudnn(torch.autograd.Function):
         last = [x.new_empty(state.shape, dtype=dtype) for state in states]
         units = output.numel()
         per_unit, per_state = WORKSPACES[kind, x.dim() == 2, bidirectional]
-        if x.dim() == 3 and num_layers == directions == 1:
-            per_unit = ONE_LAYER
+        if x.dim() == 3:
+            shape = (num_layers, bidirectional, rows_first)
+            per_unit, per_state = _padded_workspace(kind, *shape, x=x, hidden=hidden, dtype=dtype)
         values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel()
         values += sum(weight.numel() for weight in weights if weight.dim() > 1)
         workspace_bytes = int(values * dtype.itemsize) + WORKSPACE_PER_LAYER * num_layers * directions
@@ -190,7 +214,37 @@ class _Cudnn(torch.autograd.Function):
         workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
         del workspace, steps, grad_output
         views = _views(flat, [weight.shape for weight in weights])
-        return (None, None, None, None, None, None, grad_x, *grad_states, *views)
+        return (*(None,) * 7, grad_x, *grad_states, *views)
+
+
+def _padded_workspace(
+    kind: str,
+    num_layers: int,
+    bidirectional: bool,
+    rows_first: bool,
+    *,
+    x: Tensor,
+    hidden: int,
+    dtype: torch.dtype,
+) -> tuple[float, int]:
+    """Values per unit of the output, and per state."""
+    alone = num_layers == 1 and not bidirectional
+    if alone and dtype.itemsize == 2 and _is_persistent(kind, x, hidden):
+        return PERSISTENT[kind]
+    if kind == "rnn" and hidden <= SMALL_UNITS:
+        return SMALL.get((num_layers, bidirectional), SMALL_STACK)
+    if alone:
+        return ONE_LAYER[kind]
+    plain = WORKSPACES[kind, False, bidirectional]
+    return plain if rows_first else STEPS_FIRST.get((kind, bidirectional), plain)
+
+
+def _is_persistent(kind: str, x: Tensor, hidden: int) -> bool:
+    """As PyTorch asks cuDNN for it on GPUs of the datacentre line, of one layer in half precision."""
+    rows, width = x.shape[1], x.shape[2]
+    if kind == "gru" or hidden % 128 or width % 128 or hidden > 1024 or rows % 8 or rows > 128:
+        return False
+    return kind == "lstm" or rows < 96 or hidden < 896
 
 
 class _Reshaped(torch.autograd.Function):

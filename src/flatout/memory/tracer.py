@@ -9,9 +9,11 @@ on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; `tracin
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import weakref
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.log import Born, Event, two_steps
 from flatout.memory.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import Component, Guess, Phase, Trace
-from flatout.memory.workspaces import COPIES_FIRST, Group, Workspaces
+from flatout.memory.workspaces import Group, Workspaces
 
 aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
@@ -36,6 +38,8 @@ SCALAR = aten._local_scalar_dense.default
 TO_COPY = aten._to_copy.default
 DROPOUT = aten.native_dropout.default
 CONVOLUTION_BACKWARD = aten.convolution_backward.default
+ENGINE = "_engine_run_backward"  # the last Python function before autograd's own code
+BETWEEN = (__name__, "torch._compile", "torch._dynamo.eval_frame")  # this file, and what may wrap a mode
 # what autograd writes in place, except for tensors without data
 IN_PLACE = {
     aten.add.Tensor,
@@ -142,16 +146,19 @@ class Tracer(TorchDispatchMode):
             component = "autocast copies"
         elif "attention" in name:
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
-        accumulates = self.phase == "backward" and not torch.is_grad_enabled()
-        if func in IN_PLACE and (accumulates or attention.adds_in_place()):
+        if func in IN_PLACE and (self._by_autograd() or attention.adds_in_place()):
             self._note_sum(func, args, out)
-        groups = self.workspaces.of(func, args, kwargs)
-        before = groups if func in COPIES_FIRST else ()
-        after = list(groups[len(before) :])
-        copies = [self._workspace(block, f"workspace of {name}") for group in before for block in group]
+        before = self.workspaces.before(func, args, kwargs)
+        after = list(self.workspaces.of(func, args, kwargs))
+        kept_bytes = self.workspaces.kept_bytes(func, args, kwargs)
+        for group in before[:-1]:
+            self._hold(group, name)
+        copies = [self._workspace(block, f"workspace of {name}") for group in before[-1:] for block in group]
         for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
             if isinstance(leaf, Tensor):
-                self.track(leaf, name, component)
+                number = self.track(leaf, name, component)
+                if number is not None and kept_bytes is not None:
+                    self.born[number].num_bytes = kept_bytes
                 if func is CONVOLUTION_BACKWARD and after:  # one gradient is done before the next is made
                     self._hold(after.pop(0), name)
         self.events.extend(~number for number in copies)
@@ -160,6 +167,18 @@ class Tracer(TorchDispatchMode):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
         for group in after:
             self._hold(group, name)
+
+    def _by_autograd(self) -> bool:
+        """Whether autograd itself adds: what a function written in Python adds is added as it says.
+
+        Between autograd's engine and the operation there is no Python code of anyone else.
+        """
+        if self.phase != "backward" or torch.is_grad_enabled():
+            return False
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and caller.f_globals["__name__"] in BETWEEN:
+            caller = caller.f_back
+        return caller is None or caller.f_code.co_name == ENGINE  # of CUDA the engine has threads of its own
 
     def _hold(self, group: Group, name: str) -> None:
         """Blocks that are held together for a while."""
@@ -172,6 +191,8 @@ class Tracer(TorchDispatchMode):
             return
         known = self._alive.get(first.untyped_storage()._cdata)
         number = self.track(out, str(func))
+        if first._base is not None:  # a view: its base holds the storage too, so autograd adds elsewhere
+            return
         # autograd asks whether the summand is dense, in whatever order of dimensions
         if known is not None and number is not None and is_non_overlapping_and_dense_or_false(first):
             self.sums.append((number, known[0]))

@@ -109,8 +109,15 @@ def test_efficient_holds_blocks_of_accumulators() -> None:
 def test_efficient_takes_tiles_of_64_rows_for_narrow_heads() -> None:
     """Windows of 49 positions, as in Swin: one tile each, and its lock of four words."""
     x = torch.empty(6, 3, 49, 32, dtype=torch.float16, device="meta")
-    _first, (_rows, blocks) = backward_workspace(EFFICIENT_BACKWARD, (x, x, x))
+    ((_rows, blocks),) = backward_workspace(EFFICIENT_BACKWARD, (x, x, x))
     assert blocks == 6 * 3 * (64 * 64 + 4) * 4
+
+
+def test_efficient_multiplies_gradient_and_result_by_itself_in_half_precision() -> None:
+    """As recorded of a Swin in float16: 100,761,600 bytes of accumulators beside a float for each row."""
+    x = torch.empty(512, 12, 49, 32, dtype=torch.float16, device="meta")
+    rows = 512 * 12 * 49
+    assert backward_workspace(EFFICIENT_BACKWARD, (x, x, x)) == ((rows * 4, 100_761_600),)
 
 
 def test_flash_rounds_rows_and_width_up() -> None:

@@ -10,9 +10,11 @@ from flatout.memory.formulas import (
     FORMULAS,
     SORTED_FROM,
     Formula,
+    block_sums,
     partial_sums,
     pieces_of_a_table,
     sorted_indices,
+    sums_of_blocks,
 )
 
 H200_MULTIPROCESSORS = 132
@@ -58,4 +60,15 @@ def test_a_formula_is_evaluated_from_its_counts() -> None:
     formula = Formula("partial sums", (3072, 32768, H200_MULTIPROCESSORS))
     assert formula.num_bytes == 138_412_032
     assert formula._replace(counts=(3072, 8, H200_MULTIPROCESSORS)).num_bytes == 0
-    assert {"partial sums", "sorted indices", "pieces of a table"} == set(FORMULAS)
+    assert FORMULAS["partial sums"] is partial_sums
+
+
+@given(st.integers(1, 1 << 21), st.integers(1, 4096), st.integers(1, 200))
+def test_blocks_of_rows_are_few_and_only_of_many_narrow_rows(
+    num_rows: int, width: int, num_multiprocessors: int
+) -> None:
+    num_bytes = block_sums(num_rows, width, 4, num_multiprocessors)
+    assert num_bytes % (4 * width) == 0
+    assert num_bytes <= 4 * width * -(-num_rows // 32)
+    if num_rows <= 65_536 or width >= 32 * num_multiprocessors:
+        assert num_bytes == sums_of_blocks(num_rows, width, num_multiprocessors) == 0

@@ -85,6 +85,38 @@ def test_the_workspace_is_as_measured(
     assert int(workspace_mib * MIB) in under_rules(call).sizes_of(EMPTY)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options", "half", "measured"),
+    [
+        (nn.LSTM, (64, 128, 256), {}, False, 62_260_480),
+        (nn.LSTM, (64, 128, 256), {}, True, 102_237_440),  # weights kept on the chip
+        (nn.LSTM, (64, 256, 650), {}, True, 146_606_912),
+        (nn.LSTM, (64, 128, 512), {"num_layers": 2}, False, 139_461_888),
+        (nn.LSTM, (64, 128, 512), {"bidirectional": True}, True, 154_141_952),
+        (nn.GRU, (64, 128, 256), {}, True, 34_669_824),
+        (nn.GRU, (64, 128, 512), {"bidirectional": True}, False, 251_135_232),
+        (nn.GRU, (128, 32, 512), {"num_layers": 2}, True, 45_154_816),
+        (nn.RNN, (64, 128, 256), {}, False, 135_529_728),
+        (nn.RNN, (256, 64, 1024), {}, True, 516_686_592),
+        (nn.RNN, (64, 128, 512), {}, False, 112_461_056),
+        (nn.RNN, (64, 128, 256), {"num_layers": 2}, True, 85_198_080),
+        (nn.RNN, (64, 128, 256), {"bidirectional": True}, True, 106_300_672),
+    ],
+)
+def test_the_workspace_with_steps_first_is_as_measured(
+    kind: Any, sizes: tuple[int, int, int], options: dict[str, Any], half: bool, measured: int
+) -> None:
+    """Single calls of steps, rows and units, in float32 or under autocast."""
+
+    def call() -> None:
+        width = sizes[-1]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            kind(width, width, **options)(torch.empty(*sizes))
+
+    found = under_rules(call).sizes_of(EMPTY)
+    assert min(abs(num_bytes - measured) for num_bytes in found) < 4096
+
+
 def test_evaluation_keeps_no_reserve() -> None:
     made = under_rules(lambda: run(nn.LSTM, False))
     assert 5_243_136 not in made.sizes_of(EMPTY)

@@ -96,14 +96,16 @@ def test_the_first_and_the_next_step_have_the_phases_of_a_step() -> None:
 
 
 def test_a_shared_weight_has_one_gradient() -> None:
-    """Gradients of its two uses meet in one sum, which is a gradient whatever storage it took over."""
+    """Gradients of its two uses meet in one sum; of a product turned over, which is a view, in a storage of
+    its own (`test_gradients_meet_as_in_pytorch_itself`).
+    """
     trace = language_model()
     found = kept(trace)
     assert found["gradients"] == found["parameters"] == 4 * trace.num_parameters
     assert "temporaries" not in found
     table_bytes = 4 * 100 * 32
     sums = [each for each in trace.storages if each.op == "aten.add.Tensor" and each.phase == "backward"]
-    assert table_bytes not in [each.num_bytes for each in sums]
+    assert [each.num_bytes for each in sums].count(table_bytes) == 2  # once in each step
 
 
 def test_gradients_meet_in_place_in_whatever_order_their_dimensions_lie() -> None:
@@ -121,6 +123,65 @@ def test_gradients_meet_in_place_in_whatever_order_their_dimensions_lie() -> Non
     met = [each.op for each in trace.storages if each.phase == "backward" and each.num_bytes == image_bytes]
     assert met
     assert "aten.add.Tensor" not in met
+
+
+class Doubled(torch.autograd.Function):
+    """Whose forward and backward add as they say: into a tensor of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.sin() + gradient.cos()
+
+
+def sums_of(forward: Callable[[Tensor], Tensor]) -> list[int]:
+    """Bytes of the sums that a backward makes, of a batch of 8 x 64 x 4 floats."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(x * self.weight)
+
+    trace = traced(job_of(Model, lambda batch_size: torch.randn(batch_size, 64, 4)))
+    first = trace.storages[: len(trace.storages) // 2]
+    return [each.num_bytes for each in first if each.op == "aten.add.Tensor" and each.phase == "backward"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "num_sums"),
+    [
+        (lambda x: x.sin() + x.cos(), 0),
+        (Doubled.apply, 1),
+        (lambda x: x.sin().sum() + x.view(8, 256).cos().sum(), 1),  # the gradient of a view is a view
+        (lambda x: x.view(8, 256).sin().sum() + x.cos().sum(), 0),
+    ],
+    ids=["in place", "in Python", "into a view", "a view into another"],
+)
+def test_gradients_meet_as_in_pytorch_itself(forward: Callable[[Tensor], Tensor], num_sums: int) -> None:
+    assert sums_of(forward) == [8 * 64 * 4 * 4] * num_sums
+    x = torch.randn(8, 64, 4, requires_grad=True)
+    loss = forward(x * 2).sum()
+    with torch.autograd.profiler.profile(use_kineto=False) as seen:
+        loss.backward()
+    assert [event.name for event in seen.function_events].count("aten::add") == num_sums
+
+
+def test_a_loss_that_is_averaged_in_place_keeps_its_elements() -> None:
+    job = job_of(
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda batch_size: torch.randn(batch_size, WIDTH),
+        loss=lambda model, x: nn.functional.mse_loss(model(x), x),
+    )
+    (kept_bytes, *_again) = [
+        each.num_bytes for each in traced(job).storages if each.op == "aten.mse_loss.default"
+    ]
+    assert kept_bytes == 4 * WIDTH * job.sizes["batch_size"]
 
 
 def test_accumulation_keeps_one_set_of_gradients() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.memory import attention
@@ -53,7 +54,7 @@ def test_a_loss_is_taken_for_each_element_before_it_is_averaged() -> None:
 
 def test_distances_are_a_product_of_inputs_with_two_columns_more() -> None:
     left, right = meta(64, 10, dtype=torch.float32), meta(8, 10, dtype=torch.float32)
-    squares, others, held = Workspaces().of(aten._euclidean_dist.default, (left, right), {})
+    squares, others, held = Workspaces().before(aten._euclidean_dist.default, (left, right), {})
     assert (squares, others) == ((4 * 640,), (4 * 80,))
     assert held == (4 * 640, 4 * 64 * 12, 4 * 8 * 12)
 
@@ -77,9 +78,64 @@ def test_a_softmax_that_seeks_masked_rows_holds_a_byte_for_each_score() -> None:
 def test_a_layer_norm_copies_what_does_not_lie_in_rows() -> None:
     x, turned = meta(8, 14, 14, 96), meta(8, 96, 14, 14).permute(0, 2, 3, 1)
     forward, backward = aten.native_layer_norm.default, aten.native_layer_norm_backward.default
-    assert Workspaces().of(forward, (x, [96], None, None, 1e-6), {}) == ()
-    assert Workspaces().of(forward, (turned, [96], None, None, 1e-6), {}) == ((2 * x.numel(),),)
-    assert Workspaces().of(backward, (turned, turned, [96]), {}) == ((2 * x.numel(), 2 * x.numel()),)
+    assert Workspaces().before(forward, (x, [96], None, None, 1e-6), {}) == ()
+    assert Workspaces().before(forward, (turned, [96], None, None, 1e-6), {}) == ((2 * x.numel(),),)
+    assert Workspaces().before(backward, (turned, turned, [96]), {}) == ((2 * x.numel(), 2 * x.numel()),)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "measured"),
+    [
+        (128 * 28 * 28, 192, (2_408_448, 2_408_448, 4_816_896)),  # the second and the first stage of a Swin
+        (128 * 56 * 56, 96, (4_194_048, 4_194_048, 2_113_536)),
+        (65_536, 192, (0, 0, 0)),
+    ],
+)
+def test_the_weight_of_a_layer_norm_of_many_rows_is_summed_by_blocks(
+    num_rows: int, width: int, measured: tuple[int, ...]
+) -> None:
+    x, weight = meta(num_rows, width), meta(width, dtype=torch.float32)
+    backward = aten.native_layer_norm_backward.default
+    args = (x, x, [width], None, None, weight, weight, [True, True, True])
+    (group,) = Workspaces(num_multiprocessors=132).of(backward, args, {})
+    assert tuple(block.num_bytes for block in group) == measured
+    without_bias = (*args[:7], [True, True, False])
+    assert len(Workspaces().of(backward, without_bias, {})[0]) == 2
+    assert Workspaces().of(backward, (x, x, [width], None, None, None, None, [True, False, False]), {}) == ()
+
+
+def test_a_roll_goes_along_one_dimension_at_a_time() -> None:
+    x = meta(4, 8, 8, 16)
+    before = Workspaces().before
+    assert before(aten.roll.default, (x, [1], [1]), {}) == ()
+    assert before(aten.roll.default, (x, [1, 1], [1, 2]), {}) == ((2 * x.numel(),),)
+    turned = x.transpose(1, 3)
+    assert before(aten.roll.default, (turned, [1, 1], [1, 2]), {}) == ((2 * x.numel(),),) * 2
+
+
+def test_a_softmax_copies_what_does_not_lie_in_rows() -> None:
+    x = meta(4, 16, 8, 8)
+    for func in (aten._softmax.default, aten._log_softmax.default):
+        assert Workspaces().of(func, (x, 1, False), {}) == ()
+        turned = x.to(memory_format=torch.channels_last)
+        assert Workspaces().of(func, (turned, 1, False), {}) == ((2 * x.numel(),),)
+
+
+@pytest.mark.parametrize(
+    ("loss", "func"),
+    [
+        (F.mse_loss, aten.mse_loss.default),
+        (F.smooth_l1_loss, aten.smooth_l1_loss.default),
+        (F.binary_cross_entropy, aten.binary_cross_entropy.default),
+        (F.huber_loss, aten.huber_loss.default),
+    ],
+)
+def test_a_loss_keeps_what_pytorch_itself_keeps_of_its_elements(loss: Any, func: Any) -> None:
+    x = torch.rand(50, 30)
+    shown = loss(x, x)
+    kept = Workspaces().kept_bytes(func, (x, x), {})
+    assert shown.untyped_storage().nbytes() == (kept or shown.dtype.itemsize)
+    assert Workspaces().kept_bytes(func, (x, x), {"reduction": 0}) is None
 
 
 def test_the_weight_gradient_of_a_convolution_depends_on_the_gpu() -> None:
@@ -114,4 +170,10 @@ def test_products_take_a_block_once_for_each_direction(
     assert spaces.lasting(aten.mm.default, in_backward=False) == (num_bytes,)
     assert spaces.lasting(aten.bmm.default, in_backward=False) == ()
     assert spaces.lasting(aten.addmm.default, in_backward=True) == (num_bytes, MIB)
-    assert spaces.lasting(aten.addmm.default, in_backward=False) == ()
+    assert spaces.lasting(aten.addmm.default, in_backward=False) == (MIB,)
+    assert spaces.lasting(aten.addmm.default, in_backward=True) == ()
+
+
+@pytest.mark.parametrize("func", [aten.mv.default, aten.dot.default, aten._euclidean_dist.default])
+def test_whatever_goes_to_cublas_takes_its_block(func: Any) -> None:
+    assert Workspaces().lasting(func, in_backward=False) == (32 * MIB,)
