@@ -29,6 +29,7 @@ forward as well.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ DEPTHWISE_IMAGE = 28  # from this side on the input's gradient in float32 goes t
 TRANSFORMED, TRANSFORMED_PER_CHANNEL = 8, 25_880  # values per value of the input, and per channel
 HALF_PER_WEIGHT = 32  # bytes per weight and sample
 
-Group = tuple[int | Formula, ...]
+Block = int | Formula
+Group = tuple[Block, ...]
 
 
 def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -79,9 +81,12 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
             return ()
         out = out // weight.shape[1] * _load(x)
     elif not transposed:
-        if groups == 1 and _is_written_directly(x, weight, x.shape[1], out // weight.shape[0]):
-            return (((x.numel() + weight.numel()) * x.dtype.itemsize + HEAD_BYTES,),)
-        out = _padded_output(out, x, weight)
+        padded = _copied_bytes(x, weight, _padded_output(out, x, weight), multiple=multiple)
+        if groups > 1:
+            return ((padded,),)
+        return (
+            (_written(x, weight, x, channels=x.shape[1], positions=out // weight.shape[0], copied=padded),),
+        )
     return ((_copied_bytes(x, weight, out, multiple=multiple),),)
 
 
@@ -114,11 +119,13 @@ def _input_gradient(args: Any) -> Group:
         return (_copied_bytes(x, weight, gradient.numel(), multiple=_load(x)),) if copies else ()
     if not _is_half(x) and (x.shape[1] < FEW_CHANNELS or _writes_image(weight, transposed)):
         return ()
-    if transposed and groups == 1:  # what a convolution does forward, from the gradient to the input
-        positions = x.numel() // x.shape[1]
-        if _is_written_directly(x, weight, weight.shape[1], positions):
-            return ((gradient.numel() + weight.numel()) * x.dtype.itemsize + HEAD_BYTES,)
-    return (_copied_bytes(x, weight, _gradient_elements(gradient, x, weight, transposed), multiple=_load(x)),)
+    num_output = _gradient_elements(gradient, x, weight, transposed)
+    copied = _copied_bytes(x, weight, num_output, multiple=_load(x))
+    if not transposed or groups > 1:
+        return (copied,)
+    # what a convolution does forward, from the gradient to the input
+    positions = x.numel() // x.shape[1]
+    return (_written(x, weight, gradient, channels=weight.shape[1], positions=positions, copied=copied),)
 
 
 def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
@@ -126,19 +133,30 @@ def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
     transposed = args[7]
     summed = x if transposed else gradient
     positions = summed.numel() // summed.shape[1]
-    parts = _partial_sums(x, weight, transposed, positions, num_multiprocessors)
+    parts = partial(_with_partial_sums, x, weight, transposed, positions, num_multiprocessors)
     if _is_channels_last(x):
-        return (parts + sum(_padded_input(x, weight)),)
-    if _is_product(weight, stride):
-        if _is_point(x):
-            return ()
-        if _sums_samples(x, weight):
-            return (x.shape[0] * weight.numel() * 4,)
-    if not _is_half(x) and _is_image(x, weight, transposed) and _is_lean(x, weight, stride, transposed):
+        return (parts(beside=sum(_padded_input(x, weight))),)
+    is_product = _is_product(weight, stride)
+    if is_product and _is_point(x):
         return ()
+    by_sample = x.shape[0] * weight.numel() * 4
+    if is_product and _sums_samples(x, weight):
+        return (by_sample,)
     multiple = 1 if x.dim() == 5 and x.dtype is not torch.bfloat16 else _load(x)
     num_output = _gradient_elements(gradient, x, weight, transposed)
-    return (parts + _copied_bytes(x, weight, num_output, multiple=multiple),)
+    at_once = parts(beside=_copied_bytes(x, weight, num_output, multiple=multiple))
+    if not _is_half(x) and _is_image(x, weight, transposed) and _is_lean(x, weight, stride, transposed):
+        at_once = 0
+    if (
+        is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS
+    ):  # thin: by sample where they are many
+        return (Formula("either", (x.shape[0], FEW_SAMPLES + 1, _known(at_once), by_sample)),)
+    return (at_once,) if at_once else ()
+
+
+def _known(block: Block) -> int:
+    assert isinstance(block, int)  # a formula is of half precision alone
+    return block
 
 
 def _bias_gradient(gradient: Tensor, num_multiprocessors: int) -> Group:
@@ -149,29 +167,35 @@ def _bias_gradient(gradient: Tensor, num_multiprocessors: int) -> Group:
     return (Formula("partial sums", (channels, gradient.numel() // channels, num_multiprocessors)),)
 
 
-def _partial_sums(
-    x: Tensor, weight: Tensor, transposed: bool, num_positions: int, num_multiprocessors: int
-) -> int:
+def _with_partial_sums(
+    x: Tensor,
+    weight: Tensor,
+    transposed: bool,
+    num_positions: int,
+    num_multiprocessors: int,
+    *,
+    beside: int,
+) -> Block:
+    """One block: the partial sums, and what else is copied."""
     taps = math.prod(weight.shape[2:])
     if _is_image(x, weight, transposed) and taps * _load(x) <= LARGEST_SHARED:
         padded = taps * _load(x)
         channels = weight.shape[1] if weight.shape[0] < FEW_CHANNELS else weight.shape[0]
         tiles = math.ceil(channels / TILE) * math.ceil(padded / IMAGE_TILE)
-        return num_multiprocessors // tiles * channels * padded * 4
+        return num_multiprocessors // tiles * channels * padded * 4 + beside
     across = math.ceil(weight.shape[0] / TILE) * math.ceil(weight.shape[1] / TILE)
     # in half precision a single tile of 3 x 3 is shared by 13 of 132, not by 14
     spare = 1 if _is_half(x) and taps > 1 and across == 1 else 0
     shares = num_multiprocessors // (across * (taps + spare))
-    if _is_half(x) and across > 1:
-        shares = min(shares, num_positions // POSITIONS_OF_A_SHARE)
+    if shares > 1 and _is_half(x) and across > 1:
+        counts = (num_positions, POSITIONS_OF_A_SHARE, shares, weight.numel() * 4, beside)
+        return Formula("shared tiles", counts)
     if shares > 1:
-        return int(shares * weight.numel() * 4)
-    if _is_half(x):
-        return 0
+        return int(shares * weight.numel() * 4) + beside
     waves = -(-across * taps // num_multiprocessors)
-    if across * taps > BADLY_FILLED * waves * num_multiprocessors:
-        return 0
-    return waves * (num_multiprocessors // 2) * TILE * TILE * 4
+    if _is_half(x) or across * taps > BADLY_FILLED * waves * num_multiprocessors:
+        return beside
+    return waves * (num_multiprocessors // 2) * TILE * TILE * 4 + beside
 
 
 def _depthwise_backward(x: Tensor, weight: Tensor) -> tuple[Group, Group]:
@@ -256,9 +280,13 @@ def _is_lean(x: Tensor, weight: Tensor, stride: Any, transposed: bool) -> bool:
     return transposed or (in_plane and _is_read_directly(x, weight, stride))
 
 
-def _is_written_directly(x: Tensor, weight: Tensor, num_channels: int, num_positions: int) -> bool:
+def _written(x: Tensor, weight: Tensor, read: Tensor, *, channels: int, positions: int, copied: int) -> Block:
+    """What is read and the weight are copied, and what is written as well, but where it may be few."""
     narrow = NARROW if math.prod(weight.shape[2:]) > 1 else NARROW_PRODUCT
-    return not _is_half(x) and FEW_CHANNELS <= num_channels <= narrow and num_positions < MANY_POSITIONS
+    if _is_half(x) or not FEW_CHANNELS <= channels <= narrow:
+        return copied
+    directly = (read.numel() + weight.numel()) * x.dtype.itemsize + HEAD_BYTES
+    return Formula("either", (positions, MANY_POSITIONS, directly, copied))
 
 
 def _writes_image(weight: Tensor, transposed: bool) -> bool:
@@ -279,10 +307,10 @@ def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> 
 
 
 def _sums_samples(x: Tensor, weight: Tensor) -> bool:
-    """Whether the gradient of such a weight is a product for each sample, and their sum."""
+    """Whether the gradient of such a weight is a product for each sample, however few, and their sum."""
     if not _is_half(x):
         thin = weight.shape[1] <= THIN or weight.shape[0] % _load(x)
-        return not (thin and x.shape[0] <= FEW_SAMPLES) and weight.numel() < MANY_WEIGHTS
+        return not thin and weight.numel() < MANY_WEIGHTS
     if _is_aligned(x):
         return True
     if _is_odd(x):

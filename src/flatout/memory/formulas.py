@@ -58,6 +58,17 @@ def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
     return partial_sums(width, num_blocks, num_multiprocessors) if num_blocks else 0
 
 
+def either(count: int, below: int, bytes_below: int, bytes_from: int) -> int:
+    """A kernel's choice by a count: one amount below a bound, another from there on."""
+    return bytes_below if count < below else bytes_from
+
+
+def shared_tiles(num_positions: int, of_a_share: int, most_shares: int, tile_bytes: int, beside: int) -> int:
+    """Tiles of a sum over positions that several multiprocessors share, each with enough of them to add."""
+    shares = min(most_shares, num_positions // of_a_share)
+    return (shares * tile_bytes if shares > 1 else 0) + beside
+
+
 def _num_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
     if num_rows <= MANY_ROWS or width // WARP >= num_multiprocessors // 2:
         return 0
@@ -85,4 +96,6 @@ FORMULAS: Mapping[str, Callable[..., int]] = {
     "pieces of a table": pieces_of_a_table,
     "block sums": block_sums,
     "sums of blocks": sums_of_blocks,
+    "either": either,
+    "shared tiles": shared_tiles,
 }

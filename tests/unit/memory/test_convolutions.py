@@ -24,7 +24,14 @@ def meta(*shape: int, dtype: torch.dtype = BRAIN, channels_last: bool = False) -
 def forward(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0, groups: int = 1) -> Any:
     num_dims = x.dim() - 2
     spans = ([stride] * num_dims, [padding] * num_dims, [1] * num_dims)
-    return convolutions.forward((x, weight, None, *spans, False, [0] * num_dims, groups), {})
+    return in_bytes(convolutions.forward((x, weight, None, *spans, False, [0] * num_dims, groups), {}))
+
+
+def in_bytes(groups: Any) -> Any:
+    """Blocks that grow in steps as what they are here."""
+    return tuple(
+        tuple(block.num_bytes if isinstance(block, Formula) else block for block in group) for group in groups
+    )
 
 
 def backward_args(
@@ -46,7 +53,7 @@ def backward_args(
 
 def backward(x: Tensor, weight: Tensor, **options: Any) -> Any:
     args = backward_args(x, weight, **options)
-    return convolutions.backward(args, {}, num_multiprocessors=NUM_MULTIPROCESSORS)
+    return in_bytes(convolutions.backward(args, {}, num_multiprocessors=NUM_MULTIPROCESSORS))
 
 
 @pytest.mark.parametrize(
@@ -270,9 +277,41 @@ def test_a_depthwise_backward_that_lies_channels_last_is_cudnn(
     x = meta(batch, channels, size, size, dtype=dtype, channels_last=True)
     weight = meta(channels, 1, kernel, kernel, dtype=dtype)
     groups = backward(x, weight, groups=channels, padding=kernel // 2, gradient=x, bias=True)
-    found = [block.num_bytes if isinstance(block, Formula) else block for group in groups for block in group]
+    found = [num_bytes for group in groups for num_bytes in group]
     assert any(num_bytes == pytest.approx(measured, rel=1e-4) for num_bytes in found)
 
 
 def test_a_depthwise_convolution_in_the_usual_order_takes_nothing() -> None:
     assert backward(meta(8, 64, 56, 56), meta(64, 1, 3, 3), groups=64, bias=True) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "weight"),
+    [
+        (HALF, (512, 1599), (512, 512, 3)),  # tiles that the fewer share, the fewer positions there are
+        (FULL, (64, 56, 56), (64, 64, 3, 3)),  # written as they lie until there are many
+        (FULL, (24, 56, 56), (144, 24, 1, 1)),  # by sample where there are many
+    ],
+)
+def test_what_a_kernel_chooses_by_the_batch_is_the_same_in_a_replay(
+    dtype: torch.dtype, shape: tuple[int, ...], weight: tuple[int, ...]
+) -> None:
+    def blocks(batch: int) -> list[Any]:
+        x, kernel = meta(batch, *shape, dtype=dtype), meta(*weight, dtype=dtype)
+        num_dims = x.dim() - 2
+        spans = ([1] * num_dims, [0] * num_dims, [1] * num_dims)
+        args = (x, kernel, None, *spans, False, [0] * num_dims, 1)
+        groups = convolutions.forward(args, {})
+        groups += convolutions.backward(
+            backward_args(x, kernel, padding=0), {}, num_multiprocessors=NUM_MULTIPROCESSORS
+        )
+        return [block for group in groups for block in group]
+
+    few, more, most = (blocks(batch) for batch in (8, 16, 200))
+    assert any(isinstance(block, Formula) for block in few)
+    for first, second, wanted in zip(few, more, most, strict=True):
+        if isinstance(first, Formula):
+            counts = [a + (b - a) * 24 for a, b in zip(first.counts, second.counts, strict=True)]
+            assert first._replace(counts=tuple(counts)) == wanted
+        else:
+            assert first + (second - first) * 24 == wanted
