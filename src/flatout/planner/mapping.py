@@ -48,7 +48,7 @@ LAST_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "precision": ("precision", "mixed_precision"),
     "bf16": ("bf16",),
-    "fp16": ("fp16",),
+    "fp16": ("fp16", "use_amp", "amp"),  # torch's autocast casts to float16 where nobody says otherwise
     "tf32": ("tf32",),
     "checkpointing": (
         "gradient_checkpointing",

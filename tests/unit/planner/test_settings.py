@@ -101,6 +101,19 @@ def test_a_precision_that_no_plan_is_made_for(tmp_path: Path) -> None:
         stage_of(tmp_path, "batch_size: 1\nprecision: 64-true\n")
 
 
+@pytest.mark.parametrize(
+    ("written", "planned"),
+    [
+        ("amp: true", "fp16"),
+        ("use_amp: true", "fp16"),
+        ("amp: false", "fp32"),
+        ("amp: true\nbf16: true", "bf16"),
+    ],
+)
+def test_a_switch_for_autocast_is_half_precision(tmp_path: Path, written: str, planned: str) -> None:
+    assert stage_of(tmp_path, f"batch_size: 1\n{written}\n").recipe.precision == planned
+
+
 def test_switches_and_clipping(tmp_path: Path) -> None:
     stage = stage_of(tmp_path, "batch_size: 1\nfp16: 'true'\ngradient_checkpointing: yes\nmax_grad_norm: 0\n")
     assert stage.recipe == Recipe(precision="fp16", checkpointing=True)
