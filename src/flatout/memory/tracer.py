@@ -176,7 +176,7 @@ class Tracer(TorchDispatchMode):
         if self.phase != "backward" or torch.is_grad_enabled():
             return False
         caller: FrameType | None = sys._getframe(1)
-        while caller is not None and caller.f_globals["__name__"] in BETWEEN:
+        while caller is not None and caller.f_globals.get("__name__") in BETWEEN:
             caller = caller.f_back
         return caller is None or caller.f_code.co_name == ENGINE  # of CUDA the engine has threads of its own
 

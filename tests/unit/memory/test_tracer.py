@@ -153,6 +153,18 @@ def sums_of(forward: Callable[[Tensor], Tensor]) -> list[int]:
     return [each.num_bytes for each in first if each.op == "aten.add.Tensor" and each.phase == "backward"]
 
 
+def test_a_backward_of_code_without_a_module_is_traced() -> None:
+    """As exec makes it of a cell: its globals have no name."""
+    space: dict[str, Any] = {"torch": torch}
+    exec(
+        "class Doubled(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: x + x)\n"
+        "    backward = staticmethod(lambda ctx, gradient: gradient.sin() + gradient.cos())\n",
+        space,
+    )
+    assert sums_of(space["Doubled"].apply) == sums_of(Doubled.apply)
+
+
 @pytest.mark.parametrize(
     ("forward", "num_sums"),
     [
