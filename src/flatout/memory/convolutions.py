@@ -147,9 +147,8 @@ def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
     at_once = parts(beside=_copied_bytes(x, weight, num_output, multiple=multiple))
     if not _is_half(x) and _is_image(x, weight, transposed) and _is_lean(x, weight, stride, transposed):
         at_once = 0
-    if (
-        is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS
-    ):  # thin: by sample where they are many
+    if is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS:
+        # thin weights: by sample, but where samples are few
         return (Formula("either", (x.shape[0], FEW_SAMPLES + 1, _known(at_once), by_sample)),)
     return (at_once,) if at_once else ()
 
