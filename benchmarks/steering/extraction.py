@@ -16,8 +16,8 @@ from racing import clock_of, made, race, rows_of
 from subjects import Subject, texts_of
 from torch import Tensor, nn
 
+from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.steering.activations import extract
-from flatout.engines.steering.fingerprints import model_fingerprint
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.store import Store
 

@@ -24,10 +24,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from flatout.atomic_files import write_whole
 from flatout.engines.adapters.sources.rows import distinct, share_of
 from flatout.engines.adapters.tasks import Record, Task, task_named
 from flatout.errors import FlatoutError
-from flatout.whole_files import write_whole
 
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 8000, 500, 1000
 # A small set gives no more than these shares away.

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from flatout.engines.evolution.config import make_config, read_file
+from flatout.engines.evolution.settings import make_config, read_file
 from flatout.engines.evolution.trainer import evolve
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "evolution"

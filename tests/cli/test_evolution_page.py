@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.config import NAMES
+from flatout.engines.evolution.settings import NAMES
 from flatout.engines.evolution.tasks.named import TASKS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evolution.md"

@@ -21,8 +21,8 @@ import typer
 from typer.core import TyperGroup
 
 import flatout
+from flatout.atomic_files import refused_by_disk, unwritable
 from flatout.errors import FlatoutError, Interrupted, is_interrupt
-from flatout.whole_files import refused_by_disk, unwritable
 
 CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.atomic_files import write_whole
 from flatout.errors import BadInput
 from flatout.measure.ranks import rank, world_size
-from flatout.whole_files import write_whole
 
 if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis

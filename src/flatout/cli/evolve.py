@@ -115,7 +115,7 @@ def _given(
     config: Path | None, flags: dict[str, Any], *, settings: list[str], task_options: list[str]
 ) -> dict[str, Any]:
     """What the user said, and nothing that they did not say."""
-    from flatout.engines.evolution.config import read_file
+    from flatout.engines.evolution.settings import read_file
 
     given = {} if config is None else read_file(config)
     given |= {name: value for name, value in flags.items() if value is not None}

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.atomic_files import whole_folder, write_whole
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, import_extra
-from flatout.whole_files import whole_folder, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.codec import WrongShape, decode, encode
+from flatout.engines.run.settings import check_keys, read_settings
 from flatout.errors import BadInput
-from flatout.settings_file import check_keys, read_settings
 
 VERB = "adapt"
 # They say where a run happens and what it tells: the same weights come out.

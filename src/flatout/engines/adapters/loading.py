@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.engines.run.models import first_line, load_pretrained
 from flatout.errors import BadInput, import_extra
-from flatout.model_folder import first_line, load_pretrained
 
 
 def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:

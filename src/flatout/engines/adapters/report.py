@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout import __version__
+from flatout.atomic_files import write_whole
 from flatout.doctor.markup import Html, facts, section, table, tag
 from flatout.doctor.page import head
 from flatout.engines.adapters.report_curves import Line, curve, loss_line, routing_line, validation_line
@@ -28,7 +29,6 @@ from flatout.engines.adapters.report_drawings import (
 )
 from flatout.engines.adapters.run_log import StepRecord
 from flatout.units import UNKNOWN, show_seconds, show_share
-from flatout.whole_files import write_whole
 
 LONGEST_TEXT = 320
 ROUTER_TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")

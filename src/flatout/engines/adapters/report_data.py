@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from flatout.atomic_files import write_whole
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput
-from flatout.whole_files import write_whole
 
 FORMAT, VERSION = "flatout-adapters-evaluation", 1
 FILE = "evaluation.json"

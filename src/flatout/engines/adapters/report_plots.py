@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.atomic_files import write_whole
 from flatout.doctor.report import printable
 from flatout.engines.adapters.report import RunReport
 from flatout.engines.adapters.report_curves import Line, loss_line, routing_line, thinned, validation_line
 from flatout.engines.adapters.report_data import Evaluation
 from flatout.errors import BadInput, import_extra
 from flatout.units import UNKNOWN
-from flatout.whole_files import write_whole
 
 SUFFIXES = (".png", ".svg")
 INK, SOFT = "#1d1d1b", "#66645e"

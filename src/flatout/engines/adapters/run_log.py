@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout import run_log
 from flatout.codec import encode
+from flatout.engines.run import log
 
-KIND = run_log.LogKind(format="flatout-adapters-log", version=1, what="an adapters run")
+KIND = log.LogKind(format="flatout-adapters-log", version=1, what="an adapters run")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class StepRecord:
     notes: tuple[str, ...] = ()  # what happened since the last report
 
 
-class RunLog(run_log.RunLog):
+class RunLog(log.RunLog):
     """Writes the log of a run in `folder`."""
 
     def __init__(
@@ -51,6 +51,6 @@ class RunLog(run_log.RunLog):
 
 def read_log(folder: Path) -> list[StepRecord]:
     """The reports of a run by phase and step, each as it was made last."""
-    found = run_log.read_records(folder, KIND, StepRecord)
+    found = log.read_records(folder, KIND, StepRecord)
     records = {(record.phase, record.step): record for record in found}
     return [records[key] for key in sorted(records)]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout import run_log
 from flatout.engines.adapters import checkpoint
 from flatout.engines.adapters.checkpoint import PHASES, Checkpoint, Progress
 from flatout.engines.adapters.config import AdaptConfig, check_unchanged, make_config, read_file
 from flatout.engines.adapters.run_log import KIND, StepRecord
+from flatout.engines.run import log
 from flatout.errors import BadInput
 
 HEADS_ONLY = "heads-only"
@@ -47,10 +47,10 @@ class Status:
 
 def status(out: Path) -> Status:
     """How far the run in a folder is."""
-    lives = run_log.is_written(out)
+    lives = log.is_written(out)
     found = {phase: checkpoint.latest(out / phase) for phase in PHASES}
     # In the order of the lines: a resumed run does steps again, and its last line says where it is.
-    logged = run_log.read_records(out, KIND, StepRecord) if _is_log_of_adapters(out) else ()
+    logged = log.read_records(out, KIND, StepRecord) if _is_log_of_adapters(out) else ()
     reports = {record.phase: record for record in logged}
     if not any(found.values()) and not reports and not lives:
         raise BadInput(f"{out} holds no run of adapters", hint="name the folder that train was given as out")
@@ -90,7 +90,7 @@ def read_given(path: Path) -> dict[str, Any]:
         return {**kept[-1].state.config, "out": str(path)}
     if not _is_log_of_adapters(path):
         raise BadInput(f"{path} holds no run of adapters", hint="name a config file, or the folder of a run")
-    return {**(run_log.logged_settings(path, KIND) or {}), "out": str(path)}
+    return {**(log.logged_settings(path, KIND) or {}), "out": str(path)}
 
 
 def furthest(out: Path) -> Checkpoint:
@@ -177,6 +177,6 @@ def _check_fresh(out: Path, found: dict[str, Checkpoint | None]) -> None:
 def _is_log_of_adapters(out: Path) -> bool:
     """Whether a run of adapters left a log here, which it does before its first checkpoint."""
     try:
-        return run_log.logged_settings(out, KIND) is not None
+        return log.logged_settings(out, KIND) is not None
     except BadInput:
         return False

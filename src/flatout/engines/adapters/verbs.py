@@ -39,8 +39,8 @@ from flatout.engines.adapters.run_log import RunLog, read_log
 from flatout.engines.adapters.runs import Status
 from flatout.engines.adapters.stopping import StopRequest
 from flatout.engines.adapters.trainer import PhaseRun
+from flatout.engines.run.log import log_path
 from flatout.errors import BadInput, MissingExtra
-from flatout.run_log import log_path
 
 PLOT, PAGE = "run.png", "report.html"
 HELD_OUT = ("test", "validation")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.atomic_files import whole_folder
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, import_extra
-from flatout.whole_files import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

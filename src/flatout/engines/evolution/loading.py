@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from flatout.engines.run.models import load_pretrained, quietly
 from flatout.errors import BadInput, import_extra
-from flatout.model_folder import load_pretrained, quietly
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout import run_log
 from flatout.codec import encode
+from flatout.engines.run import log
 
-KIND = run_log.LogKind(format="flatout-evolution-log", version=1, what="an evolution run")
+KIND = log.LogKind(format="flatout-evolution-log", version=1, what="an evolution run")
 
 NO_CURVES = ("epoch", "epochs", "statistics")
 
@@ -35,7 +35,7 @@ class EpochRecord:
     statistics: dict[str, float | None] = field(default_factory=dict)  # of the update, by name
 
 
-class RunLog(run_log.RunLog):
+class RunLog(log.RunLog):
     """Writes the log of a run in `folder`."""
 
     def __init__(
@@ -53,5 +53,5 @@ class RunLog(run_log.RunLog):
 
 def read_log(folder: Path) -> list[EpochRecord]:
     """The epochs of a run in their order, each as it was done last."""
-    records = {record.epoch: record for record in run_log.read_records(folder, KIND, EpochRecord)}
+    records = {record.epoch: record for record in log.read_records(folder, KIND, EpochRecord)}
     return [records[epoch] for epoch in sorted(records)]

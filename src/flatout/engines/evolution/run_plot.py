@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.atomic_files import write_whole
 from flatout.engines.evolution.run_log import EpochRecord
 from flatout.errors import BadInput, import_extra
 from flatout.units import UNKNOWN
-from flatout.whole_files import write_whole
 
 INK, UNTRAINED = "#222222", "#7a9a4a"
 # Per panel: what its axis says, and the curves in it by name, colour and value.

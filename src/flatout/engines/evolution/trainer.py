@@ -21,15 +21,15 @@ import torch
 from flatout.codec import encode
 from flatout.engines.evolution import checkpoint, evaluate, fitness, loading, scheduling, step_sizes
 from flatout.engines.evolution.checkpoint import Checkpoint, State
-from flatout.engines.evolution.config import EvolveConfig, eggroll_options, make_config, resumed
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.engines.evolution.interrupts import Interrupts
-from flatout.engines.evolution.ranks import Ranks
 from flatout.engines.evolution.reward_pool import RewardPool, Scores
 from flatout.engines.evolution.run_log import EpochRecord, RunLog, read_log
 from flatout.engines.evolution.run_plot import plot_run
+from flatout.engines.evolution.settings import EvolveConfig, eggroll_options, make_config, resumed
 from flatout.engines.evolution.tasks import Prompt, task_named
 from flatout.engines.evolution.texts import Texts, open_tokenizer
+from flatout.engines.run.interrupts import Interrupts
+from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.requests import Completion

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.decisions import Decision
+from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
-from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
 from flatout.engines.steering.landing import Landing, launching_first
 from flatout.engines.steering.passes import Reader
 from flatout.engines.steering.positions import Position, name_of, token_range
@@ -40,7 +41,6 @@ from flatout.engines.steering.store import Space, Store
 from flatout.engines.steering.texts import Encoded, Tokens, encoded_ahead
 from flatout.engines.steering.work import Work, forks_pay, planned, run_batches
 from flatout.errors import BadInput, import_extra
-from flatout.whole_files import remove_leftovers, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.atomic_files import refused_by_disk, try_lock, unwritable
 from flatout.decisions import Decision
 from flatout.engines.steering.beats import Beating, wait_for_silence
 from flatout.engines.steering.fitting import save_vectors
@@ -31,7 +32,6 @@ from flatout.engines.steering.report_data import StudyRecord, load_record, save_
 from flatout.engines.steering.settings import SearchSettings, chosen_layers, save_settings
 from flatout.engines.steering.workers import Crew, end_with_starter, plan_workers
 from flatout.errors import BadInput, Interrupted, import_extra, is_interrupt
-from flatout.whole_files import refused_by_disk, try_lock, unwritable
 
 if TYPE_CHECKING:
     from flatout.engines.steering.engine import PackedTrials
@@ -303,7 +303,7 @@ def prepared(
     on_event: OnEvent,
 ) -> Search:
     """The search over one model, bound to the study: a study of another model is refused."""
-    from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
+    from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
     from flatout.engines.steering.halving import Halving
     from flatout.engines.steering.scoring import MultipleChoice
     from flatout.engines.steering.search import Search

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.errors import BadInput
-from flatout.whole_files import remove_leftovers, write_whole
 
 MAGIC = b"GGUF"
 VERSION = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout import model_folder
+from flatout.engines.run import models
 from flatout.engines.steering.placement import ROOM_SHARE, DType, chosen_dtype
 from flatout.errors import BadInput, import_extra
 
@@ -25,7 +25,7 @@ class Opened:
 
 def check_folder(folder: Path) -> None:
     """Refuse what cannot be a model folder before anything slow is imported."""
-    model_folder.check_folder(folder)
+    models.check_folder(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise BadInput(
             f"{folder} has no tokenizer", hint="save it there too: tokenizer.save_pretrained(folder)"
@@ -56,14 +56,14 @@ def open_model(
         options["max_memory"] = {
             index: int(torch.cuda.mem_get_info(index)[0] * (1 - ROOM_SHARE)) for index in gpus
         }
-    model = model_folder.load_pretrained(
+    model = models.load_pretrained(
         "AutoModelForCausalLM", folder, what="causal language model", extra="steering", **options
     )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(
-            f"{folder} has no tokenizer that can be read: {model_folder.first_line(error)}",
+            f"{folder} has no tokenizer that can be read: {models.first_line(error)}",
             hint="save one there with tokenizer.save_pretrained",
         ) from error
     model.requires_grad_(False)

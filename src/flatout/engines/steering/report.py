@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flatout import __version__
+from flatout.atomic_files import write_whole
 from flatout.doctor.markup import Html, facts, section, table, tag
 from flatout.doctor.page import head
 from flatout.engines.steering.report_data import StudyRecord, TrialRecord
@@ -26,7 +27,6 @@ from flatout.engines.steering.report_drawings import (
 from flatout.engines.steering.report_grid import grid
 from flatout.engines.steering.retest import FEWEST
 from flatout.units import UNKNOWN, show_ratio, show_seconds
-from flatout.whole_files import write_whole
 
 MOST_TRIALS = 15
 LONGEST_TEXT = 1200

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flatout.atomic_files import write_whole
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput
-from flatout.whole_files import write_whole
 
 FORMAT, VERSION = "flatout-steering", 1
 

@@ -6,12 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+from flatout.atomic_files import write_whole
 from flatout.doctor.report import printable
 from flatout.engines.steering.report_data import StudyRecord
 from flatout.engines.steering.report_grid import Grid, grid
 from flatout.errors import BadInput, import_extra
 from flatout.units import UNKNOWN
-from flatout.whole_files import write_whole
 
 SUFFIXES = (".png", ".svg")
 INK, SOFT, UP, DOWN = "#1d1d1b", "#66645e", "#a33a1e", "#3c69ab"

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.atomic_files import append_whole
 from flatout.errors import BadInput
-from flatout.whole_files import append_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from flatout.engines.steering.applying import Steering
 from flatout.engines.steering.engine import PackedTrials
-from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
 from flatout.engines.steering.halving import Bracket, Halving, RungOver
 from flatout.engines.steering.questions import Question
 from flatout.engines.steering.report_data import Retest

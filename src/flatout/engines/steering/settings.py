@@ -15,10 +15,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from flatout.atomic_files import write_whole
 from flatout.codec import WrongShape, decode, encode
+from flatout.engines.run.settings import check_keys, read_settings
 from flatout.errors import BadInput
-from flatout.settings_file import check_keys, read_settings
-from flatout.whole_files import write_whole
 
 FILE = "settings.json"
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.

@@ -6,7 +6,7 @@
 A row's key is its content: a space (weights, tokenizer, position, type), a digest of the text's tokens, and a
 layer.  Nothing that changes a value can be forgotten, so a hit is never stale.
 
-A shard is written whole or not at all (`whole_files`).  Two processes need no lock: shards have names of
+A shard is written whole or not at all (`atomic_files`).  Two processes need no lock: shards have names of
 their own, and equal keys mean equal values, so that a row written twice does no harm.
 """
 
@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.decisions import Decision
 from flatout.engines.steering.break_even import storing_pays
 from flatout.engines.steering.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Index, Shard
 from flatout.engines.steering.tiers import Tier, Tiers
 from flatout.errors import BadInput, import_extra
-from flatout.whole_files import remove_leftovers, write_whole
 
 MOST_OPEN = 64
 

@@ -19,10 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.engines.steering.activations import Activations
 from flatout.engines.steering.methods import METHODS, mean_difference
 from flatout.errors import BadInput, import_extra
-from flatout.whole_files import remove_leftovers, write_whole
 
 Method = Literal["mean-difference", "pca", "logistic", "lda", "random"]
 FORMAT = "flatout-steering-vectors"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.event_files import EventFile
 from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.figures import figures
+from flatout.tensorboard_files import EventFile
 
 PREFIX = "flatout"
 

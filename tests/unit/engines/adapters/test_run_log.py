@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.adapters.run_log import RunLog, StepRecord, read_log
+from flatout.engines.run.log import log_path
 from flatout.errors import BadInput
-from flatout.run_log import log_path
 
 
 def record(step: int, *, phase: str = "phase1", loss: float = 1.0) -> StepRecord:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout import whole_files
+from flatout import atomic_files
 from flatout.engines.evolution import checkpoint
 from flatout.engines.evolution.checkpoint import STATE, TENSORS, State, fingerprint, latest, save
 from flatout.errors import BadInput
@@ -58,12 +58,12 @@ def test_an_end_while_saving_leaves_the_one_before(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(whole_files, "_flush", interrupted)
+        patched.setattr(atomic_files, "_flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, state=state(2), tensors=TENSOR)
     assert latest(tmp_path).state.epoch == 1  # type: ignore[union-attr]
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-000001"]
-    (tmp_path / f".epoch-000002{whole_files.PARTIAL}").mkdir()  # as a kill leaves it
+    (tmp_path / f".epoch-000002{atomic_files.PARTIAL}").mkdir()  # as a kill leaves it
     assert latest(tmp_path).state.epoch == 1  # type: ignore[union-attr]
     save(tmp_path, state=state(2), tensors=TENSOR)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-000001", "epoch-000002"]

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.engines.evolution.run_log import EpochRecord, RunLog, read_log
+from flatout.engines.run.log import log_path
 from flatout.errors import BadInput
-from flatout.run_log import log_path
 
 RECORDS = [
     EpochRecord(epoch=0, reward_train=0.25, rewards_per_s=1000.5, failed_rows=2, elapsed_s=1.5),

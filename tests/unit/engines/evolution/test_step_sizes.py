@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from flatout.engines.evolution import step_sizes
-from flatout.engines.evolution.config import EvolveConfig
+from flatout.engines.evolution.settings import EvolveConfig
 from flatout.multiplex.families import read_decoder
 from tests import tiny_models
 

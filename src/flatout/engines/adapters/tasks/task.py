@@ -33,8 +33,8 @@ from flatout.engines.adapters.blocks import Block, block_of
 from flatout.engines.adapters.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.sources.rows import read_rows
+from flatout.engines.run.settings import check_keys
 from flatout.errors import BadInput
-from flatout.settings_file import check_keys
 
 Record = dict[str, Any]
 Ints = npt.NDArray[np.int32]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flatout.codec import encode
-from flatout.engines.evolution.config import FREE_TO_CHANGE, NAMES, make_config, read_file, resumed
+from flatout.engines.evolution.settings import FREE_TO_CHANGE, NAMES, make_config, read_file, resumed
 from flatout.errors import BadInput
 
 LEAST: dict[str, Any] = {"model": "m", "task": "digit-copy"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.steering import fingerprints
-from flatout.engines.steering.fingerprints import model_fingerprint, tokenizer_fingerprint
+from flatout.engines.run import fingerprint
+from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from tests.steering_texts import word_tokenizer
 from tests.tiny_models import tiny_model
 
@@ -42,7 +42,7 @@ def test_any_number_any_buffer_the_config_and_the_type_change_the_name() -> None
 def test_the_size_of_a_piece_does_not_change_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("gpt2")
     before = model_fingerprint(model)
-    monkeypatch.setattr(fingerprints, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(fingerprint, "CHUNK_BYTES", 100)
     assert model_fingerprint(model) == before
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from flatout.engines.run.models import check_folder, first_line, load_pretrained, quietly
 from flatout.errors import BadInput
-from flatout.model_folder import check_folder, first_line, load_pretrained, quietly
 from tests.evolving import save_tiny
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
-from flatout.event_files import EventFile
+from flatout.tensorboard_files import EventFile
 
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 

@@ -12,27 +12,27 @@ from pathlib import Path
 
 import pytest
 
+from flatout.atomic_files import PARTIAL, remove_leftovers, whole_folder, write_whole
 from flatout.errors import BadInput
-from flatout.whole_files import PARTIAL, remove_leftovers, whole_folder, write_whole
 
 # A writer that is killed with half of its bytes on the disk.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flatout import whole_files
+from flatout import atomic_files
 written = os.write
 def half(handle, content):
     written(handle, content[: len(content) // 2])
     os.kill(os.getpid(), signal.SIGKILL)
 os.write = half
-whole_files.write_whole(Path(sys.argv[1]), b"x" * 1000)
+atomic_files.write_whole(Path(sys.argv[1]), b"x" * 1000)
 """
 
 # A disk of its own, of one MiB, in a name space of its own.
 SMALL_DISK = """
 import sys
 from pathlib import Path
-from flatout.whole_files import write_whole
+from flatout.atomic_files import write_whole
 from flatout.errors import BadInput
 folder = Path(sys.argv[1])
 write_whole(folder / "first", b"a" * 400_000)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.codec import WrongShape, decode
+from flatout.engines.run.settings import check_keys, read_settings
 from flatout.errors import BadInput
-from flatout.settings_file import check_keys, read_settings
 
 # They say where a run happens, how long it lasts and what it tells: the same weights come out at any epoch.
 FREE_TO_CHANGE = {

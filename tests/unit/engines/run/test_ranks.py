@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.engines.evolution.ranks import Ranks, own_device
+from flatout.engines.run.ranks import Ranks, own_device
 from flatout.errors import BadInput
 
 
@@ -36,7 +36,7 @@ def test_devices_are_checked() -> None:
 
 SCRIPT = """
 import sys, torch
-from flatout.engines.evolution.ranks import Ranks
+from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput
 with Ranks.join("cpu") as ranks:
     values = torch.zeros(4, dtype=torch.float64)

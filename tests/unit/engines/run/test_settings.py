@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engines.run.settings import read_settings
 from flatout.errors import BadInput
-from flatout.settings_file import read_settings
 
 
 def read(path: Path) -> dict[str, object]:

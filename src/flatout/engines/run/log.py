@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from flatout.atomic_files import append_whole, open_to_append, try_lock
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, MissingExtra
-from flatout.event_files import EventFile
-from flatout.whole_files import append_whole, open_to_append, try_lock
+from flatout.tensorboard_files import EventFile
 
 WHEN_FULL = "free some space and go on with --resume"
 Record = TypeVar("Record")

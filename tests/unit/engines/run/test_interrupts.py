@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flatout.engines.evolution.interrupts import Interrupts
+from flatout.engines.run.interrupts import Interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

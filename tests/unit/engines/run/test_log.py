@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from flatout.codec import encode
+from flatout.engines.run.log import LogKind, RunLog, is_written, log_path, read_records
 from flatout.errors import BadInput
-from flatout.run_log import LogKind, RunLog, is_written, log_path, read_records
 
 KIND = LogKind(format="flatout-test-log", version=2, what="a test")
 
@@ -93,7 +93,7 @@ def test_curves_that_find_no_room_end_with_the_file_they_are_in(tmp_path: Path) 
 WRITER = """
 import sys
 from pathlib import Path
-from flatout.run_log import LogKind, RunLog
+from flatout.engines.run.log import LogKind, RunLog
 with RunLog(Path(sys.argv[1]), LogKind(format="f", version=1, what="w"), tensorboard=False):
     print("writing", flush=True)
     sys.stdin.read()
