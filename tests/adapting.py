@@ -85,8 +85,8 @@ def with_phase(settings: dict[str, Any], phase: str, **changes: Any) -> dict[str
 def opened(model: Path, out: Path, **changes: Any) -> Any:
     """The parts of a tiny run in this process."""
     from flatout.engines.adapters.assembly import Assembly
-    from flatout.engines.adapters.config import make_config
-    from flatout.engines.adapters.processes import Processes
+    from flatout.engines.adapters.settings import make_config
+    from flatout.engines.adapters.training.processes import Processes
 
     config = make_config(tiny_settings(model, out, **changes))
     return Assembly(config, processes=Processes(device=torch.device(changes.get("device", "cpu"))))
@@ -94,9 +94,9 @@ def opened(model: Path, out: Path, **changes: Any) -> Any:
 
 def phase_run(assembly: Any, phase: str, *, steps: int, lines: list[str] | None = None) -> Any:
     """A phase that begins, which tells its lines and keeps its checkpoints as in earnest."""
-    from flatout.engines.adapters.live_line import LiveLine
-    from flatout.engines.adapters.stopping import StopRequest
-    from flatout.engines.adapters.trainer import PhaseRun
+    from flatout.engines.adapters.training.live_line import LiveLine
+    from flatout.engines.adapters.training.phase import PhaseRun
+    from flatout.engines.adapters.training.stopping import StopRequest
 
     told: list[str] = [] if lines is None else lines
     return PhaseRun(

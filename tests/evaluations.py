@@ -6,15 +6,15 @@ import math
 import random
 from typing import Any
 
-from flatout.engines.adapters.report import RunReport
-from flatout.engines.adapters.report_data import (
+from flatout.engines.adapters.evaluation.results import (
     ConfidenceBin,
     Evaluation,
     RoutingQuality,
     Scores,
     ShownRow,
 )
-from flatout.engines.adapters.run_log import StepRecord
+from flatout.engines.adapters.report.page import RunReport
+from flatout.engines.adapters.training.log import StepRecord
 
 HOSTILE = "<script>alert(1)</script>\"'& $x_2$ \u202e\x00"
 METRICS = {

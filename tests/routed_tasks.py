@@ -10,10 +10,10 @@ from torch import Tensor
 
 from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.blocks import Block, Blocks
-from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.evaluate import Subject
+from flatout.engines.adapters.evaluation.score_routings import Subject
 from flatout.engines.adapters.tasks import encode_all, task_named
+from flatout.engines.adapters.tasks.decoder import Decoder
 from tests.adapter_tokens import tiny_tokenizer
 
 NAMES = ("sentiment", "qa", "translation")

@@ -20,10 +20,10 @@ from transformers import AutoConfig, AutoModel, RobertaConfig
 
 from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.blocks import Block
-from flatout.engines.adapters.config import AdaptConfig, make_config, read_file
-from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.encoder import PackedEncoder
+from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
 from flatout.engines.adapters.tasks import TaskBatch, task_named
+from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.memory.estimate import MemoryEstimate
 from flatout.memory.forecast import estimate_job
 from flatout.memory.job import Job, Recipe

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.atomic_files import write_whole
-from flatout.engines.adapters.sources.rows import distinct, share_of
 from flatout.engines.adapters.tasks import Record, Task, task_named
+from flatout.engines.adapters.tasks.rows import distinct, share_of
 from flatout.errors import FlatoutError
 
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 8000, 500, 1000

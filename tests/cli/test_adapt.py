@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.engines.adapters import checkpoint, verbs
-from flatout.engines.adapters.checkpoint import BEST, PHASES, TRAINING
+from flatout.engines.adapters import verbs
+from flatout.engines.adapters.training import checkpoint
+from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING
 from tests.adapting import save_tiny, tiny_settings
 
 # Sums of more threads round in another order: the runs that are compared have one each.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.adapters import verbs
-from flatout.engines.adapters.config import AdaptConfig, make_config, read_file
+from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
 from flatout.engines.adapters.tasks import known_tasks
 
 ROOT = Path(__file__).resolve().parents[2]

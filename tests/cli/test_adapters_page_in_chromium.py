@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.adapters.report import page
+from flatout.engines.adapters.report.page import page
 from tests.evaluations import hostile_report, report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -14,9 +14,9 @@ from flatout.engines.adapters import attention, branches
 from flatout.engines.adapters.bank import AdapterBank
 from flatout.engines.adapters.blocks import layout
 from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.phase_three import JointStep
 from flatout.engines.adapters.products import Path, add_product, add_products
 from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.training.phase3_joint import JointStep
 from tests.adapting import opened, phase_run, save_tiny, tiny_settings
 from tests.packed_encoders import (
     Batch,

@@ -21,8 +21,8 @@ from flatout.errors import BadInput, Interrupted
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.engines.adapters.report_data import Evaluation
-    from flatout.engines.adapters.runs import PhaseStatus, Status
+    from flatout.engines.adapters.evaluation.results import Evaluation
+    from flatout.engines.adapters.run_folder import PhaseStatus, Status
     from flatout.engines.adapters.verbs import Outcome
 
 adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
@@ -273,8 +273,8 @@ def export(
 
 def _given(config: Path, flags: dict[str, Any], *, settings: list[str]) -> dict[str, Any]:
     """What the user said, and nothing that they did not say."""
-    from flatout.engines.adapters.config import with_setting
-    from flatout.engines.adapters.runs import read_given
+    from flatout.engines.adapters.run_folder import read_given
+    from flatout.engines.adapters.settings import with_setting
 
     given = read_given(config)
     given |= {name: value for name, value in flags.items() if value is not None}
@@ -359,7 +359,7 @@ def _how_far(phase: PhaseStatus) -> str:
 
 
 def _show_evaluation(found: Evaluation, page: Path) -> None:
-    from flatout.engines.adapters.report_data import ROUTINGS
+    from flatout.engines.adapters.evaluation.results import ROUTINGS
 
     heads = found.heads_only is not None
     titles = [*ROUTINGS, *(["heads only"] if heads else [])]

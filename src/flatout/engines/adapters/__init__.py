@@ -1,0 +1,14 @@
+"""Adapters: several tasks on one frozen encoder, a low-rank adapter and a head each, and a router.
+
+verbs         train, evaluate, predict, export, status: what `flatout adapt` does
+settings      what a run is told
+assembly      encoder, adapters, heads, decoder and router of one run
+run_folder    how far the run in a folder is
+peft_format   adapters as folders that PEFT loads
+lora          the adapters' products, the encoder that packs all tasks into one pass, the optimizer step
+tasks         rows, head, loss and scores of each task
+training      the three phases
+routing       the router and what it sees
+evaluation    scores under every routing, and answers
+report        the page and the picture of a run
+"""

@@ -23,16 +23,16 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters import loading
 from flatout.engines.adapters.bank import DEFAULT_TARGETS, AdapterBank, AdapterSpec
-from flatout.engines.adapters.checkpoint import Checkpoint, check_model, fingerprint
-from flatout.engines.adapters.config import AdaptConfig, TaskConfig
-from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.features import width_of
 from flatout.engines.adapters.precision import choose_precision
-from flatout.engines.adapters.processes import Processes
-from flatout.engines.adapters.router import Router
+from flatout.engines.adapters.routing.features import width_of
+from flatout.engines.adapters.routing.router import Router
+from flatout.engines.adapters.settings import AdaptConfig, TaskConfig
 from flatout.engines.adapters.tasks import DataOptions, Example, Record, Splits, Task, encode_all, task_named
+from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.generation import end_id_of
+from flatout.engines.adapters.training.checkpoint import Checkpoint, check_model, fingerprint
+from flatout.engines.adapters.training.processes import Processes
 
 OnNote = Callable[[str], None]
 

@@ -12,21 +12,10 @@ from typing import Any
 import torch
 
 from flatout.codec import encode
-from flatout.engines.adapters import peft_format, runs
+from flatout.engines.adapters import peft_format, run_folder
 from flatout.engines.adapters.assembly import Assembly
-from flatout.engines.adapters.checkpoint import PHASES, Checkpoint, check_model, fingerprint
-from flatout.engines.adapters.config import AdaptConfig, make_config
-from flatout.engines.adapters.evaluate import Decider, Subject
-from flatout.engines.adapters.evaluate import evaluate as score_routings
-from flatout.engines.adapters.live_line import LiveLine
-from flatout.engines.adapters.loading import open_encoder
-from flatout.engines.adapters.phase_one import train_adapters
-from flatout.engines.adapters.phase_three import train_jointly
-from flatout.engines.adapters.phase_two import frozen_features, train_router
-from flatout.engines.adapters.predict import Answer, answer
-from flatout.engines.adapters.processes import Processes
-from flatout.engines.adapters.report import RunReport, write_page
-from flatout.engines.adapters.report_data import (
+from flatout.engines.adapters.evaluation.predict import Answer, answer
+from flatout.engines.adapters.evaluation.results import (
     FILE,
     ROUTINGS,
     Evaluation,
@@ -34,11 +23,22 @@ from flatout.engines.adapters.report_data import (
     save_evaluation,
     with_heads_only,
 )
-from flatout.engines.adapters.report_plots import plot_report
-from flatout.engines.adapters.run_log import RunLog, read_log
-from flatout.engines.adapters.runs import Status
-from flatout.engines.adapters.stopping import StopRequest
-from flatout.engines.adapters.trainer import PhaseRun
+from flatout.engines.adapters.evaluation.score_routings import Decider, Subject
+from flatout.engines.adapters.evaluation.score_routings import evaluate as score_routings
+from flatout.engines.adapters.loading import open_encoder
+from flatout.engines.adapters.report.page import RunReport, write_page
+from flatout.engines.adapters.report.plots import plot_report
+from flatout.engines.adapters.run_folder import Status
+from flatout.engines.adapters.settings import AdaptConfig, make_config
+from flatout.engines.adapters.training.checkpoint import PHASES, Checkpoint, check_model, fingerprint
+from flatout.engines.adapters.training.live_line import LiveLine
+from flatout.engines.adapters.training.log import RunLog, read_log
+from flatout.engines.adapters.training.phase import PhaseRun
+from flatout.engines.adapters.training.phase1_adapters import train_adapters
+from flatout.engines.adapters.training.phase2_router import frozen_features, train_router
+from flatout.engines.adapters.training.phase3_joint import train_jointly
+from flatout.engines.adapters.training.processes import Processes
+from flatout.engines.adapters.training.stopping import StopRequest
 from flatout.engines.run.log import log_path
 from flatout.errors import BadInput, MissingExtra
 
@@ -76,14 +76,14 @@ def train(
     """
     config = make_config(given)
     if heads_only and not config.heads_only:
-        config = runs.without_adapters(config)
+        config = run_folder.without_adapters(config)
     if config.heads_only:
         phases = ("phase1",)
     resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with Processes.join(config.device) as processes:
         if not processes.first:
             on_line = on_note = _nothing
-        waiting, notes = runs.to_do(config, phases, resume=resume)
+        waiting, notes = run_folder.to_do(config, phases, resume=resume)
         processes.agree("the phases to train", len(waiting))
         if not waiting:
             _check_same_model(config)
@@ -94,7 +94,7 @@ def train(
                 _train_phases(assembly, waiting, on_line=on_line, on_note=on_note)
         plots = _plots(config, on_note=on_note) if processes.first else ()
     skipped = tuple(phase for phase in phases if phase not in waiting)
-    return Outcome(status=runs.status(Path(config.out)), plots=plots, skipped=skipped)
+    return Outcome(status=run_folder.status(Path(config.out)), plots=plots, skipped=skipped)
 
 
 def evaluate(
@@ -117,11 +117,11 @@ def evaluate(
         raise BadInput(f"--rows {rows}", hint="take at least 1")
     if split not in HELD_OUT:
         raise BadInput(f"--split {split}", hint=f"take {' or '.join(HELD_OUT)}")
-    config = runs.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
+    config = run_folder.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
     found = _evaluated(config, rows=rows, split=split, on_note=on_note)
-    other = out / runs.HEADS_ONLY
+    other = out / run_folder.HEADS_ONLY
     if (other / "phase1").is_dir():
-        heads = runs.config_of(other, model=model, device=device)
+        heads = run_folder.config_of(other, model=model, device=device)
         plain = _evaluated(heads, rows=rows, split=split, on_note=on_note)
         save_evaluation(plain, other / FILE)
         found = with_heads_only(found, plain)
@@ -144,7 +144,7 @@ def predict(
     threshold: float | None = None,
 ) -> list[Answer]:
     """Answer texts with what the run in a folder learned."""
-    config = runs.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
+    config = run_folder.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
     with _opened(config) as (assembly, found):
         routed = found.state.phase != "phase1"
         return answer(assembly, texts, context=context, task=task, routed=routed)
@@ -154,7 +154,7 @@ def export(
     out: Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
     """Write adapters as folders that PEFT loads."""
-    with _opened(runs.config_of(out, model=model, device="cpu")) as (assembly, _):
+    with _opened(run_folder.config_of(out, model=model, device="cpu")) as (assembly, _):
         chosen = list(tasks or assembly.names)
         for name in chosen:
             assembly.bank.number(name)  # an unknown name is said before anything is written
@@ -165,12 +165,12 @@ def export(
 
 def status(out: Path) -> Status:
     """How far the run in a folder is."""
-    return runs.status(out)
+    return run_folder.status(out)
 
 
 def _check_same_model(config: AdaptConfig) -> None:
     """A run with nothing left to train: its model is looked at all the same, as where it goes on."""
-    found = runs.furthest(Path(config.out))
+    found = run_folder.furthest(Path(config.out))
     model = open_encoder(Path(config.model), device=torch.device("cpu"))
     name = fingerprint(model.named_parameters())
     check_model(found.state, fingerprint=name, model=config.model, path=found.path)
@@ -184,7 +184,7 @@ def _train_phases(
     assembly.splits  # noqa: B018 - rows that cannot be read are said before a file is written
     first = next(iter(waiting))
     if first != "phase1":
-        assembly.load_best(runs.before(out, first))
+        assembly.load_best(run_folder.before(out, first))
     cuda_index = assembly.device.index if assembly.device.type == "cuda" else None
     with (
         StopRequest() as stop,
@@ -218,7 +218,7 @@ def _steps(config: AdaptConfig, phase: str) -> int:
 @contextlib.contextmanager
 def _opened(config: AdaptConfig) -> Any:
     """A run's parts with the best weights of its last phase."""
-    found = runs.furthest(Path(config.out))
+    found = run_folder.furthest(Path(config.out))
     processes = Processes.join(config.device)
     with Assembly(config, processes=processes) as assembly:
         check_model(found.state, fingerprint=assembly.fingerprint, model=config.model, path=found.path)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.engines.adapters.checkpoint import fingerprint
 from flatout.engines.adapters.loading import open_encoder, open_tokenizer
+from flatout.engines.adapters.training.checkpoint import fingerprint
 from flatout.errors import BadInput
 from tests.adapting import save_tiny
 from tests.evolving import save_tiny as save_tiny_llama

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.engines.adapters import checkpoint, runs, verbs
+from flatout.engines.adapters import run_folder, verbs
 from flatout.engines.adapters.assembly import Assembly
-from flatout.engines.adapters.checkpoint import BEST, PHASES, TRAINING
-from flatout.engines.adapters.report_data import load_evaluation
-from flatout.engines.adapters.run_log import read_log
+from flatout.engines.adapters.evaluation.results import load_evaluation
+from flatout.engines.adapters.training import checkpoint
+from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING
+from flatout.engines.adapters.training.log import read_log
 from flatout.errors import BadInput, Interrupted
 from tests.adapting import generated, save_tiny, tiny_settings, with_phase
 
@@ -202,11 +203,11 @@ def test_heads_alone_are_trained_in_a_folder_of_their_own_and_stand_beside(
 
 
 def test_a_run_is_scored_and_asked_under_another_routing_than_its_own(whole: Path) -> None:
-    kept = runs.config_of(whole).router
+    kept = run_folder.config_of(whole).router
     found, _ = verbs.evaluate(whole, split="validation", top_k=2, threshold=0.25)
     assert found.routing is not None and found.split == "validation"
     assert (found.routing.top_k, found.routing.threshold) == (2, 0.25)
-    assert runs.config_of(whole).router == kept
+    assert run_folder.config_of(whole).router == kept
     (mixed,) = verbs.predict(whole, ["the film is deeply moving"], top_k=2)
     assert len(mixed.weights) == 2
     for wrong in ({"top_k": 0}, {"threshold": 2.0}, {"split": "train"}):
@@ -238,8 +239,8 @@ def test_what_is_exported_is_what_peft_computes(model: Path, whole: Path, tmp_pa
     assert [folder.name for folder in folders] == ["sentiment", "translation"]
     assert json.loads((folders[0] / "adapter_config.json").read_text())["r"] == 2
     from flatout.engines.adapters.assembly import Assembly
-    from flatout.engines.adapters.processes import Processes
-    from flatout.engines.adapters.runs import config_of, furthest
+    from flatout.engines.adapters.run_folder import config_of, furthest
+    from flatout.engines.adapters.training.processes import Processes
 
     with Assembly(
         config_of(whole, device="cpu"), processes=Processes(device=torch.device("cpu"))

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.adapters.metrics import bleu
-from flatout.engines.adapters.sources.standard_library import functions
 from flatout.engines.adapters.tasks.generation import GenerationTask
+from flatout.engines.adapters.tasks.metrics import bleu
+from flatout.engines.adapters.tasks.standard_library import functions
 from flatout.engines.adapters.tasks.task import Record
 
 LINE, INDENT = "¶", "»"

@@ -7,7 +7,7 @@ in several files is tested on and not trained on.
 
 from __future__ import annotations
 
-from flatout.engines.adapters.sources.rows import distinct, some, split_files, split_of
+from flatout.engines.adapters.tasks.rows import distinct, some, split_files, split_of
 from flatout.engines.adapters.tasks.task import DataOptions, Record, Splits, Task
 from flatout.errors import BadInput, NotFetched
 

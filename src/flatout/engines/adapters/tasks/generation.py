@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.chunked_loss import chunked_argmax, chunked_cross_entropy
-from flatout.engines.adapters.decoder import Decoder
-from flatout.engines.adapters.sources.rows import text_field
+from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks.rows import text_field
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
     Example,

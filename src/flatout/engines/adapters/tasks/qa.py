@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.engines.adapters.decoder import Decoder
-from flatout.engines.adapters.metrics import exact_match, span_f1
-from flatout.engines.adapters.sources.rows import text_field
+from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks.metrics import exact_match, span_f1
+from flatout.engines.adapters.tasks.rows import text_field
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
     Example,

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flatout.engines.adapters.metrics import Order, rouge
-from flatout.engines.adapters.sources.rows import text_field
 from flatout.engines.adapters.tasks.generation import GenerationTask
+from flatout.engines.adapters.tasks.metrics import Order, rouge
+from flatout.engines.adapters.tasks.rows import text_field
 from flatout.engines.adapters.tasks.task import Record
 
 ORDERS: tuple[Order, ...] = ("1", "2", "L")

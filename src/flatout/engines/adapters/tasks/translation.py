@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.adapters.metrics import bleu
-from flatout.engines.adapters.sources.catalogues import PACKAGES, german_pairs
+from flatout.engines.adapters.tasks.catalogues import PACKAGES, german_pairs
 from flatout.engines.adapters.tasks.generation import GenerationTask
+from flatout.engines.adapters.tasks.metrics import bleu
 from flatout.engines.adapters.tasks.task import Record
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.sources import standard_library
-from flatout.engines.adapters.tasks import DataOptions
+from flatout.engines.adapters.tasks import DataOptions, standard_library
 from flatout.engines.adapters.tasks.code_generation import (
     CodeGeneration,
     with_layout_signs,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.tasks import DataOptions, TaskBatch, encode_all
+from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.generation import GenerationHead, end_id_of
 from flatout.engines.adapters.tasks.translation import Translation
 from flatout.errors import BadInput

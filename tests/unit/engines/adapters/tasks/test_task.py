@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.decoder import Decoder
 from flatout.engines.adapters.tasks import (
     DataOptions,
     Example,
@@ -20,6 +19,7 @@ from flatout.engines.adapters.tasks import (
     known_tasks,
     task_named,
 )
+from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.task import IGNORED, at_rest, tensor_on
 from flatout.errors import BadInput
 from tests.adapter_tokens import tiny_tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flatout import packages
-from flatout.engines.adapters.sources.catalogues import PACKAGES
 from flatout.engines.adapters.tasks import DataOptions, Prediction
+from flatout.engines.adapters.tasks.catalogues import PACKAGES
 from flatout.engines.adapters.tasks.translation import Translation
 
 

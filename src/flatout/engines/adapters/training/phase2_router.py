@@ -1,0 +1,224 @@
+"""Phase 2: the router, on features of the frozen encoder.
+
+The features are computed once and kept; an epoch is then a few products on a matrix that lies on the device.
+Rows of all tasks are mixed, and the target of a row is the task it belongs to: no row is ever set against the
+target of a foreign task.  On rows held out the router is calibrated, and what is best is what is least
+surprised by them once it is: a network that goes on learning gets too certain before it gets worse, and
+certainty can be set right.
+
+A run is judged by the mean of its tasks' scores, where a task counts the same however few rows it has.  A
+router that is true of the rows as they come settles every doubt in favour of the task with more of them, and
+the smallest pays; so the shares of the tasks are taken out of its logits (see `router`), and rows held out
+are weighed alike.  `equal: rows` leaves them in, for whoever counts rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatout.engines.adapters.assembly import Assembly, under
+from flatout.engines.adapters.routing.features import features_of
+from flatout.engines.adapters.routing.losses import RouterLosses
+from flatout.engines.adapters.routing.router import Router
+from flatout.engines.adapters.stepping import StepSettings
+from flatout.engines.adapters.tasks import Example
+from flatout.engines.adapters.training.phase import TOTAL, PhaseRun
+from flatout.errors import BadInput
+
+NAME, FOLDER = "router", "features"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingRows:
+    """Features [N, H] of rows of all tasks, and the task of each."""
+
+    features: Tensor
+    tasks: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+def train_router(run: PhaseRun) -> None:
+    """Train from where `run` stands to its last step, or until it no longer gets better."""
+    assembly, phase = run.assembly, run.assembly.config.phase2
+    router = assembly.router
+    losses = router_losses(phase.losses)
+    train = routing_rows(assembly, "train")
+    held_out = routing_rows(assembly, "validation")
+    log_shares_T = log_shares(train.tasks, num_tasks=router.num_tasks) if phase.equal == "tasks" else None
+    steps_per_epoch = -(-len(train) // phase.rows)
+    run.steps = phase.epochs * steps_per_epoch
+    optimizer = RouterOptimizer(
+        router,
+        StepSettings(
+            learning_rate=phase.lr,
+            num_steps=run.steps,
+            warmup_share=phase.warmup_share,
+            weight_decay=phase.weight_decay,
+            clip_norm=phase.clip,
+        ),
+    )
+    if run.found is not None:
+        optimizer.load_state(*run.optimizer_state())
+    run.training_state = optimizer.state
+    router.gumbel = phase.noise == "gumbel"
+    assembly.train()
+    run.begin()
+    while run.step < run.steps and not is_done(run):
+        epoch, place = divmod(run.step, steps_per_epoch)
+        rows = _batch(run, train, epoch=epoch, place=place, rows=phase.rows)
+        run.seed(run.step)
+        routing = router(rows.features)
+        terms = losses.terms(routing, tasks_B=rows.tasks, features_BH=rows.features)
+        total = losses.total(terms)
+        total.backward()
+        rate = optimizer.update(run.step)
+        run.window.add((*terms, TOTAL), torch.stack((*terms.values(), total)), tokens=0)
+        run.step += 1
+        figures: dict[str, float | None] = {}
+        if place == steps_per_epoch - 1:
+            figures = _evaluate(run, held_out, log_shares_T=log_shares_T)
+        last = run.step == run.steps or is_done(run)
+        if last:
+            calibrate_best(run, held_out, log_shares_T=log_shares_T)
+        run.border(learning_rates={NAME: rate}, routing=figures, last=last)
+
+
+def router_losses(given: Mapping[str, float]) -> RouterLosses:
+    """The losses with the weights that a config changes."""
+    known = [each.name for each in dataclasses.fields(RouterLosses)]
+    for name in given:
+        if name not in known:
+            raise BadInput(f"the router has no loss {name!r}", hint=f"known: {', '.join(known)}")
+    return RouterLosses(**given)
+
+
+def routing_rows(assembly: Assembly, split: str, *, number: int | None = None) -> RoutingRows:
+    """Features of a split of all tasks, on the device."""
+    features, tasks = [], []
+    for name, part in assembly.parts.items():
+        found = frozen_features(assembly, assembly.rows(name, split, number=number).examples)
+        features.append(found)
+        tasks.append(torch.full((len(found),), part.adapter, dtype=torch.int64))
+    return RoutingRows(
+        features=torch.cat(features).to(assembly.device), tasks=torch.cat(tasks).to(assembly.device)
+    )
+
+
+def frozen_features(assembly: Assembly, examples: list[Example]) -> Tensor:
+    """What the router sees of these examples; computed once per run folder."""
+    folder = Path(assembly.config.out) / FOLDER
+    return features_of(
+        assembly.encoder,
+        examples,
+        pad_id=assembly.pad_id,
+        fingerprint=f"{assembly.fingerprint} {assembly.precision.value}",
+        folder=folder if assembly.processes.first else None,
+        tokens=assembly.config.evaluation.tokens,
+    )
+
+
+def is_done(run: PhaseRun) -> bool:
+    return NAME in run.progress and run.progress[NAME].done is not None
+
+
+class RouterOptimizer:
+    """AdamW for the router with its schedule; the schedule is a function of the step."""
+
+    def __init__(self, router: nn.Module, settings: StepSettings) -> None:
+        self._settings = settings
+        self.parameters = list(router.parameters())
+        self.adamw = torch.optim.AdamW(
+            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+
+    def rate_at(self, step: int) -> float:
+        return self._settings.rate_at(step)
+
+    def update(self, step: int) -> float:
+        """Clip, update and clear; the learning rate that was used."""
+        rate = self._settings.rate_at(step)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        if self._settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self._settings.clip_norm)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        return rate
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {
+            f"{NAME}.{number}.{key}": value
+            for number, parameter in enumerate(self.parameters)
+            for key, value in self.adamw.state.get(parameter, {}).items()
+        }
+        return tensors, {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        for name, value in tensors.items():
+            _, number, key = name.split(".")
+            parameter = self.parameters[int(number)]
+            # The step counter stays on the host, as AdamW itself keeps it there.
+            own = value.clone() if key == "step" else value.to(parameter.device, copy=True)
+            self.adamw.state[parameter][key] = own
+
+
+def log_shares(tasks_N: Tensor, *, num_tasks: int) -> Tensor:
+    """Of every task the logarithm of its share of the rows; of one that has none, that of half a row."""
+    counts_T = torch.bincount(tasks_N, minlength=num_tasks).float()
+    return (counts_T.clamp_min(0.5) / len(tasks_N)).log()
+
+
+def _batch(run: PhaseRun, train: RoutingRows, *, epoch: int, place: int, rows: int) -> RoutingRows:
+    order = np.random.default_rng([run.assembly.config.seed, epoch]).permutation(len(train))
+    places = torch.from_numpy(order[place * rows : (place + 1) * rows]).to(train.tasks.device)
+    return RoutingRows(features=train.features[places], tasks=train.tasks[places])
+
+
+def judge_router(
+    router: Router, rows: RoutingRows, *, log_shares_T: Tensor | None = None
+) -> dict[str, float | None]:
+    """On rows held out, as if calibrated there: accuracy in points of all and of the worst task, and loss."""
+    fit = router.judge(rows.features, rows.tasks, log_shares_T=log_shares_T)
+    is_right = (fit.log_probabilities.argmax(-1) == rows.tasks).float()
+    by_task = [float(is_right[rows.tasks == task].mean()) for task in rows.tasks.unique()]
+    return {
+        "accuracy": 100 * float(is_right.mean()),
+        "worst_task_accuracy": 100 * min(by_task),
+        "loss": fit.loss,
+        "temperature": router.temperature.item(),
+    }
+
+
+def _evaluate(
+    run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor | None
+) -> dict[str, float | None]:
+    assembly = run.assembly
+    assembly.processes.align(assembly.router)
+    figures = judge_router(assembly.router, held_out, log_shares_T=log_shares_T)
+    scores = {name: value for name, value in figures.items() if value is not None and name != "temperature"}
+    is_best = run.better(
+        (NAME,), score=-scores["loss"], scores={NAME: scores}, patience=assembly.config.phase2.patience
+    )
+    if is_best:
+        run.keep_best(assembly.module_weights(NAME))
+    return figures
+
+
+def calibrate_best(run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor | None = None) -> None:
+    """Go back to the best weights, and make its confidence true on rows it has not learned from."""
+    router = run.assembly.router
+    before = {name: value.clone() for name, value in router.state_dict().items()}
+    router.load_state_dict(under(run.best, NAME))
+    router.calibrate(held_out.features, held_out.tasks, log_shares_T=log_shares_T)
+    run.keep_best(run.assembly.module_weights(NAME))
+    router.load_state_dict(before)

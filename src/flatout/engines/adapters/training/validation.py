@@ -1,0 +1,89 @@
+"""How well the adapters do on rows that they do not learn from, while they learn.
+
+Batches are made once.  One pass of the encoder gives a batch's loss and its predictions, and only numbers and
+predictions stay: memory is that of one batch however many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatout.engines.adapters.assembly import Assembly, Rows
+from flatout.engines.adapters.tasks.task import Prediction, TaskBatch, at_rest
+from flatout.engines.adapters.training.batches import evaluation_batches
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A task on held-out rows: scores in points, and the mean loss."""
+
+    scores: dict[str, float]
+    loss: float
+
+    def all(self) -> dict[str, float | None]:
+        return {**self.scores, LOSS: self.loss}
+
+
+class Validation:
+    """Held-out rows of every task, ready to be run again and again."""
+
+    def __init__(self, assembly: Assembly, *, rows: int, tokens: int) -> None:
+        self._assembly = assembly
+        self.rows: dict[str, Rows] = {
+            name: assembly.rows(name, "validation", number=rows) for name in assembly.names
+        }
+        self._batches: dict[str, list[TaskBatch]] = {
+            name: evaluation_batches(
+                part.task,
+                self.rows[name].examples,
+                adapter=part.adapter,
+                tokens=tokens,
+                pad_id=assembly.pad_id,
+                device=assembly.device,
+            )
+            for name, part in assembly.parts.items()
+        }
+
+    def judge(self, name: str, *, weights_NT: Tensor | None = None) -> Judged:
+        """One task under its own adapter, or under a mixture with these weights of its rows."""
+        assembly, part, rows = self._assembly, self._assembly.parts[name], self.rows[name]
+        said: dict[int, Prediction] = {}
+        losses, counts = [], []
+        with at_rest(*assembly.modules().values()):
+            for batch in self._batches[name]:
+                mixture = None if weights_NT is None else weights_NT[batch.indices].to(assembly.device)
+                (states_BLH,) = assembly.encoder((batch.block,), mixture=mixture)
+                losses.append(part.task.loss(part.head, states_BLH, batch).float() * batch.count)
+                counts.append(batch.count)
+                predictions = part.task.predict(
+                    part.head,
+                    states_BLH,
+                    batch,
+                    tokenizer=assembly.tokenizer,
+                    records=rows.records,
+                    write=False,
+                )
+                said.update(zip(batch.indices, predictions, strict=True))
+        scores = part.task.score([said[index] for index in sorted(said)], rows.records)
+        loss = torch.stack(losses).sum() / torch.stack(counts).sum().clamp_min(1)
+        return Judged(scores=scores, loss=float(loss))
+
+
+def agreed(judged: Mapping[str, Judged], *, assembly: Assembly) -> dict[str, Judged]:
+    """The mean of what the processes found, so that all of them decide alike."""
+    if assembly.processes.num == 1:
+        return dict(judged)
+    places = [(name, key) for name, each in judged.items() for key in (*each.scores, LOSS)]
+    values = torch.tensor([judged[name].all()[key] for name, key in places], device=assembly.device)
+    assembly.processes.mean([values])
+    found = dict(zip(places, values.tolist(), strict=True))
+    return {
+        name: Judged(scores={key: found[name, key] for key in each.scores}, loss=found[name, LOSS])
+        for name, each in judged.items()
+    }

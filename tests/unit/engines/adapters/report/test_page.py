@@ -1,0 +1,101 @@
+"""The page of a run: what it says first, what it leaves out, and that nothing becomes markup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+from flatout.engines.adapters.report.page import LONGEST_TEXT, headline, largest_gap, page, write_page
+from tests.evaluations import HOSTILE, evaluation, hostile_report, quality, report, scores
+
+TITLES = (
+    "Scores",
+    "Where rows go",
+    "Whether to believe it",
+    "Load and entropy",
+    "Under another task&#x27;s adapter",
+    "What it answers",
+    "Adapters: learning",
+    "The router: learning",
+    "Both together: learning",
+    "Notes",
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not any(name.startswith("on") for name, _ in attrs)
+        self.names.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_shows_all_of_a_run() -> None:
+    html = page(report())
+    for title in TITLES:
+        assert f"<h2>{title}</h2>" in html, title
+    text = Elements(html).text
+    assert "97.9 %" in text and "5 of 5" in text
+    assert "0.110 nats" in text and "all adapters with equal weights" in text
+    assert "their answer lies behind the last token" in text
+    assert text.count("loss: consistency") == 2  # phases two and three
+    assert "(nothing)" in text  # an empty answer is said to be one
+
+
+def test_the_headline_says_what_is_known() -> None:
+    routed = scores("routed", 0.3).by_task
+    routed["code"]["bleu"] -= 0.5
+    found = evaluation(scores=(scores("oracle", 0), replace(scores("routed", 0.3), by_task=routed)))
+    assert headline(report(evaluation=found)) == (
+        "The router sends 97.9 % of 2,500 unseen rows to the right adapter; against a perfect one that costs "
+        "at most 0.8 points (code)."
+    )
+    better = evaluation(scores=(scores("oracle", 0), scores("routed", -1)))
+    assert "no task scores lower" in headline(report(evaluation=better))
+    alone = evaluation(scores=(scores("oracle", 0),), routing=None)
+    assert "no router has been trained" in headline(report(evaluation=alone))
+    assert headline(report(evaluation=None)) == "Not evaluated yet."
+    assert headline(report(evaluation=None, records=())) == "Nothing has been trained yet."
+    assert largest_gap(alone) is None
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    html = page(report(evaluation=None, records=(), notes=(), device=None))
+    assert "<h2>" not in html
+    assert "None" not in Elements(html).text
+    bare = page(report(evaluation=evaluation(routing=None, heads_only=None, shown=(), elapsed_s=None)))
+    assert "Where rows go" not in bare and "heads-only</th>" not in bare.split("<details>")[0]
+    unsure = page(report(evaluation=evaluation(routing=quality(threshold=0.0))))
+    assert "At a threshold" not in unsure
+
+
+def test_nothing_a_stranger_wrote_becomes_markup() -> None:
+    html = page(hostile_report())
+    elements = Elements(html)
+    assert "script" not in elements.names and "img" not in elements.names
+    assert HOSTILE[:25] in elements.text
+    assert "<script>" not in html and "\x00" not in html
+
+
+def test_long_texts_are_cut() -> None:
+    html = page(hostile_report())
+    assert "y" * LONGEST_TEXT in html and "y" * (LONGEST_TEXT + 1) not in html
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "reports" / "run.html"
+    write_page(report(), path)
+    html = path.read_text(encoding="utf-8")
+    assert "http://" not in html and "https://" not in html and "<script" not in html
+    assert "default-src &#x27;none&#x27;" in html
+    assert [each.name for each in path.parent.iterdir()] == ["run.html"]

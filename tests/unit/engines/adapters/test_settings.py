@@ -1,0 +1,99 @@
+"""Tables of known keys: a wrong one is named with its nearest, and a phase that goes on keeps its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.codec import encode
+from flatout.engines.adapters.settings import (
+    AdaptConfig,
+    check_unchanged,
+    make_config,
+    read_file,
+    with_setting,
+)
+from flatout.errors import BadInput
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    return {"model": "m", "tasks": {"sentiment": {"rank": 4}, "qa": None}, **changes}
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(BadInput) as caught:
+        make_config(given(**changes))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_missing_has_its_default() -> None:
+    config = make_config(given(phase1={"steps": 7}))
+    assert (config.phase1.steps, config.phase1.lr) == (7, 5e-4)
+    assert config.tasks["sentiment"].rank == 4
+    assert config.tasks["qa"].rank == 16
+    assert (config.phase3.single_task_first, config.phase3.single_task_last) == (0.8, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "nearest"),
+    [
+        ({"sed": 1}, "did you mean seed?"),
+        ({"phase1": {"step": 1}}, "did you mean steps?"),
+        ({"tasks": {"qa": {"rnk": 1}}}, "did you mean rank?"),
+        ({"router": {"topk": 1}}, "did you mean top_k?"),
+    ],
+)
+def test_a_key_that_does_not_exist_is_named_with_its_nearest(changes: dict[str, Any], nearest: str) -> None:
+    assert nearest in refusal(**changes)
+
+
+def test_every_value_out_of_range_is_named() -> None:
+    said = refusal(phase1={"steps": 0, "lr": 0.0}, tasks={"qa": {"rank": 0, "dropout": 1.0}})
+    for part in ("phase1.steps=0", "phase1.lr=0.0", "tasks.qa.rank=0", "tasks.qa.dropout=1.0"):
+        assert part in said
+
+
+def test_wrong_types_and_what_is_needed() -> None:
+    assert "config.phase1.steps is str" in refusal(phase1={"steps": "many"})
+    assert "no tasks are given" in refusal(tasks={})
+    with pytest.raises(BadInput, match="no model is given"):
+        make_config({"tasks": {"qa": {}}})
+
+
+def test_a_file_is_named_in_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ntasks:\n  qa:\n    rank: 3\nphase2:\n  epoch: 1\n")
+    with pytest.raises(BadInput, match=r"run\.yaml sets 'epoch', which is no setting of adapt's phase2"):
+        read_file(path)
+    path.write_text("model: m\ntasks:\n  qa:\n    rank: 3\n")
+    assert make_config(read_file(path)).tasks["qa"].rank == 3
+
+
+def test_dotted_keys_reach_into_tables() -> None:
+    assert with_setting(given(), "phase1.steps", 3)["phase1"] == {"steps": 3}
+    assert with_setting(given(), "tasks.qa.rank", 3)["tasks"]["qa"] == {"rank": 3}
+    assert with_setting(given(), "seed", 3)["seed"] == 3
+    with pytest.raises(BadInput, match="'model' is no table"):
+        with_setting(given(), "model.steps", 3)
+
+
+def test_a_config_survives_json() -> None:
+    config = make_config(given(router={"hidden": [8, 4]}, tasks={"qa": {"targets": ["query"]}}))
+    assert make_config(encode(config)) == config
+
+
+def test_a_phase_that_goes_on_keeps_what_it_rests_on() -> None:
+    saved = encode(make_config(given()))
+
+    def changed(**changes: Any) -> AdaptConfig:
+        return make_config(given(**changes))
+
+    check_unchanged(saved, changed(out="elsewhere", log_every=1, phase2={"epochs": 1}), phase="phase1")
+    with pytest.raises(BadInput, match=r"the run has phase1\.steps=1000, and 5 is given"):
+        check_unchanged(saved, changed(phase1={"steps": 5}), phase="phase1")
+    check_unchanged(saved, changed(phase1={"steps": 5}), phase="phase2")
+    with pytest.raises(BadInput, match=r"tasks\.sentiment\.rank=4, and 8"):
+        check_unchanged(saved, changed(tasks={"sentiment": {"rank": 8}, "qa": {}}), phase=None)
