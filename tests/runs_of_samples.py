@@ -9,8 +9,8 @@ import math
 from pathlib import Path
 
 from flatout.monitor.history import HistoryWriter
-from flatout.monitor.runs import Run, create_run, end_run
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
+from flatout.runs import Run, create_run, end_run
 
 GIB = 2**30
 START_S = 1_768_471_200.0  # some morning in January

@@ -185,8 +185,8 @@ def report_run(
 ) -> Summary:
     """The figures of a run that is kept; also written as a page and as plots where these are named."""
     from flatout.monitor.recorded import read_recorded
-    from flatout.monitor.runs import find_run
     from flatout.monitor.summary import summarise
+    from flatout.runs import find_run
 
     recorded = read_recorded(find_run(str(run), root))
     if png is not None:
@@ -204,7 +204,7 @@ def compare_runs(first: str | Path, second: str | Path, *, root: Path | None = N
     """Two runs that are kept, and the differences between them that are more than noise."""
     from flatout.monitor.compare import compare
     from flatout.monitor.recorded import read_recorded
-    from flatout.monitor.runs import find_run
+    from flatout.runs import find_run
 
     return compare(*(read_recorded(find_run(str(run), root)) for run in (first, second)))
 

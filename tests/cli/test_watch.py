@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.monitor.runs import list_runs
+from flatout.runs import list_runs
 from tests.runs_of_samples import kept_run, story
 
 FLATOUT = [sys.executable, "-m", "flatout", "watch"]

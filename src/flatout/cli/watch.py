@@ -245,7 +245,7 @@ def _replay(
     from flatout.monitor.following import Documents, Lines, follow_replay
     from flatout.monitor.history import replay
     from flatout.monitor.playback import Playback
-    from flatout.monitor.runs import find_run
+    from flatout.runs import find_run
 
     folder = find_run(wanted, root)
     if web:
@@ -261,7 +261,7 @@ def _replay(
 
 def _list(root: Path | None, *, json_output: bool) -> None:
     from flatout.codec import encode
-    from flatout.monitor.runs import list_runs, runs_folder, state_of
+    from flatout.runs import list_runs, runs_folder, state_of
 
     found = list_runs(root)
     if json_output:

@@ -13,8 +13,8 @@ import psutil
 
 from flatout.errors import BadInput
 from flatout.monitor.channel import Progress, find_channel, read_channel
-from flatout.monitor.runs import CHANNEL_FILE, Run, is_alive, read_run
 from flatout.monitor.sample import GpuSample, JobSample, JobState
+from flatout.runs import CHANNEL_FILE, Run, is_alive, read_run
 
 NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
 NO_STEP = "no step ended in this span"

@@ -59,8 +59,8 @@ class WatchedRun:
         from flatout.monitor.attached import JobMeter
         from flatout.monitor.history import HistoryWriter
         from flatout.monitor.line import LineWriter
-        from flatout.monitor.runs import CHANNEL_FILE, create_run, this_run
         from flatout.monitor.sampler import Sampler, period_of
+        from flatout.runs import CHANNEL_FILE, create_run, this_run
 
         period_of(hz)  # before there is a folder
         run = this_run(name, time_s=time.time())
@@ -98,7 +98,7 @@ class WatchedRun:
         return self.reporter
 
     def close(self) -> None:
-        from flatout.monitor.runs import end_run
+        from flatout.runs import end_run
 
         if os.getpid() != self.pid:
             return

@@ -96,8 +96,8 @@ def _end_by_interrupt(interrupted: list[bool]) -> None:
 def begin(options: LaunchOptions) -> None:
     """Watch this process, and torch as soon as it is there; end the run with the process."""
     from flatout.monitor.job import Watch, watch
-    from flatout.monitor.runs import read_run, write_run
     from flatout.monitor.sinks.chosen import opened
+    from flatout.runs import read_run, write_run
 
     stack = ExitStack()
     watched: Watch[Any] = watch(

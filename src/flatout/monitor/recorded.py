@@ -17,10 +17,10 @@ from pathlib import Path
 from flatout.errors import BadInput
 from flatout.monitor.history import GRAINS, parse_lines, read_tier, replay, segments, whole_lines
 from flatout.monitor.merging import merge
-from flatout.monitor.runs import Run, RunState, read_run, state_of
 from flatout.monitor.sample import Sample
 from flatout.monitor.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
 from flatout.monitor.window import Verdict, Window
+from flatout.runs import Run, RunState, read_run, state_of
 
 NUM_STRETCHES = 60
 POINTS_PER_STRETCH = 5

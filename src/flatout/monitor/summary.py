@@ -16,9 +16,9 @@ from flatout.codec import encode
 from flatout.monitor.channel import read_channel
 from flatout.monitor.merging import merge
 from flatout.monitor.recorded import Recorded, Stretch
-from flatout.monitor.runs import CHANNEL_FILE
 from flatout.monitor.sample import GpuSample, JobSample, Sample
 from flatout.monitor.window import Verdict
+from flatout.runs import CHANNEL_FILE
 
 SUMMARY_FORMAT = "flatout-run-summary"
 

@@ -20,7 +20,9 @@ from flatout.hardware.visible import VARIABLE
 from flatout.monitor.attached import JobMeter
 from flatout.monitor.channel import find_channel
 from flatout.monitor.history import HistoryWriter
-from flatout.monitor.runs import (
+from flatout.monitor.sampler import Sampler
+from flatout.monitor.sinks.chosen import SinkChoice, opened
+from flatout.runs import (
     CHANNEL_FILE,
     RUN_FILE,
     Run,
@@ -32,8 +34,6 @@ from flatout.monitor.runs import (
     state_of,
     this_run,
 )
-from flatout.monitor.sampler import Sampler
-from flatout.monitor.sinks.chosen import SinkChoice, opened
 
 MACHINE = "machine"
 

@@ -13,9 +13,9 @@ from flatout.measure.phase_names import PHASES
 from flatout.monitor.attached import JobMeter
 from flatout.monitor.channel import SCALARS, ChannelWriter
 from flatout.monitor.gpus import GpuMeter
-from flatout.monitor.runs import CHANNEL_FILE, Run, create_run
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
+from flatout.runs import CHANNEL_FILE, Run, create_run
 from flatout.testing.played_nvml import BINDINGS, PlayedGpu, PlayedNvml
 
 NAN = float("nan")

@@ -14,8 +14,8 @@ from flatout.errors import BadInput
 from flatout.monitor.channel import Progress, read_channel
 from flatout.monitor.history import read_tier
 from flatout.monitor.job import Watch, end_watching, watch
-from flatout.monitor.runs import CHANNEL_FILE, list_runs, read_run, state_of
 from flatout.monitor.sample import Sample
+from flatout.runs import CHANNEL_FILE, list_runs, read_run, state_of
 
 
 @pytest.fixture(autouse=True)

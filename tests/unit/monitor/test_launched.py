@@ -15,8 +15,8 @@ import pytest
 from flatout.codec import encode
 from flatout.monitor.channel import read_channel
 from flatout.monitor.launched import MODULE, AfterImport, LaunchOptions
-from flatout.monitor.runs import CHANNEL_FILE, list_runs
 from flatout.monitor.sinks.chosen import SinkChoice
+from flatout.runs import CHANNEL_FILE, list_runs
 
 TRAIN = """
 import sys, torch
@@ -156,7 +156,7 @@ print("done")
 
 
 def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
-    from flatout.monitor.runs import state_of
+    from flatout.runs import state_of
 
     process = start(tmp_path, "print('ready', flush=True); input()")
     assert process.stdout is not None

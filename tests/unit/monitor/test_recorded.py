@@ -11,8 +11,8 @@ import pytest
 from flatout.errors import BadInput
 from flatout.monitor.history import HistoryWriter
 from flatout.monitor.recorded import NUM_STRETCHES, POINTS_PER_STRETCH, read_recorded
-from flatout.monitor.runs import Run, create_run
 from flatout.monitor.sample import Sample
+from flatout.runs import Run, create_run
 from tests.runs_of_samples import START_S, kept_run, story
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.monitor.channel import Progress, read_channel
 from flatout.monitor.job import end_watching, watch
-from flatout.monitor.runs import CHANNEL_FILE, list_runs
 from flatout.monitor.unmodified import watch_unmodified
+from flatout.runs import CHANNEL_FILE, list_runs
 
 ROWS = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
 

@@ -28,9 +28,9 @@ from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.settings import EvolveConfig, eggroll_options, make_config, resumed
 from flatout.engines.evolution.tasks import Prompt, task_named
 from flatout.engines.evolution.texts import Texts, open_tokenizer
-from flatout.engines.run.interrupts import Interrupts
 from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
+from flatout.interrupts import Interrupts
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.requests import Completion
 from flatout.multiplex.sampling import Sampling

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from flatout.codec import decode, encode
 from flatout.errors import FlatoutError
-from flatout.monitor.runs import is_alive, list_runs, process_started_s
 from flatout.monitor.web.server import PageServer
+from flatout.runs import is_alive, list_runs, process_started_s
 
 MODULE = "flatout.monitor.web.beside"
 LOOK_EVERY_S = 0.1

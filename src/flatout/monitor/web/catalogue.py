@@ -12,8 +12,8 @@ from typing import Any
 
 from flatout.codec import encode
 from flatout.errors import BadInput
-from flatout.monitor.runs import Run, list_runs, read_run, state_of
 from flatout.monitor.sampler import Sampler
+from flatout.runs import Run, list_runs, read_run, state_of
 
 MACHINE = "machine"
 MOST_LISTED = 200

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flatout.monitor.history import HistoryWriter
-from flatout.monitor.runs import Run, create_run
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
+from flatout.runs import Run, create_run
 
 GIB = 2**30
 START_S = 1_700_000_000.0

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from flatout.monitor.attached import JobMeter
-from flatout.monitor.runs import create_run
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.catalogue import MACHINE, Catalogue
+from flatout.runs import create_run
 from tests.unit.monitor.web.examples import HOSTILE, START_S, run
 
 

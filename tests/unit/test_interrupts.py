@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flatout.engines.run.interrupts import Interrupts
+from flatout.interrupts import Interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

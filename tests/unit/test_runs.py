@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
-from flatout.monitor.runs import (
+from flatout.runs import (
     RUN_FILE,
     Run,
     create_run,
