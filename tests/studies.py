@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from flatout.engines.steering.report_data import Example, Interval, Retest, StudyRecord, TrialRecord
+from flatout.engines.steering.report.record import Example, Interval, Retest, StudyRecord, TrialRecord
 
 HOSTILE = "<script>alert(1)</script>\"'& $x_2$ \u202e\x00"
 

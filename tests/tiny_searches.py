@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flatout.engines.steering.questions import Question, question_of
-from flatout.engines.steering.study import SearchStudy, open_study
-from flatout.engines.steering.vectors import SteeringVectors
+from flatout.engines.steering.search.study import SearchStudy, open_study
+from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from tests.tiny_models import VOCABULARY, prompts_of, tiny_model
 
 WIDTH, LAYERS, PLANTED = 48, 4, 2

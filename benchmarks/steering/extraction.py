@@ -17,9 +17,9 @@ from subjects import Subject, texts_of
 from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint
-from flatout.engines.steering.activations import extract
+from flatout.engines.steering.extract.activations import extract
+from flatout.engines.steering.extract.store import Store
 from flatout.engines.steering.questions import Pair
-from flatout.engines.steering.store import Store
 
 STORE_ROUNDS = 2  # each hashes all weights twice
 SEED_TEXTS = 4  # texts of the seed's scheme that are timed; the rest would take as long each

@@ -11,9 +11,9 @@ import torch
 from racing import Arm, race, rows_of
 from subjects import Subject, prompts_of
 
-from flatout.engines.steering.applying import Steering, steered_model
-from flatout.engines.steering.engine import Choice, ChoiceRow, PackedTrials, TextRow
-from flatout.engines.steering.hooked import HookedTrials
+from flatout.engines.steering.trials.hooked_trials import HookedTrials
+from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
+from flatout.engines.steering.trials.steered_model import Steering, steered_model
 from flatout.multiplex.decoder import Decoder
 from flatout.multiplex.runner import State, Stepper
 from flatout.multiplex.sampling import Sampling

@@ -35,7 +35,7 @@ from racing import FAILURES  # noqa: E402
 from subjects import Subject, open_subject, texts_of  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.engines.steering.activations import extract  # noqa: E402
+from flatout.engines.steering.extract.activations import extract  # noqa: E402
 
 BATCH = 32
 Extraction = Callable[[], Tensor | None]  # values [texts, layers, width]; None: it keeps them to itself
@@ -162,7 +162,7 @@ PEERS: dict[str, Callable[[Subject, Sequence[str]], Extraction]] = {
 def ours(subject: Subject, texts: Sequence[str], *, fitted: bool) -> Tensor:
     found = extract(subject.model, subject.tokenizer, list(texts))
     if fitted:
-        from flatout.engines.steering.vectors import fit
+        from flatout.engines.steering.vectors.steering_vectors import fit
 
         fit(*found.halves(), method="pca")
     return found.values

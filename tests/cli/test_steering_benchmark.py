@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("transformers", reason="the benchmark's models are transformers models")
 
 from flatout.engines.steering.questions import read_questions
-from flatout.engines.steering.report_data import load_record
+from flatout.engines.steering.report.record import load_record
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "steering"

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flatout.cli.app import application
-from flatout.engines.steering.applying import WHERE
-from flatout.engines.steering.fitting import known_methods
 from flatout.engines.steering.settings import NAMES
+from flatout.engines.steering.trials.steered_model import WHERE
+from flatout.engines.steering.vectors.fit_questions import known_methods
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"
 BLOCK = re.compile(r"^(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)

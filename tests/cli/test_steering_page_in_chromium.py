@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.steering.report import page
+from flatout.engines.steering.report.page import page
 from tests.studies import hostile_study, study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.steering import work
-from flatout.engines.steering.activations import extract
-from flatout.engines.steering.applying import Steering, steered_model
-from flatout.engines.steering.engine import PackedTrials, TextRow
-from flatout.engines.steering.passes import Reader
+from flatout.engines.steering.extract import batches
+from flatout.engines.steering.extract.activations import extract
+from flatout.engines.steering.extract.layer_reader import Reader
+from flatout.engines.steering.extract.store import Store
+from flatout.engines.steering.extract.tiers import Tier
 from flatout.engines.steering.questions import Pair
-from flatout.engines.steering.store import Store
-from flatout.engines.steering.tiers import Tier
+from flatout.engines.steering.trials.packed_trials import PackedTrials, TextRow
+from flatout.engines.steering.trials.steered_model import Steering, steered_model
 from tests.steering_texts import text_of, word_tokenizer
 from tests.tiny_models import prompts_of, reference_tokens, tiny_model
 
@@ -48,7 +48,7 @@ def test_a_pass_is_launched_without_waiting_for_the_gpu() -> None:
 
 def test_shared_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        work, "FORK_FLOP", 0.0
+        batches, "FORK_FLOP", 0.0
     )  # of a model this small, sharing would cost more than it saves
     pairs = [
         Pair(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key="")

@@ -17,7 +17,7 @@ from flatout.errors import BadInput
 from flatout.units import UNKNOWN, show_seconds
 
 if TYPE_CHECKING:
-    from flatout.engines.steering.report_data import StudyRecord
+    from flatout.engines.steering.report.record import StudyRecord
 
 NEW_LINE = "\n"
 
@@ -365,8 +365,8 @@ def _answer(record: StudyRecord, folder: Path | None, *, json_output: bool) -> N
     if json_output:
         _print_json("flatout-steering", record)
         return
-    from flatout.engines.steering.report import headline
-    from flatout.engines.steering.report_drawings import show_interval
+    from flatout.engines.steering.report.drawings import show_interval
+    from flatout.engines.steering.report.page import headline
 
     states = [
         f"{number} {state}"

@@ -13,7 +13,7 @@ import typer
 from flatout.cli.pace import Pace
 
 if TYPE_CHECKING:
-    from flatout.engines.steering.search import Event
+    from flatout.engines.steering.search.halved_search import Event
 
 TENTHS = 10  # lines that a count gives where there is no terminal
 

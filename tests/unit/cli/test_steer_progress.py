@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.cli.steer_progress import Tally, counting, searching
-from flatout.engines.steering.search import Event
+from flatout.engines.steering.search.halved_search import Event
 
 
 def test_a_count_gives_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:

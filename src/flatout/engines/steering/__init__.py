@@ -1,11 +1,16 @@
 """Steering: from pairs of texts to a direction in the residual stream that changes what a model says.
 
-    questions     A/B questions and pairs, read and split into train, search and fresh
-    activations   one early-exit pass over the texts gives the residual stream of every wanted layer
-    vectors       a direction per layer from the activations of both sides, in units of the layer's own norm
-    applying      a direction added (projected out, clamped) at a layer, for any transformers model
-    search        which layer, direction and strength: hundreds of trials share one batched generation
+    verbs       what `flatout steer` does: extract, fit, search, apply, report
+    settings    the settings of a search
+    questions   A/B questions and pairs, read and split into train, search and fresh
+    blocks      where a transformers model keeps its layers
+    extract/    the residual stream of every wanted layer, from one early-exit pass over the texts
+    vectors/    a direction per layer from the activations of both sides, in units of the layer's own norm
+    trials/     rows of many trials in one batch: steered, scored or continued
+    search/     which layer, method, strength and place: hundreds of trials, halved inside the batch
+    workers/    one replica of the model per GPU, all drawing trials from one study
+    report/     what a search found, as a record, a page and a picture
 
 The steps up to the vectors depend on the texts and the model only, never on a trial: they run once, and
-`store` keeps what they give by its content.
+`extract.store` keeps what they give by its content.
 """

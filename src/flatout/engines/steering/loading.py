@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.engines.run import models
-from flatout.engines.steering.placement import ROOM_SHARE, DType, chosen_dtype
+from flatout.engines.steering.workers.placement import ROOM_SHARE, DType, chosen_dtype
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.steering.driving import (
+from flatout.engines.steering.loading import Opened, check_folder, open_model
+from flatout.engines.steering.questions import read_questions
+from flatout.engines.steering.report.page import write_page
+from flatout.engines.steering.report.record import Example, StudyRecord, load_record
+from flatout.engines.steering.search.run_search import (
     RECORD,
     join_search,
     opened_study,
@@ -17,11 +21,6 @@ from flatout.engines.steering.driving import (
     run_search,
     split_of,
 )
-from flatout.engines.steering.fitting import check_methods, extract_questions, fit_methods, save_vectors
-from flatout.engines.steering.loading import Opened, check_folder, open_model
-from flatout.engines.steering.questions import read_questions
-from flatout.engines.steering.report import write_page
-from flatout.engines.steering.report_data import Example, StudyRecord, load_record
 from flatout.engines.steering.settings import (
     FILE,
     SearchSettings,
@@ -30,11 +29,17 @@ from flatout.engines.steering.settings import (
     read_file,
     settled,
 )
+from flatout.engines.steering.vectors.fit_questions import (
+    check_methods,
+    extract_questions,
+    fit_methods,
+    save_vectors,
+)
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatout.engines.steering.search import Event
-    from flatout.engines.steering.vectors import SteeringVectors
+    from flatout.engines.steering.search.halved_search import Event
+    from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 
 Say = Callable[[str], None]
 OnProgress = Callable[[int, int], None]
@@ -131,7 +136,7 @@ def search(
     record = run_search(settings, say=say, on_event=on_event)
     write_page(record, settings.folder / "report.html")
     if importlib.util.find_spec("matplotlib") is not None:
-        from flatout.engines.steering.report_plots import plot_study
+        from flatout.engines.steering.report.plots import plot_study
 
         plot_study(record, settings.folder / "report.png")
     return record
@@ -168,9 +173,9 @@ def apply(
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
     import torch
 
-    from flatout.engines.steering.applying import Steering, check_steering, steered_model
     from flatout.engines.steering.questions import question_of
-    from flatout.engines.steering.scoring import prompts_of
+    from flatout.engines.steering.trials.scoring import prompts_of
+    from flatout.engines.steering.trials.steered_model import Steering, check_steering, steered_model
 
     steering = Steering(
         layer=layer,
@@ -225,7 +230,7 @@ def _continued(opened: Opened, ids: Any, *, max_new_tokens: int) -> str:
 
 def _chosen_vectors(run: Path | None, vectors: Path | None) -> tuple[SteeringVectors, dict[str, Any]]:
     """A file's vectors, or those of a run's winner and what the winner does with them."""
-    from flatout.engines.steering.vectors import load
+    from flatout.engines.steering.vectors.steering_vectors import load
 
     if (run is None) == (vectors is None):
         raise BadInput("name either --run or --vectors", hint="--run takes the winner of a search")
@@ -249,7 +254,7 @@ def report(run: Path, *, html: Path | None = None, png: Path | None = None) -> S
     if html is not None:
         write_page(record, html)
     if png is not None:
-        from flatout.engines.steering.report_plots import plot_study
+        from flatout.engines.steering.report.plots import plot_study
 
         plot_study(record, png)
     return record
@@ -257,7 +262,7 @@ def report(run: Path, *, html: Path | None = None, png: Path | None = None) -> S
 
 def _so_far(run: Path) -> StudyRecord:
     """The record of a search that has not been concluded."""
-    from flatout.engines.steering.study_record import SCORE_NAMES, trial_records
+    from flatout.engines.steering.report.study_record import SCORE_NAMES, trial_records
 
     settings = make_settings({**read_file(run), "out": str(run)})
     study = opened_study(settings, worker="reader")

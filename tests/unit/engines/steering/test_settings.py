@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.steering.positions import position_of
+from flatout.engines.steering.extract.positions import position_of
 from flatout.engines.steering.settings import (
     FREE_TO_CHANGE,
     NAMES,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.steering import verbs
-from flatout.engines.steering.report_data import StudyRecord
-from flatout.engines.steering.search import Event
+from flatout.engines.steering.report.record import StudyRecord
+from flatout.engines.steering.search.halved_search import Event
 from flatout.engines.steering.settings import make_settings
 from flatout.errors import BadInput
 from tests.steering_runs import tiny_search, write_tiny

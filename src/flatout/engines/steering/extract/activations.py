@@ -1,0 +1,334 @@
+"""The residual stream of many texts at many layers, from one pass over each distinct text.
+
+    activations = extract(model, tokenizer, pairs, layers="all", position=-2)
+    positive, negative = activations.halves()
+
+The limit is a plain forward over the distinct tokens, cut after the last wanted layer.  Batches are filled by
+a budget of tokens with texts of similar length together, the shortest first; the two answers of a pair share
+the computation of their prompt where that saves more than a second, short pass costs.  While a GPU runs a
+batch, the texts of the next are tokenised and the results of the last travel to the host.  A batch that does
+not fit halves the budget, and what is done stays done.
+
+Shapes: N texts, L wanted layers, D width.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flatout.atomic_files import remove_leftovers, write_whole
+from flatout.decisions import Decision
+from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
+from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
+from flatout.engines.steering.extract.async_copy import Landing, launching_first
+from flatout.engines.steering.extract.batches import Work, forks_pay, planned, run_batches
+from flatout.engines.steering.extract.layer_reader import Reader
+from flatout.engines.steering.extract.positions import Position, name_of, token_range
+from flatout.engines.steering.extract.store import Space, Store
+from flatout.engines.steering.extract.tokens import Encoded, Tokens, encoded_ahead
+from flatout.engines.steering.questions import Pair
+from flatout.errors import BadInput, import_extra
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = "flatout-extraction"
+VERSION = "1"
+GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 4096, 65536
+GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
+CPU_BATCH_TOKENS = 256
+WINDOW_CHARACTERS = 2  # for every token of a batch: half a batch or so is tokenised at a time
+BATCH_BYTES = 32 << 20  # of values: nothing runs while those of the last batch come home
+SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
+SHARD_S = 30.0  # or until a kill would cost this much work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Values [N, L, D] of texts; of pairs, all positive texts and then all negative ones.
+
+    They are of the type that the model's layers give: bfloat16 of a model in bfloat16.
+    """
+
+    values: Tensor
+    layers: tuple[int, ...]
+    keys: tuple[str, ...]
+    recipe: Mapping[str, str] = field(default_factory=dict)
+
+    def halves(self) -> tuple[Activations, Activations]:
+        """The positive and the negative texts of pairs, row i of each from pair i."""
+        half, odd = divmod(len(self.keys), 2)
+        if odd:
+            raise BadInput(f"{len(self.keys)} texts are no pairs")
+        return self.rows(0, half), self.rows(half, 2 * half)
+
+    def rows(self, first: int, last: int) -> Activations:
+        """Texts `first` to `last`, without copying them."""
+        return Activations(
+            values=self.values[first:last],
+            layers=self.layers,
+            keys=self.keys[first:last],
+            recipe=self.recipe,
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Write a safetensors file, whole or not at all."""
+        path = Path(path)
+        save: Any = import_extra("safetensors.torch", extra="steering").save
+        said = {"layers": list(self.layers), "keys": list(self.keys), "recipe": dict(self.recipe)}
+        metadata = {"format": FORMAT, "version": VERSION, "content": json.dumps(said)}
+        content = save({"values": self.values.cpu().contiguous()}, metadata=metadata)
+        remove_leftovers(path.parent, of=path.name)
+        write_whole(path, content)
+
+
+def load(path: Path | str) -> Activations:
+    """Activations that `save` wrote, memory-mapped: rows are read from the disk when they are used."""
+    safetensors: Any = import_extra("safetensors", extra="steering")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+                raise BadInput(f"{path} holds no activations of version {VERSION} of flatout's format")
+            values, said = file.get_tensor("values"), json.loads(metadata["content"])
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path} cannot be read: {reason}") from error
+    return Activations(
+        values=values, layers=tuple(said["layers"]), keys=tuple(said["keys"]), recipe=said["recipe"]
+    )
+
+
+def extract(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] | Sequence[Pair],
+    *,
+    layers: Literal["all"] | Sequence[int] = "all",
+    position: Position = "last",
+    batch_tokens: int | None = None,
+    store: Store | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Activations:
+    """Activations of texts or pairs after the blocks `layers`, read at `position`.
+
+    `on_progress(done, total)` counts texts.  With a `store`, texts that it has are not computed and
+    what is computed is kept there.
+    """
+    if model.training:
+        raise BadInput(
+            "the model is in training mode, where dropout changes activations", hint="model.eval()"
+        )
+    chosen = chosen_layers(layers, num_layers=len(blocks_of(model)))
+    budget = budget_of(batch_tokens, model)
+    reader = Reader(model, layers=chosen)
+    keeping = None
+    if store is not None:
+        keeping = _Keeping(store, _space(model, tokenizer, position), layers=chosen)
+    result = _Result(texts, keeping=keeping, on_progress=on_progress)
+    shared: list[Decision[bool]] = []
+    on_gpu = reader.device.type == "cuda"
+    pays = partial(
+        forks_pay,
+        batch_tokens=budget.value,
+        device=reader.device,
+        num_weights=sum(parameter.numel() for parameter in model.parameters()),
+        able=lambda: reader.can_fork,
+    )
+
+    def parts() -> Iterator[list[Work]]:
+        windows = encoded_ahead(
+            texts,
+            tokenizer=tokenizer,
+            window_characters=WINDOW_CHARACTERS * budget.value if on_gpu else None,
+        )
+        for places, encoded in windows:
+            missing, pairs = result.expect(places, encoded, position=position)
+            plan = partial(planned, missing, sequences=result.sequences, ranges=result.ranges)
+            work = plan(pairs=pairs)
+            shared.append(pays(work))
+            yield work if shared[-1].value or not pairs else plan(pairs=())
+
+    row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
+    max_rows = max(1, BATCH_BYTES // row_bytes) if on_gpu else None
+    try:
+        with launching_first() if on_gpu else nullcontext(), Landing(result.fill) as landing:
+            run_batches(reader, parts(), batch_tokens=budget.value, on_values=landing.take, max_rows=max_rows)
+    finally:  # an interrupt or an error keeps what was computed before it
+        if keeping is not None:
+            keeping.flush()
+    return Activations(
+        values=result.values,
+        layers=chosen,
+        keys=tuple(result.keys),
+        recipe={
+            "position": name_of(position),
+            "dtype": _dtype_name(model),
+            "model": type(model).__name__,
+            "batch_tokens": str(budget.value),
+            "shared_prompts": _told(shared),
+        },
+    )
+
+
+def _told(shared: Sequence[Decision[bool]]) -> str:
+    """What was decided, window by window; with the reason of the first that shares."""
+    first = max(shared, key=lambda decision: decision.value)
+    if len(shared) == 1:
+        return str(first)
+    return f"{first}; so in {sum(one.value for one in shared)} of {len(shared)} windows"
+
+
+def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
+    """Tokens of a batch: what was asked for, or enough to keep the device busy while the host prepares."""
+    if batch_tokens is not None:
+        if batch_tokens < 1:
+            raise BadInput(f"batch_tokens={batch_tokens} is below 1")
+        return Decision(value=batch_tokens, reason="asked for", source="assumed")
+    if input_device(model).type == "cpu":
+        reason = "more tokens only pad more: a CPU is busy with these"
+        return Decision(value=CPU_BATCH_TOKENS, reason=reason, source="measured")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    wanted = GPU_BATCH_WORK // max(parameters, 1)
+    return Decision(
+        value=min(max(wanted, GPU_BATCH_TOKENS), MOST_GPU_BATCH_TOKENS),
+        reason="a batch takes a GPU longer than the host takes to launch it; halved where memory is short",
+        source="assumed",
+    )
+
+
+class _Result:
+    """Values of texts, or of pairs, filled sequence by sequence; sequences are numbered as they come."""
+
+    def __init__(
+        self,
+        texts: Sequence[str] | Sequence[Pair],
+        *,
+        keeping: _Keeping | None,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
+        self._num_given = len(texts)
+        self.values = torch.empty(0)  # until the first are there, which have a shape and a type
+        self._views: tuple[Tensor, ...] = ()
+        self.keys = [""] * (self._sides * len(texts))
+        self.sequences: list[Tokens] = []
+        self.ranges: list[tuple[int, int]] = []
+        self._rows: list[list[int]] = []  # of `values`, for each sequence
+        self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
+        self._placing = threading.Lock()
+
+    def expect(
+        self, places: Sequence[int], encoded: Encoded, *, position: Position
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Take in some texts: the numbers of sequences that must be computed, and the pairs among all."""
+        begun = len(self.sequences)
+        self.sequences += encoded.sequences
+        self._rows += [[] for _ in encoded.sequences]
+        self.ranges += [
+            token_range(position, num_tokens=len(tokens), text=text)
+            for tokens, text in zip(encoded.sequences, encoded.texts, strict=True)
+        ]
+        rows = [place + side * self._num_given for side in range(self._sides) for place in places]
+        for row, number in zip(rows, encoded.row_of, strict=True):
+            self.keys[row] = encoded.keys[number].hex()
+            self._rows[begun + number].append(row)
+        missing = dict.fromkeys(range(begun, len(self.sequences)))
+        if self._keeping is not None:
+            known, values = self._keeping.found(encoded.keys, begun=begun)
+            self._place(known, values)
+            for number in known:
+                del missing[number]
+        return list(missing), [(begun + first, begun + second) for first, second in encoded.pairs]
+
+    def fill(self, sequences: Sequence[int], values: Tensor) -> None:
+        """Values [sequences, L, D] that were computed."""
+        if self._keeping is not None:
+            self._keeping.add(sequences, values)
+        self._place(sequences, values)
+
+    def _place(self, sequences: Sequence[int], values: Tensor) -> None:
+        if not sequences:
+            return
+        with self._placing:  # what a store has is placed by another thread than what was computed
+            if not self._views:
+                self.values = torch.empty(len(self.keys), *values.shape[1:], dtype=values.dtype)
+                self._views = self.values.unbind()
+            taken = zip(sequences, values.unbind(), strict=True)
+            pairs = [(self._views[row], value) for number, value in taken for row in self._rows[number]]
+            # Row by row: an indexed assignment takes several times as long.
+            torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
+            self._num_done += len(pairs)
+            self._on_progress(self._num_done, len(self.keys))
+
+
+class _Keeping:
+    """Rows on their way into a store, gathered until they are worth a file."""
+
+    def __init__(self, store: Store, space: Space, *, layers: Sequence[int]) -> None:
+        self._store, self._space, self._layers = store, space, layers
+        self._keys: list[bytes] = []
+        self._waiting: list[tuple[Sequence[int], Tensor]] = []
+        self._flushed_at = time.monotonic()
+        self._failed = False
+
+    def found(self, keys: Sequence[bytes], *, begun: int) -> tuple[list[int], Tensor]:
+        """Of further sequences, numbered from `begun`, those that the store has, and their values."""
+        self._keys += keys
+        found = self._store.read(self._space, keys=keys, layers=self._layers)
+        return [begun + place for place in found.places], found.values
+
+    def add(self, sequences: Sequence[int], values: Tensor) -> None:
+        self._waiting.append((sequences, values))
+        num_bytes = sum(waiting.nbytes for _, waiting in self._waiting)
+        if num_bytes >= SHARD_BYTES or time.monotonic() - self._flushed_at >= SHARD_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; where there is no room the extraction goes on without the store."""
+        waiting, self._waiting = self._waiting, []
+        self._flushed_at = time.monotonic()
+        if not waiting or self._failed:
+            return
+        keys = [self._keys[sequence] for sequences, _ in waiting for sequence in sequences]
+        # Layer by layer, as a shard holds them: the store need not copy them once more.
+        values_LND = torch.cat([values.transpose(0, 1) for _, values in waiting], dim=1)
+        try:
+            self._store.put(self._space, keys=keys, layers=self._layers, values=values_LND.transpose(0, 1))
+        except BadInput as error:
+            self._failed = True
+            warnings.warn(
+                f"activations are not stored: {error.message}. The extraction goes on and returns all of"
+                f" them, but the next one computes them again. {error.hint or ''}".strip(),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _space(model: nn.Module, tokenizer: PreTrainedTokenizerBase, position: Position) -> Space:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        weights = thread.submit(model_fingerprint, model)
+        tokenizer_name = tokenizer_fingerprint(tokenizer)
+    return Space(
+        weights=weights.result(),
+        tokenizer=tokenizer_name,
+        position=name_of(position),
+        dtype=_dtype_name(model),
+    )
+
+
+def _dtype_name(model: nn.Module) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -1,0 +1,208 @@
+"""Activations on disk, found again by what they were computed from.
+
+    store = Store("activations", tiers=[Tier(device="cpu", budget_bytes=4 << 30)])
+    extract(model, tokenizer, texts, store=store)     # computes what the store lacks
+
+A row's key is its content: a space (weights, tokenizer, position, type), a digest of the text's tokens, and a
+layer.  Nothing that changes a value can be forgotten, so a hit is never stale.
+
+A shard is written whole or not at all (`atomic_files`).  Two processes need no lock: shards have names of
+their own, and equal keys mean equal values, so that a row written twice does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.atomic_files import remove_leftovers, write_whole
+from flatout.decisions import Decision
+from flatout.engines.steering.extract.break_even import storing_pays
+from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Index, Shard
+from flatout.engines.steering.extract.tiers import Tier, Tiers
+from flatout.errors import BadInput, import_extra
+
+MOST_OPEN = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """What rows depend on beside their text and layer."""
+
+    weights: str
+    tokenizer: str
+    position: str
+    dtype: str
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.said(), sort_keys=True).encode()).hexdigest()
+
+    def said(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("weights", "tokenizer", "position", "dtype")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Texts of which every wanted layer is stored: their places in the request, and values [found, L, D]."""
+
+    places: tuple[int, ...]
+    values: Tensor
+
+
+class Store:
+    """Activations in a folder, with memory tiers above it.
+
+    `budget_bytes` bounds the folder: beyond it the shards unused for longest are removed.
+    """
+
+    def __init__(
+        self, folder: Path | str, *, tiers: Sequence[Tier] = (), budget_bytes: int | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{self.folder} cannot be a store: {error.strerror}") from error
+        self.tiers = Tiers(tiers)
+        self.budget_bytes = budget_bytes
+        self._index = Index(self.folder)
+        self._written = _Rate()
+        self._read = _Rate()
+        self._open: dict[str, Any] = {}  # shards by name, the last used last
+        remove_leftovers(self.folder)
+
+    def put(self, space: Space, *, keys: Sequence[bytes], layers: Sequence[int], values: Tensor) -> Path:
+        """Write values [texts, layers, D] as one shard; on return it survives a loss of power."""
+        wrong = [key for key in keys if len(key) != KEY_BYTES]
+        if wrong or values.ndim != 3 or values.shape[:2] != (len(keys), len(layers)):
+            raise BadInput(
+                f"values are {tuple(values.shape)} for {len(keys)} keys of {KEY_BYTES} bytes"
+                f" and {len(layers)} layers"
+            )
+        save: Any = import_extra("safetensors.torch", extra="steering").save
+        began = time.perf_counter()
+        tensors = {f"layer.{layer}": values[:, at].cpu().contiguous() for at, layer in enumerate(layers)}
+        tensors["keys"] = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(-1, KEY_BYTES)
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "space": space.key,
+            "content": json.dumps(space.said()),
+        }
+        content = save(tensors, metadata=metadata)
+        final = self.folder / f"{space.key[:16]}-{uuid.uuid4().hex}{SUFFIX}"
+        write_whole(final, content)
+        self._written.add(len(content), time.perf_counter() - began)
+        self._keep_budget(final)
+        return final
+
+    def read(
+        self, space: Space, *, keys: Sequence[bytes], layers: Sequence[int], device: str = "cpu"
+    ) -> Found:
+        """What is stored of the wanted texts; a text of which a layer is missing counts as missing."""
+        self._index.refresh()
+        places = self._index.find(space.key, keys=keys, layers=layers)
+        complete = places.complete()
+        shard_FL, row_FL = places.shard[complete], places.row[complete]
+        values_LFD: Tensor | None = None
+        for number in np.unique(shard_FL).tolist():
+            shard = places.shards[number]
+            for column, layer in enumerate(layers):
+                at = np.flatnonzero(shard_FL[:, column] == number)
+                if not at.size:
+                    continue
+                try:
+                    block = self.tiers.fetch((shard.path.name, layer), lambda: self._load(shard, layer))  # noqa: B023
+                except FileNotFoundError:  # another process removed it for its budget since it was listed
+                    self.tiers.drop((shard.path.name, layer))
+                    return self.read(space, keys=keys, layers=layers, device=device)
+                began = time.perf_counter()
+                wanted = torch.from_numpy(row_FL[at, column]).to(block.device)
+                if values_LFD is None:
+                    shape = (len(layers), len(complete), block.shape[-1])
+                    values_LFD = torch.empty(shape, dtype=block.dtype, device=device)
+                if at.size == len(complete) and block.device == values_LFD.device:
+                    torch.index_select(block, 0, wanted, out=values_LFD[column])
+                else:
+                    values_LFD[column, torch.from_numpy(at)] = block[wanted].to(device)
+                self._read.add(at.size * block[0].nbytes, time.perf_counter() - began)
+            with contextlib.suppress(OSError):
+                os.utime(shard.path)  # used: the last to go when the budget is short
+        if values_LFD is None:
+            values_LFD = torch.empty(len(layers), 0, 0)
+        return Found(places=tuple(complete.tolist()), values=values_LFD.transpose(0, 1))
+
+    def shards(self) -> list[Shard]:
+        """The whole shards in the folder."""
+        self._index.refresh()
+        return self._index.shards()
+
+    def unreadable(self) -> list[str]:
+        """Names of files in the folder that look like shards and are not."""
+        self._index.refresh()
+        return self._index.unreadable()
+
+    def storing_pays(self, *, num_bytes: int, recompute_s: float, uses: int) -> Decision[bool]:
+        """Whether storing beats recomputing here, by the rates this store has shown so far."""
+        return storing_pays(
+            num_bytes=num_bytes,
+            recompute_s=recompute_s,
+            uses=uses,
+            write_bytes_per_s=self._written.per_s,
+            read_bytes_per_s=self._read.per_s,
+        )
+
+    def _load(self, shard: Shard, layer: int) -> Tensor:
+        """One layer of a shard as a view of the mapped file, which stays open: every layer is wanted next."""
+        file = self._open.pop(shard.path.name, None)
+        if file is None:
+            safetensors: Any = import_extra("safetensors", extra="steering")
+            file = safetensors.safe_open(shard.path, framework="pt")
+        self._open[shard.path.name] = file
+        if len(self._open) > MOST_OPEN:
+            self._open.pop(next(iter(self._open)))
+        block: Tensor = file.get_tensor(f"layer.{layer}")
+        return block
+
+    def _keep_budget(self, written: Path) -> None:
+        if self.budget_bytes is None:
+            return
+        ages: list[tuple[float, int, Path]] = []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                stat = path.stat()
+                ages.append((stat.st_mtime, stat.st_size, path))
+        total = sum(size for _, size, _ in ages)
+        for _, size, path in sorted(ages):
+            if total <= self.budget_bytes:
+                return
+            if path != written:
+                path.unlink(missing_ok=True)  # a reader that has it mapped keeps it until it lets go
+                total -= size
+
+
+class _Rate:
+    """Bytes per second over all that was moved; None before anything was."""
+
+    def __init__(self) -> None:
+        self._bytes, self._seconds = 0, 0.0
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        self._bytes, self._seconds = self._bytes + num_bytes, self._seconds + seconds
+
+    @property
+    def per_s(self) -> float | None:
+        return self._bytes / self._seconds if self._bytes and self._seconds else None

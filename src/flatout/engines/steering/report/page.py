@@ -1,0 +1,234 @@
+"""A study as one HTML page that needs nothing else: no host, no font, no script.
+
+It answers, in this order: did steering work on questions the search never saw, where in the model, what did
+it break, and what does it read like.  Style and escaping are those of a diagnosis's page, so that a question,
+a model's name or a generated text can never become markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout import __version__
+from flatout.atomic_files import write_whole
+from flatout.doctor.markup import Html, facts, section, table, tag
+from flatout.doctor.page import head
+from flatout.engines.steering.report.drawings import (
+    describe,
+    heat_map,
+    intervals,
+    show_interval,
+    show_score,
+    trade_off,
+)
+from flatout.engines.steering.report.grid import grid
+from flatout.engines.steering.report.record import StudyRecord, TrialRecord
+from flatout.engines.steering.search.retest import FEWEST
+from flatout.units import UNKNOWN, show_ratio, show_seconds
+
+MOST_TRIALS = 15
+LONGEST_TEXT = 1200
+
+
+def page(record: StudyRecord) -> str:
+    """The whole document."""
+    top = head(
+        f"flatout: {record.name}",
+        version=__version__,
+        styles=[("flatout.engines.steering.report", "report.css")],
+    )
+    parts = (_masthead(record), _retest(record), _map(record), _cost(record), _examples(record))
+    tables = (_trials(record), _notes(record))
+    shown = [part for part in (*parts, *tables) if part is not None]
+    body = tag("body", tag("main", *shown), _footer(record))
+    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
+
+
+def write_page(record: StudyRecord, path: Path) -> None:
+    """Under a temporary name, then renamed: a browser never opens half a page."""
+    write_whole(path, page(record).encode())
+
+
+def headline(record: StudyRecord) -> str:
+    """What the study found, with its uncertainty."""
+    winner, retest = record.winner, record.retest
+    if winner is None:
+        return "No trial has been scored yet."
+    where = describe(winner)
+    where = where[:1].upper() + where[1:]
+    if retest is None:
+        return f"{where} scored best; it has not been tested on fresh questions."
+    if retest.difference.bounds is None:
+        return (
+            f"{where} scored best in the search; {retest.num_questions} fresh questions are too few to tell "
+            f"whether it works on others: {FEWEST} are the fewest."
+        )
+    if not retest.is_certain:
+        return (
+            f"{where} scored best in the search, but on {retest.num_questions} fresh questions its "
+            "difference from the unsteered model is within the noise."
+        )
+    moved = "raises" if retest.difference.value > 0 else "lowers"
+    return (
+        f"{where} {moved} the {record.score_name} by {abs(retest.difference.value):.3g} on "
+        f"{retest.num_questions} fresh questions."
+    )
+
+
+def _masthead(record: StudyRecord) -> Html:
+    where = [record.model, *([record.device] if record.device else [])]
+    return tag(
+        "header",
+        tag("p", "Report of a steering study", class_="kicker"),
+        tag("h1", record.name),
+        tag("p", " · ".join(where), class_="where"),
+        tag("p", headline(record), class_="verdict"),
+        facts(_figures(record), kind="figures"),
+    )
+
+
+def _figures(record: StudyRecord) -> Iterator[tuple[str, str]]:
+    yield "trials", str(len(record.trials))
+    for state in ("complete", "pruned", "failed", "running"):
+        if number := record.count(state):
+            yield state, str(number)
+    if record.baseline_score is not None:
+        yield "unsteered", show_score(record.baseline_score)
+    if record.winner is not None and record.winner.score is not None:
+        yield "best in the search", show_score(record.winner.score)
+    if record.perplexity_ratio is not None:
+        yield "perplexity", show_ratio(record.perplexity_ratio.value)
+    if record.search_s is not None:
+        yield "search", show_seconds(record.search_s)
+        if record.search_s > 0 and record.count("complete") + record.count("pruned"):
+            per_hour = 3600 * (record.count("complete") + record.count("pruned")) / record.search_s
+            yield "trials per hour", f"{per_hour:,.0f}"
+
+
+def _retest(record: StudyRecord) -> Html | None:
+    if record.retest is None:
+        return None
+    drawn = "dots are means, lines 95 % intervals by bootstrap"
+    if record.retest.difference.bounds is None:
+        drawn = f"dots are means, and fewer than {FEWEST} questions give no interval that can be trusted"
+    note = (
+        f"{record.score_name[:1].upper()}{record.score_name[1:]} on {record.retest.num_questions} questions "
+        f"that the search never saw; {drawn}. The best of many trials looks better in the search than it "
+        "is: these are the figures to quote."
+    )
+    return section(
+        "On fresh questions", intervals(record.retest), tag("p", note, class_="note"), anchor="retest"
+    )
+
+
+def _map(record: StudyRecord) -> Html | None:
+    baseline = record.baseline_score or 0.0
+    drawn = grid(record.trials, baseline=baseline)
+    if drawn is None:
+        return None
+    against = "the unsteered model" if record.baseline_score is not None else "zero"
+    key = tag(
+        "div",
+        show_score(baseline - drawn.reach),
+        tag("span", class_="ramp"),
+        show_score(baseline + drawn.reach),
+        class_="key",
+    )
+    note = (
+        f"The best {record.score_name} of each cell; colour is the distance from {against} "
+        f"({show_score(baseline)}). Pruned trials stand with the questions they were asked. Strength is in "
+        "units of the layer's mean residual norm. Outlined: the winner."
+    )
+    return section(
+        "Layer and strength",
+        heat_map(drawn, baseline=baseline, winner=record.best),
+        key,
+        tag("p", note, class_="note"),
+        anchor="map",
+    )
+
+
+def _cost(record: StudyRecord) -> Html | None:
+    drawn = trade_off(record)
+    if drawn is None and record.perplexity_ratio is None:
+        return None
+    parts = [] if drawn is None else [drawn]
+    note = (
+        "Across: perplexity of neutral text, steered over unsteered; 1× is unharmed. Up: the score of the "
+        "search; dashed, the unsteered model's."
+    )
+    if record.perplexity_ratio is not None:
+        ratio = record.perplexity_ratio
+        ends = "" if ratio.bounds is None else ", between {:.3g}× and {:.3g}×".format(*ratio.bounds)
+        parts.append(tag("p", f"The winner: {ratio.value:.3g}×{ends}."))
+    parts += [tag("p", note, class_="note")] if drawn is not None else []
+    return section("What it costs", *parts, anchor="cost")
+
+
+def _examples(record: StudyRecord) -> Html | None:
+    if not record.examples:
+        return None
+    shown = [
+        tag(
+            "div",
+            tag("div", *_lines(example.prompt), class_="prompt"),
+            tag("div", tag("h3", "unsteered"), *_lines(example.unsteered)),
+            tag("div", tag("h3", "steered"), *_lines(example.steered)),
+            class_="example",
+        )
+        for example in record.examples
+    ]
+    return section("What it reads like", *shown, anchor="examples")
+
+
+def _lines(text: str) -> list[Html]:
+    """A text by its lines, cut where it is long."""
+    shown = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …"
+    return [tag("p", line) for line in shown.splitlines() if line.strip()] or [tag("p", "(nothing)")]
+
+
+def _trials(record: StudyRecord) -> Html | None:
+    scored = [trial for trial in record.trials if trial.score is not None]
+    if not scored:
+        return None
+    # A trial that was asked few questions may score high by luck: those asked most come first.
+    ranked = sorted(scored, key=lambda trial: (-(trial.num_questions or 0), -_score(trial), trial.number))
+    heads = ("trial", "layer", "method", "strength", "where", "score", "questions", "perplexity", "state")
+    rows = [
+        (
+            str(trial.number),
+            str(trial.layer),
+            trial.method,
+            f"{trial.strength:+.3g}",
+            trial.where,
+            show_score(_score(trial)),
+            UNKNOWN if trial.num_questions is None else str(trial.num_questions),
+            show_ratio(trial.perplexity_ratio),
+            trial.state,
+        )
+        for trial in ranked[:MOST_TRIALS]
+    ]
+    note = f"{len(rows)} of {len(record.trials)} trials, those asked the most questions first."
+    listed = table(heads, rows, numbers=(0, 1, 3, 5, 6, 7))
+    return section("The best trials", listed, tag("p", note, class_="note"), anchor="trials")
+
+
+def _score(trial: TrialRecord) -> float:
+    return -math.inf if trial.score is None else trial.score
+
+
+def _notes(record: StudyRecord) -> Html | None:
+    return section("Notes", tag("ul", *(tag("li", note) for note in record.notes))) if record.notes else None
+
+
+def _footer(record: StudyRecord) -> Html:
+    pairs = [
+        ("study", record.name),
+        ("layers of the model", str(record.num_layers)),
+        ("flatout", __version__),
+    ]
+    if record.retest is not None:
+        pairs.insert(2, ("difference on fresh questions", show_interval(record.retest.difference)))
+    return tag("footer", facts(pairs))

@@ -1,0 +1,169 @@
+"""How a row becomes a number.
+
+`MultipleChoice` reads the probability that the model gives to one of two answers, among the two: no token is
+generated, and the value is smooth where an accuracy would jump.  `Judged` generates and lets a function of
+yours judge the text.  A row that gives no finite number has failed, and so has its trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from flatout.engines.steering.blocks import max_positions
+from flatout.engines.steering.extract.tokens import common_tokens, encode
+from flatout.engines.steering.questions import Question, pairs_of
+from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
+from flatout.engines.steering.trials.steered_model import Steering
+from flatout.errors import BadInput
+
+Toward = Literal["positive", "negative"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The value of a row, None if it gave no number, and what was generated, if anything was."""
+
+    value: float | None
+    text: str | None = None
+
+
+OnScore = Callable[[int, Score], None]
+Row = tuple[Steering | None, Question]
+
+
+class Scorer(Protocol):
+    """A way to judge rows; larger is better."""
+
+    def recipe(self) -> Mapping[str, str]:
+        """What the values depend on, beside model and question."""
+
+    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+        """Call `on_score` with each row's number as soon as it is known."""
+
+
+class MultipleChoice:
+    """p(answer) / (p(answer) + p(other)) of the answer that steering is to move the model `toward`."""
+
+    def __init__(self, tokenizer: Any, *, toward: Toward = "positive", system: str | None = None) -> None:
+        if toward not in ("positive", "negative"):
+            raise BadInput(f"toward {toward!r}", hint="take positive or negative")
+        self._tokenizer, self._toward, self._system = tokenizer, toward, system
+        self._choices: dict[str, Choice] = {}
+
+    def recipe(self) -> Mapping[str, str]:
+        """Said in one line."""
+        return {"score": f"multiple choice toward {self._toward}, system {self._system!r}"}
+
+    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+        """One forward over the answers' tokens for a batch of rows."""
+        absent = {question.key: question for _, question in rows if question.key not in self._choices}
+        self._choices.update(choices_of(list(absent.values()), self._tokenizer, system=self._system))
+        packed = [
+            ChoiceRow(choice=self._choices[question.key], steering=steering) for steering, question in rows
+        ]
+        sign = 1.0 if self._toward == "positive" else -1.0
+        for number, log_odds in engine.choices(packed):
+            value = _sigmoid(sign * log_odds) if math.isfinite(log_odds) else None
+            on_score(number, Score(value=value))
+
+
+class Judged:
+    """Whatever `judge(question, text)` makes of the generated text; ValueError says that it has no answer.
+
+    `name` stands for the judge in a study: change it when the judge changes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        judge: Callable[[Question, str], float],
+        *,
+        name: str,
+        max_new_tokens: int = 64,
+        system: str | None = None,
+    ) -> None:
+        if max_new_tokens < 1:
+            raise BadInput(f"max_new_tokens={max_new_tokens}", hint="a text needs at least 1")
+        self._tokenizer, self._judge, self._name = tokenizer, judge, name
+        self._max_new_tokens, self._system = max_new_tokens, system
+
+    def recipe(self) -> Mapping[str, str]:
+        """Said in one line."""
+        return {"score": f"{self._name} of {self._max_new_tokens} tokens, system {self._system!r}"}
+
+    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+        """One generation for all rows; each is judged as its text ends."""
+        prompts = prompts_of([question for _, question in rows], self._tokenizer, system=self._system)
+        packed = [
+            TextRow(prompt=prompt, steering=steering)
+            for prompt, (steering, _) in zip(prompts, rows, strict=True)
+        ]
+
+        def finished(number: int, tokens: tuple[int, ...]) -> None:
+            text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            try:
+                value = float(self._judge(rows[number][1], text))
+            except ValueError:
+                value = math.nan
+            on_score(number, Score(value=value if math.isfinite(value) else None, text=text))
+
+        engine.texts(packed, max_new_tokens=self._max_new_tokens, on_finished=finished)
+
+
+def prompts_of(
+    questions: Sequence[Question], tokenizer: Any, *, system: str | None = None
+) -> list[tuple[int, ...]]:
+    """The questions' prompts in tokens, in the tokenizer's own chat template where it has one."""
+    if not questions:
+        return []
+    pairs = pairs_of(questions, tokenizer=tokenizer, system=system)
+    return encode([pair.prompt for pair in pairs], tokenizer=tokenizer).tokens()
+
+
+def choices_of(
+    questions: Sequence[Question], tokenizer: Any, *, system: str | None = None
+) -> dict[str, Choice]:
+    """The questions in tokens, by key.
+
+    Prompt and answer are tokenised together, as the model would have read them.  Where the tokenizer joins
+    the end of the prompt with the answer, the prompt ends before the joint.
+    """
+    if not questions:
+        return {}
+    pairs = pairs_of(questions, tokenizer=tokenizer, system=system)
+    texts = [
+        text
+        for pair in pairs
+        for text in (pair.prompt, pair.prompt + pair.positive, pair.prompt + pair.negative)
+    ]
+    sequences = encode(texts, tokenizer=tokenizer).tokens()
+    found = {}
+    for place, pair in enumerate(pairs):
+        prompt, positive, negative = sequences[3 * place : 3 * place + 3]
+        end = min(common_tokens(prompt, positive), common_tokens(prompt, negative))
+        try:
+            found[pair.key] = Choice(prompt=positive[:end], positive=positive[end:], negative=negative[end:])
+        except BadInput as error:
+            raise BadInput(f"the question {pair.prompt[-60:]!r}: {error.message}", hint=error.hint) from error
+    return found
+
+
+def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> None:
+    """BadInput where a question cannot be asked: one of the test would be found after the whole search."""
+    most = max_positions(model)
+    texts = {question.key: question.text for question in questions}
+    for key, choice in choices_of(questions, tokenizer).items():
+        num_tokens = len(choice.prompt) + max(len(choice.positive), len(choice.negative))
+        if most is not None and num_tokens > most:
+            raise BadInput(
+                f"the question {texts[key][:60]!r} has {num_tokens} tokens with its answer; the model has"
+                f" {most} positions",
+                hint="shorten it or leave it out",
+            )
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -1,0 +1,98 @@
+"""Vectors to and from other libraries, where they are plain tensors.
+
+repeng             GGUF control vectors, also llama.cpp's; its layer N is the stream after block N, as here
+                   (llama.cpp itself refuses layer 0)
+steering-vectors   has no file format of its own: its vectors are a dict {layer: tensor}, which
+                   `directions_of` gives and `from_directions` takes; on disk they are pickles, which can run
+                   any code when loaded and are refused
+safetensors        tensors named by their layer: "13", "layer.13" or "direction.13"
+
+What is exchanged is what strength 1 adds, so a strength here is a coefficient (or multiplier) there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
+from flatout.engines.steering.vectors.steering_vectors import FORMAT, SteeringVectors, load
+from flatout.errors import BadInput, import_extra
+
+NAME = re.compile(r"(?:(?:layer|direction)\.)?(\d+)")
+PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
+CONVERT = (
+    "save plain tensors where it was made: "
+    "safetensors.torch.save_file({str(k): v for k, v in vector.layer_activations.items()}, path)"
+)
+
+
+def from_directions(directions: Mapping[int, Tensor], *, method: str = "imported") -> SteeringVectors:
+    """Vectors whose strength 1 adds `directions`."""
+    if not directions:
+        raise BadInput("there are no directions")
+    layers = tuple(sorted(directions))
+    shapes = {tuple(directions[layer].shape) for layer in layers}
+    if len(shapes) > 1 or len(next(iter(shapes))) != 1:
+        raise BadInput(f"directions have shapes {sorted(shapes)}", hint="give one vector [width] per layer")
+    values = torch.stack([directions[layer].detach().float().cpu() for layer in layers])
+    norms = values.norm(dim=1)
+    wrong = [layer for layer, norm in zip(layers, norms, strict=True) if not 0 < norm < torch.inf]
+    if wrong:
+        raise BadInput(f"the direction of layer {wrong[0]} is zero or not finite")
+    return SteeringVectors(values=values / norms[:, None], norms=norms, layers=layers, method=method)
+
+
+def directions_of(vectors: SteeringVectors) -> dict[int, Tensor]:
+    """What strength 1 adds at each layer."""
+    return {layer: vectors.added(layer=layer, strength=1.0) for layer in vectors.layers}
+
+
+def read(path: Path | str) -> SteeringVectors:
+    """Vectors of flatout, a GGUF control vector, or plain tensors named by layer."""
+    path = Path(path)
+    if path.suffix in PICKLES:
+        raise BadInput(f"{path} is a pickle, and none is ever loaded", hint=CONVERT)
+    if path.suffix == ".gguf":
+        return from_directions(read_control_vector(path).directions)
+    safetensors: Any = import_extra("safetensors", extra="steering")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            own = metadata.get("format") == FORMAT
+            found = {} if own else {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path} cannot be read: {reason}") from error
+    if own:
+        return load(path)
+    directions = {}
+    for name, tensor in found.items():
+        match = NAME.fullmatch(name)
+        if match is None:
+            raise BadInput(
+                f"{path}: tensor {name!r} does not name a layer", hint="13, layer.13 or direction.13"
+            )
+        directions[int(match[1])] = tensor
+    return from_directions(directions)
+
+
+def write(vectors: SteeringVectors, path: Path | str, *, model: str = "unknown") -> None:
+    """As a GGUF control vector for repeng and llama.cpp, or by any other name as flatout's own file.
+
+    `model` is the kind of model that a GGUF file names, such as "llama".
+    """
+    path = Path(path)
+    if path.suffix in PICKLES:
+        raise BadInput(
+            f"{path} would be a pickle, and none is ever written", hint="take .safetensors or .gguf"
+        )
+    if path.suffix == ".gguf":
+        write_control_vector(path, directions_of(vectors), model=model)
+    else:
+        vectors.save(path)

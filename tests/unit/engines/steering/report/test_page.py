@@ -1,0 +1,91 @@
+"""The page of a study: what it says first, what it leaves out, and that nothing becomes markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from flatout.engines.steering.report.page import LONGEST_TEXT, headline, page, write_page
+from flatout.engines.steering.report.record import Interval, Retest
+from tests.studies import HOSTILE, hostile_study, study
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not any(name.startswith("on") for name, _ in attrs)
+        self.names.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_shows_all_of_a_study() -> None:
+    html = page(study())
+    for title in (
+        "On fresh questions",
+        "Layer and strength",
+        "What it costs",
+        "What it reads like",
+        "The best trials",
+    ):
+        assert f"<h2>{title}</h2>" in html
+    text = Elements(html).text
+    assert "You are quite right" in text and "we have known it" in text
+    assert "2 trials failed: out of memory" in text
+    assert "3,084" in text  # trials per hour: 80 in 93.4 s
+
+
+def test_the_headline_says_what_is_known() -> None:
+    assert "raises the answer preference by 0.93 on 50 fresh questions" in headline(study())
+    assert "not been tested on fresh questions" in headline(study(retest=None))
+    assert headline(study(best=None)) == "No trial has been scored yet."
+    around = Interval(value=0.02, low=-0.1, high=0.14)
+    retest = Retest(num_questions=50, baseline=around, steered=around, difference=around)
+    assert "within the noise" in headline(study(retest=retest))
+    alone = Interval(value=0.9, low=None, high=None)
+    few = study(
+        retest=Retest(num_questions=2, baseline=alone, steered=alone, difference=alone),
+        perplexity_ratio=alone,
+    )
+    assert "2 fresh questions are too few to tell" in headline(few)
+    assert "no interval that can be trusted" in page(few) and "too few for an interval" in page(few)
+    below = Interval(value=-0.4, low=-0.5, high=-0.3)
+    retest = Retest(num_questions=50, baseline=around, steered=around, difference=below)
+    assert "lowers the answer preference by 0.4" in headline(study(retest=retest))
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    html = page(study(trials=(), best=None, retest=None, examples=(), notes=(), perplexity_ratio=None))
+    assert "<h2>" not in html
+    assert "None" not in Elements(html).text
+
+
+def test_nothing_a_stranger_wrote_becomes_markup() -> None:
+    html = page(hostile_study())
+    elements = Elements(html)
+    assert "script" not in elements.names and "img" not in elements.names
+    assert HOSTILE[:25] in elements.text
+    assert "<script>" not in html
+    assert "\x00" not in html
+
+
+def test_long_texts_are_cut() -> None:
+    html = page(hostile_study())
+    assert "y" * LONGEST_TEXT in html and "y" * (LONGEST_TEXT + 1) not in html
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "reports" / "study.html"
+    write_page(study(), path)
+    html = path.read_text(encoding="utf-8")
+    assert "http://" not in html and "https://" not in html and "<script" not in html
+    assert "default-src &#x27;none&#x27;" in html
+    assert [each.name for each in path.parent.iterdir()] == ["study.html"]

@@ -1,0 +1,54 @@
+"""A record survives its file, and a file that is none of ours is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatout.engines.steering.report.record import load_record, save_record
+from flatout.errors import BadInput
+from tests.studies import hostile_study, study
+
+
+@pytest.mark.parametrize("record", [study(), hostile_study(), study(trials=(), best=None, retest=None)])
+def test_a_record_survives_its_file(record: object, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    save_record(record, path)  # type: ignore[arg-type]
+    assert load_record(path) == record
+    assert [each.name for each in path.parent.iterdir()] == ["result.json"]
+
+
+def test_the_winner_is_found_by_its_number() -> None:
+    record = study()
+    assert record.winner is not None and record.winner.number == record.best
+    assert study(best=None).winner is None
+    assert record.count("complete") + record.count("pruned") == len(record.trials)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with pytest.raises(BadInput, match="no study at"):
+        load_record(path)
+    for content, words in (
+        ("{", "cannot be read"),
+        ("[]", "is no study"),
+        ('{"format": "flatout-steering", "version": 9}', "version 9"),
+        ('{"format": "flatout-steering", "version": 1, "name": 3}', "damaged"),
+    ):
+        path.write_text(content)
+        with pytest.raises(BadInput, match=words):
+            load_record(path)
+
+
+def test_no_number_of_the_file_is_without_a_value(tmp_path: Path) -> None:
+    save_record(study(), tmp_path / "result.json")
+    document = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert document["version"] == 1
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot be written"):
+        save_record(study(), tmp_path / "file" / "result.json")

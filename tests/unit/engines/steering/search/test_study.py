@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import optuna
+import pytest
+
+from flatout.engines.steering.search import study as study_module
+from flatout.engines.steering.search.finished_rows import RowLog
+from flatout.engines.steering.search.space import Space
+from flatout.engines.steering.search.study import SearchStudy, open_study, storage_at
+from flatout.errors import BadInput
+
+SPACE = Space(layers=(0, 1, 2, 3), methods=("lda", "pca"), strength=(0.0, 1.0), where=("all", "generated"))
+State = optuna.trial.TrialState
+
+
+def opened(folder: Path, **changes: object) -> SearchStudy:
+    return open_study(folder / "study.journal", **changes)  # type: ignore[arg-type]
+
+
+def states(study: SearchStudy) -> list[optuna.trial.TrialState]:
+    return [one.state for one in study.study.get_trials()]
+
+
+def test_trials_of_a_bracket_differ_and_a_seed_gives_them_again(tmp_path: Path) -> None:
+    asked = [opened(tmp_path / name, seed=4).ask(SPACE, 18) for name in ("a", "b")]
+    assert asked[0] == asked[1]
+    assert len({(one.layer, one.method, one.strength, one.where) for one in asked[0]}) == 18
+    assert [one.number for one in asked[0]] == list(range(18))
+    assert opened(tmp_path / "c", seed=5).ask(SPACE, 18) != asked[0]
+
+
+def test_the_lock_of_a_dead_worker_is_taken_away_from_a_relative_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study_module, "STALE_LOCK_S", 3)
+    before = opened(Path("run")).ask(SPACE, 2)
+    storage_at("run/study.journal")._backend._lock.acquire()  # type: ignore[attr-defined]
+    Path("run").rename("moved")
+    assert len(opened(Path("moved")).ask(SPACE, 2)) == len(before) == 2
+    Path("moved/study.journal.lock").symlink_to("moved/study.journal")  # it leads nowhere
+    assert len(opened(Path("moved")).ask(SPACE, 2)) == 2
+
+
+def test_a_restarted_search_does_not_draw_its_first_bracket_again(tmp_path: Path) -> None:
+    first = opened(tmp_path).ask(SPACE, 8)
+    second = opened(tmp_path).ask(SPACE, 8)
+    third = opened(tmp_path, worker="other").ask(SPACE, 8)
+    assert len({one.strength for one in (*first, *second, *third)}) == 24
+
+
+def test_a_sampler_learns_from_what_it_is_told(tmp_path: Path) -> None:
+    in_memory = optuna.create_study(direction="maximize")
+    study = SearchStudy(in_memory, RowLog(tmp_path), seed=0, worker="0", alone=True)
+    means = []
+    for _ in range(6):
+        asked = study.ask(SPACE, 12)
+        values = [1.0 - abs(one.strength - 0.8) - 0.3 * abs(one.layer - 2) for one in asked]
+        means.append(sum(values) / len(values))
+        for one, value in zip(asked, values, strict=True):
+            study.complete(one.number, value)
+    assert means[-1] > means[0] + 0.2
+
+
+def test_every_end_of_a_trial_is_its_own_state(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    for number in (0, 1):
+        study.ask(SPACE, 1)
+        study.report(number, value=0.25, num_questions=4)
+        study.report(number, value=0.75, num_questions=4)  # a replay says it again: the first stands
+    study.ask(SPACE, 2)
+    study.complete(0, 0.5)
+    study.prune(1)
+    study.fail(2, "no finite value")
+    for again in (study, opened(tmp_path)):
+        trials = again.study.get_trials()
+        assert states(again) == [State.COMPLETE, State.PRUNED, State.FAIL, State.RUNNING]
+        assert [one.value for one in trials] == [0.5, 0.25, None, None], (
+            "pruned keeps its mean; failed has none"
+        )
+        assert trials[1].intermediate_values == {4: 0.25}
+        assert trials[2].user_attrs["reason"] == "no finite value"
+        assert again.counts() == {"complete": 1, "pruned": 1, "failed": 1, "running": 1}
+        best = again.best()
+        assert best is not None and (best[0].number, best[1]) == (0, 0.5)
+
+
+@pytest.mark.parametrize("end", ["complete", "prune", "fail"])
+def test_what_has_ended_never_changes(tmp_path: Path, end: str) -> None:
+    study = opened(tmp_path)
+    study.ask(SPACE, 1)
+    tell = {
+        "complete": lambda: study.complete(0, 0.5),
+        "prune": lambda: study.prune(0),
+        "fail": lambda: study.fail(0, "first"),
+    }
+    tell[end]()
+    before = study.study.get_trials()[0]
+    for other in tell.values():
+        other()
+    study.report(0, value=1.0, num_questions=9)
+    assert study.study.get_trials()[0] == before
+
+
+def test_open_brackets_are_whole_and_mine(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    done, half = study.ask(SPACE, 2), study.ask(SPACE, 3)
+    for one in done:
+        study.complete(one.number, 0.0)
+    study.prune(half[0].number)
+    others = opened(tmp_path, worker="other", alone=False)
+    assert others.open_brackets() == []
+    mine = others.ask(SPACE, 1)
+    assert others.open_brackets() == [mine]
+    assert opened(tmp_path, alone=False).open_brackets() == [half]
+    assert opened(tmp_path).open_brackets() == [half, mine]
+    assert opened(tmp_path).num_asked() == 6
+
+
+def test_a_trial_without_a_configuration_is_failed(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.study.ask()
+    assert opened(tmp_path, worker="other", alone=False).open_brackets() == []
+    assert states(study) == [State.RUNNING], "its worker may be about to choose"
+    assert study.open_brackets() == [] and study.num_asked() == 0
+    assert states(study) == [State.FAIL]
+
+
+def test_a_study_is_about_one_thing(tmp_path: Path) -> None:
+    opened(tmp_path).bind({"model": "a", "set of questions": "b"})
+    opened(tmp_path).bind({"model": "a", "set of questions": "b"})
+    with pytest.raises(BadInput, match=r"'steering' was begun with another set of questions .*another name"):
+        opened(tmp_path).bind({"model": "a", "set of questions": "c"})
+
+
+@pytest.mark.parametrize("cut", [1, 15])
+def test_a_torn_journal_is_healed(tmp_path: Path, cut: int) -> None:
+    study = opened(tmp_path)
+    study.ask(SPACE, 2)
+    path = tmp_path / "study.journal"
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = opened(tmp_path)
+    assert len(again.ask(SPACE, 2)) == 2
+    assert len(opened(tmp_path).study.get_trials()) == 4
+    for line in path.read_text().splitlines():
+        json.loads(line)
+
+
+def test_where_a_study_may_lie(tmp_path: Path) -> None:
+    assert (tmp_path / "deep" / "study.rows") == opened(tmp_path / "deep").rows.folder
+    assert isinstance(storage_at(tmp_path / "a.journal"), optuna.storages.JournalStorage)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        proxy = storage_at("grpc://localhost:13001")
+    assert isinstance(proxy, optuna.storages.GrpcStorageProxy)
+    with pytest.raises(BadInput, match=r"sqlite://.*SQLite locks"):
+        storage_at("sqlite:///study.db")
+    with pytest.raises(BadInput, match="has no folder for its rows"):
+        open_study("grpc://localhost:13001")
+
+
+def test_a_missing_database_driver_is_named() -> None:
+    pytest.importorskip("sqlalchemy")
+    for driver in ("psycopg2", "psycopg"):
+        try:
+            __import__(driver)
+        except ImportError:
+            continue
+        pytest.skip(f"{driver} is installed: the address would be dialled")
+    with pytest.raises(BadInput, match="needs a driver"):
+        storage_at("postgresql://localhost/study")

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from flatout.engines.steering.trials import branches as module
+from flatout.engines.steering.trials.branches import Branch, Grove
+from flatout.engines.steering.trials.steered_model import Steering, steered_model
+from flatout.errors import BadInput
+from flatout.multiplex.families import read_decoder
+from tests.tiny_models import FAMILIES, VOCABULARY, prompts_of, shared_model
+
+WIDTH = 48
+
+
+def some_branches(*, number: int = 20, seed: int = 0) -> list[Branch]:
+    """Branches of four trunks (one of them empty), different lengths, trials and first steered tokens."""
+    drawn, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    trunks = [(), *prompts_of([4, 9, 21])]
+    trials = [
+        Steering(layer=layer, direction=torch.randn(WIDTH, generator=generator), amount=amount)
+        for layer, amount in ((0, 1.0), (1, 2.0), (1, -1.0))
+    ]
+    made = []
+    for index in range(number):
+        tokens = prompts_of([drawn.randrange(1, 6)], seed=100 + index)[0]
+        targets = tuple((drawn.randrange(len(tokens)), drawn.randrange(VOCABULARY)) for _ in range(3))
+        made.append(
+            Branch(
+                trunk=trunks[index % 4],
+                tokens=tokens,
+                targets=targets,
+                steering=drawn.choice([None, *trials]),
+                first_steered=drawn.randrange(len(tokens) + 1),
+            )
+        )
+    return made
+
+
+@torch.no_grad()
+def expected(family: str, branch: Branch) -> list[float]:
+    """The branch alone, as one text through Hugging Face's model."""
+    model = shared_model(family)
+    text = torch.tensor([branch.trunk + branch.tokens])
+    prompt = len(branch.trunk) + branch.first_steered + 1  # its last token is the first that is steered
+    with steered_model(model, [branch.steering], prompt_lengths=[prompt]):
+        scores = model(input_ids=text).logits[0].log_softmax(-1)
+    return [float(scores[len(branch.trunk) + index, token]) for index, token in branch.targets]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_branch_is_its_text_alone(family: str) -> None:
+    made = [one for one in some_branches() if one.first_steered < len(one.tokens)]
+    found = dict(Grove(read_decoder(shared_model(family))).log_probabilities(made))
+    assert sorted(found) == list(range(len(made)))
+    for number, one in enumerate(made):
+        assert found[number] == pytest.approx(expected(family, one), abs=2e-5)
+
+
+def test_batches_padding_and_neighbours_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, made = read_decoder(shared_model()), some_branches(number=30)
+    whole = dict(Grove(decoder).log_probabilities(made))
+    assert all(math.isfinite(value) for values in whole.values() for value in values)
+    alone = {
+        number: next(iter(Grove(decoder).log_probabilities([one])))[1] for number, one in enumerate(made)
+    }
+    small = dict(Grove(decoder, batch_tokens=7, trunk_tokens=10).log_probabilities(made))
+    monkeypatch.setattr(module, "ROW_TOKENS", 3)
+    monkeypatch.setattr(module, "TARGETS", 2)
+    narrow = dict(Grove(decoder).log_probabilities(made))
+    backwards = dict(Grove(decoder).log_probabilities(made[::-1]))
+    for number, values in whole.items():
+        for other in (alone[number], small[number], narrow[number], backwards[len(made) - 1 - number]):
+            assert other == pytest.approx(values, abs=2e-5)
+
+
+def test_a_trunk_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grove = Grove(read_decoder(shared_model()))
+    grown: list[int] = []
+    grow = grove._grow
+    monkeypatch.setattr(grove, "_grow", lambda trunks: (grown.append(len(trunks)), grow(trunks))[1])
+    first = dict(grove.log_probabilities(some_branches()))
+    again = dict(grove.log_probabilities(some_branches()))
+    assert sum(grown) == 3 and first == again
+    grove.weights_changed()
+    dict(grove.log_probabilities(some_branches()))
+    assert sum(grown) == 6
+
+
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    grove, made = Grove(read_decoder(shared_model())), some_branches()
+    whole = dict(grove.log_probabilities(made))
+    run = grove._run
+
+    def tight(branches: list[Branch], batch: list[object]) -> object:
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("too many rows")
+        return run(branches, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(grove, "_run", tight)
+    found = dict(grove.log_probabilities(made))
+    assert grove.batch_tokens < 8192
+    assert {number: pytest.approx(values, abs=2e-5) for number, values in whole.items()} == found
+    monkeypatch.setattr(grove, "_run", lambda branches, batch: tight(branches, [1, 2, 3]))
+    with pytest.raises(torch.OutOfMemoryError):
+        list(grove.log_probabilities(made))
+
+
+def test_what_cannot_be_scored_is_named() -> None:
+    grove = Grove(read_decoder(shared_model()))
+    good = Branch(trunk=(3,), tokens=(4,), targets=((0, 5),))
+
+    def score(**changes: object) -> None:
+        values = {"trunk": good.trunk, "tokens": good.tokens, "targets": good.targets, **changes}
+        list(grove.log_probabilities([good, Branch(**values)]))  # type: ignore[arg-type]
+
+    with pytest.raises(BadInput, match=r"branch 1 has 1 \+ 0 tokens"):
+        score(tokens=(), targets=())
+    with pytest.raises(BadInput, match="the model has 256 positions"):
+        score(trunk=(3,) * 256)
+    with pytest.raises(BadInput, match="outside the vocabulary of 97"):
+        score(targets=((0, 97),))
+    along = torch.ones(WIDTH)
+    with pytest.raises(BadInput, match="layers 0 to 1"):
+        score(steering=Steering(layer=2, direction=along, amount=1.0))
+    with pytest.raises(BadInput, match="48 wide"):
+        score(steering=Steering(layer=1, direction=along[:5], amount=1.0))
+    with pytest.raises(BadInput, match="mode 'clamp' cannot share a batch"):
+        score(steering=Steering(layer=1, direction=along, amount=1.0, mode="clamp"))
+    with pytest.raises(BadInput, match="batch_tokens=0"):
+        Grove(read_decoder(shared_model()), batch_tokens=0)

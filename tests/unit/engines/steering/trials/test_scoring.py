@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flatout.engines.steering.questions import Question, question_of
+from flatout.engines.steering.search.space import Trial, steering_of
+from flatout.engines.steering.trials.packed_trials import PackedTrials
+from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, Row, Score, choices_of, prompts_of
+from flatout.errors import BadInput
+from tests.tiny_models import reference_tokens
+from tests.tiny_searches import model, questions, tokenizer, vectors
+
+
+def rows() -> list[Row]:
+    trial = Trial(number=0, layer=2, method="planted", strength=0.5, where="last-and-generated")
+    return [(one, question) for question in questions(5) for one in (None, steering_of(trial, vectors()))]
+
+
+def scores(scorer: MultipleChoice | Judged, asked: list[Row]) -> list[Score]:
+    found: dict[int, Score] = {}
+    scorer.score(PackedTrials(model(), slots=4, max_tokens=64), asked, on_score=found.__setitem__)
+    return [found[number] for number in range(len(asked))]
+
+
+def test_the_two_answers_share_a_probability_of_one() -> None:
+    toward = scores(MultipleChoice(tokenizer()), rows())
+    away = scores(MultipleChoice(tokenizer(), toward="negative"), rows())
+    for one, other in zip(toward, away, strict=True):
+        assert one.value is not None and other.value is not None
+        assert 0 < one.value < 1
+        assert one.value + other.value == pytest.approx(1)
+    plain, steered = toward[::2], toward[1::2]
+    assert all((b.value or 0) > (a.value or 0) for a, b in zip(plain, steered, strict=True))
+
+
+def test_a_strength_that_overflows_gives_no_number() -> None:
+    trial = Trial(number=0, layer=1, method="random", strength=1e38, where="all")
+    (score,) = scores(MultipleChoice(tokenizer()), [(steering_of(trial, vectors()), questions(1)[0])])
+    assert score.value is None
+
+
+def test_choices_are_read_as_the_model_reads_them() -> None:
+    (question,) = questions(1)
+    choice = choices_of([question], tokenizer())[question.key]
+    assert choice.prompt == prompts_of([question], tokenizer())[0]
+    assert (choice.positive, choice.negative) == ((10,), (11,))
+    assert choices_of([], tokenizer()) == {} and prompts_of([], tokenizer()) == []
+    unknown = question_of("w4 w5", positive="yes", negative="no")  # both are the unknown word
+    with pytest.raises(BadInput, match=r"'w4 w5': both answers of a choice are the same tokens"):
+        choices_of([unknown], tokenizer())
+
+
+def test_a_judge_reads_the_generated_text() -> None:
+    def judge(question: Question, text: str) -> float:
+        words = text.split()
+        if question == questions(2)[1]:
+            raise ValueError("no answer")
+        return math.inf if question == questions(3)[2] else float(words[0][1:])
+
+    asked: list[Row] = [(None, question) for question in questions(4)]
+    found = scores(Judged(tokenizer(), judge, name="first word", max_new_tokens=3), asked)
+    for score, prompt in zip(found, prompts_of(questions(4), tokenizer()), strict=True):
+        tokens = reference_tokens(model(), prompt, max_new_tokens=3)
+        assert score.text == tokenizer().decode(tokens)
+    assert [score.value is None for score in found] == [False, True, True, False]
+
+
+def test_scores_say_what_they_depend_on() -> None:
+    assert MultipleChoice(tokenizer()).recipe() != MultipleChoice(tokenizer(), toward="negative").recipe()
+    judged = Judged(tokenizer(), lambda question, text: 0.0, name="none", max_new_tokens=3)
+    assert judged.recipe() == {"score": "none of 3 tokens, system None"}
+    with pytest.raises(BadInput, match="toward 'up'"):
+        MultipleChoice(tokenizer(), toward="up")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="max_new_tokens=0"):
+        Judged(tokenizer(), lambda question, text: 0.0, name="none", max_new_tokens=0)

@@ -1,0 +1,91 @@
+"""Control vectors byte by byte, as the format describes them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
+from flatout.errors import BadInput
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def file_of(
+    *, architecture: str = "controlvector", version: int = 3, kind: int = 0, name: str = "direction.5"
+) -> bytes:
+    """A file with one tensor of two values, written out by hand."""
+    head = b"GGUF" + struct.pack("<IQQ", version, 1, 3)
+    head += string("general.architecture") + struct.pack("<I", 8) + string(architecture)
+    head += string("list") + struct.pack("<IIQ", 9, 4, 2) + struct.pack("<II", 1, 2)
+    head += string("switch") + struct.pack("<I?", 7, True)
+    head += string(name) + struct.pack("<IQIQ", 1, 2, kind, 0)
+    values = struct.pack("<2f", 0.5, -2.0) if kind == 0 else struct.pack("<2e", 0.5, -2.0)
+    return head + bytes(-len(head) % 32) + values + bytes(32 - len(values))
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_file_of_the_format_is_read(tmp_path: Path, kind: int) -> None:
+    (tmp_path / "v.gguf").write_bytes(file_of(kind=kind))
+    found = read_control_vector(tmp_path / "v.gguf")
+    assert found.model is None
+    assert list(found.directions) == [5]
+    assert found.directions[5].tolist() == [0.5, -2.0]
+
+
+@settings(max_examples=20)
+@given(layers=st.sets(st.integers(0, 40), min_size=1, max_size=4), width=st.integers(1, 40))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, layers: set[int], width: int
+) -> None:
+    path = tmp_path_factory.mktemp("gguf") / "v.gguf"
+    directions = {layer: torch.randn(width) for layer in layers}
+    write_control_vector(path, directions, model="llama")
+    found = read_control_vector(path)
+    assert found.model == "llama"
+    assert list(found.directions) == sorted(layers)
+    assert all(torch.equal(found.directions[layer], directions[layer]) for layer in layers)
+
+
+def test_tensors_lie_at_multiples_of_the_alignment(tmp_path: Path) -> None:
+    write_control_vector(tmp_path / "v.gguf", {1: torch.ones(3), 2: torch.full((3,), 2.0)}, model="m")
+    content = (tmp_path / "v.gguf").read_bytes()
+    assert len(content) % 32 == 0
+    assert content[-32:-20] == struct.pack("<3f", 2.0, 2.0, 2.0)
+    assert content[-64:-52] == struct.pack("<3f", 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"no such thing", "no GGUF file"),
+        (file_of(version=1), "GGUF version 1"),
+        (file_of(architecture="llama"), "is a llama, no controlvector"),
+        (file_of(name="token_embd.weight"), "'token_embd.weight' .* is no plain direction"),
+        (file_of(kind=2)[:-8], "no plain direction"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "v.gguf").write_bytes(content)
+    with pytest.raises(BadInput, match=said):
+        read_control_vector(tmp_path / "v.gguf")
+
+
+@given(length=st.integers(0, len(file_of()) - 25))
+def test_a_cut_file_is_refused_at_any_length(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
+    path = tmp_path_factory.mktemp("gguf") / "v.gguf"
+    path.write_bytes(file_of()[:length])
+    with pytest.raises(BadInput):
+        read_control_vector(path)
+
+
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_control_vector(tmp_path / "absent.gguf")
