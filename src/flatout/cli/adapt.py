@@ -217,8 +217,8 @@ def predict(
       flatout adapt predict runs/five "Who wrote it?" --context "It was written by Ada." --json
       flatout adapt predict runs/five "Return the sum of two numbers." --task code
     """
-    from flatout.doctor.report import printable
     from flatout.engines.adapters.verbs import predict as answer
+    from flatout.page.printable import printable
 
     lines = [text] if text is not None else sys.stdin.read().splitlines()
     texts = [line for line in lines if line.strip()]

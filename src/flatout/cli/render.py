@@ -22,7 +22,6 @@ from flatout.doctor.report import (
     ended_early,
     instruments,
     phase_shares,
-    printable,
     readings,
     show_interval,
     straggler_words,
@@ -30,6 +29,7 @@ from flatout.doctor.report import (
 )
 from flatout.doctor.rule import all_rules
 from flatout.measure.evidence import Evidence
+from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 def _sentence(words: str) -> None:
-    from flatout.doctor.report import printable
+    from flatout.page.printable import printable
 
     typer.echo(printable(words))
 
@@ -123,7 +123,7 @@ def _table(*heads: str) -> Any:
 def _summary_table(summary: Summary) -> Any:
     from rich.text import Text
 
-    from flatout.doctor.report import printable
+    from flatout.page.printable import printable
 
     table = _table("", "")
     table.show_header = False

@@ -308,8 +308,8 @@ def apply(
       flatout steer apply "Hello." --model ./M --vectors v/pca.safetensors --layer 12 --strength -0.3
     """
     from flatout.codec import encode
-    from flatout.doctor.report import printable
     from flatout.engines.steering.verbs import apply as run_apply
+    from flatout.page.printable import printable
 
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens {max_new_tokens}", hint="take at least 1")

@@ -281,8 +281,8 @@ def _list(root: Path | None, *, json_output: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from flatout.doctor.report import printable
     from flatout.monitor.curves import show_time
+    from flatout.page.printable import printable
 
     table = Table(
         box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True

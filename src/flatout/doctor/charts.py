@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flatout.doctor.markup import Html, join, tag
 from flatout.doctor.report import Reading
 from flatout.measure.phase_names import PHASES
+from flatout.page.markup import Html, join, tag
 from flatout.units import show_share
 
 

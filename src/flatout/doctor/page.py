@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from importlib import resources
 
 from flatout.doctor.appendix import (
     footer,
@@ -20,7 +19,6 @@ from flatout.doctor.appendix import (
 )
 from flatout.doctor.charts import phase_bar, whiskers
 from flatout.doctor.finding import Finding
-from flatout.doctor.markup import Html, code, facts, join, section, table, tag
 from flatout.doctor.report import (
     SAFETY,
     bound,
@@ -36,35 +34,16 @@ from flatout.doctor.report import (
 from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
 from flatout.measure.evidence import Evidence, Place
 from flatout.measure.phase_names import PHASES
+from flatout.page.document import document
+from flatout.page.markup import Html, code, facts, join, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CONTEXT_LINES = 4  # of source above and below a guilty line
-
-
-def head(title: str, *, version: str, styles: Sequence[tuple[str, str]] = ()) -> Html:
-    """What every page of Flatout begins with: nothing is loaded, nothing runs; `styles` are (room, file)."""
-    sheets = (("flatout.doctor", "page.css"), *styles)
-    style = "\n".join(
-        resources.files(room).joinpath(name).read_text(encoding="utf-8") for room, name in sheets
-    )
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content=f"flatout {version}"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", title),
-        tag("style", Html(style)),
-    )
 
 
 def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
     """The whole document."""
     title = f"flatout: {' '.join(evidence.job.command)}"
-    top = head(title, version=evidence.job.flatout)
     parts = (
         _masthead(evidence, findings),
         _summary(evidence, findings),
@@ -78,8 +57,7 @@ def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
         ranks_section(evidence),
         missing_section(evidence),
     )
-    body = tag("body", tag("main", *(part for part in parts if part is not None)), footer(evidence))
-    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
+    return document(title, parts, footer=footer(evidence), version=evidence.job.flatout)
 
 
 def _masthead(evidence: Evidence, findings: Sequence[Finding]) -> Html:

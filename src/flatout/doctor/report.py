@@ -8,7 +8,6 @@ samples go, what is done per sample halves.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -27,10 +26,6 @@ SAFETY: dict[FixSafety, str] = {
     "reordered": "the numbers change by rounding only",
     "lossy": "the numbers change: compare the loss curves",
 }
-
-
-_REVERSING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_BROKEN = ("Cc", "Cs")  # control codes, halves of surrogate pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,17 +246,3 @@ def unexplained_loading(evidence: Evidence) -> str | None:
     if loader.num_workers + 1 < cores:
         return f"{words}, and more workers may help: the job may use {cores:g} cores."
     return f"{words}, and more workers would share the {cores:g} cores of this job: make samples cheaper."
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    """Text that came from a job, made harmless: no terminal codes, no reversed text, no half characters."""
-    return "".join(
-        char
-        if char in keep
-        else " "
-        if char in "\t\n\r"
-        else "\ufffd"
-        if char in _REVERSING or unicodedata.category(char) in _BROKEN
-        else char
-        for char in text
-    )

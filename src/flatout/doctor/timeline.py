@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flatout.doctor.markup import Html, tag
 from flatout.measure.evidence import Arm, Step
 from flatout.measure.phase_names import PHASES
+from flatout.page.markup import Html, tag
 from flatout.units import show_seconds
 
 HEIGHT = 190  # pixels of the drawing

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-from flatout.doctor.report import printable
 from flatout.monitor.fullscreen import LiveSource, Source, obey, show
 from flatout.monitor.keys import Keyboard, standard_input
 from flatout.monitor.line import live_line
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import RECENT_S, Sampler
 from flatout.monitor.verdict import verdict
+from flatout.page.printable import printable
 
 LINE_SPAN_S = 10.0
 NO_VERDICT = "unknown"

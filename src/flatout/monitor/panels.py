@@ -13,11 +13,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.doctor.report import printable
 from flatout.measure.phase_names import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.sparkline import MARKS, PLAIN_MARKS, sparkline
 from flatout.monitor.view import ON_GPU, View, sorted_processes
+from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 GIB = 2**30

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.doctor.report import printable
 from flatout.errors import BadInput, import_extra
 from flatout.measure.phase_names import PHASES
 from flatout.monitor.recorded import Recorded
 from flatout.monitor.sample import Sample
 from flatout.monitor.summary import job_gpu
+from flatout.page.printable import printable
 
 SUFFIXES = (".png", ".svg")
 GIB = 2**30

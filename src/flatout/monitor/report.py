@@ -14,14 +14,14 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.doctor.charts import phase_bar
-from flatout.doctor.markup import Html, code, facts, join, section, table, tag
-from flatout.doctor.page import head
 from flatout.errors import BadInput
 from flatout.monitor.curves import Series, chart, show_time, stacked_phases, strip
 from flatout.monitor.merging import merge
 from flatout.monitor.recorded import Recorded
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 from flatout.monitor.summary import Summary, job_gpu, summarise
+from flatout.page.document import document
+from flatout.page.markup import Html, code, facts, join, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 MOST_NOTES = 20
@@ -34,7 +34,6 @@ Value = Callable[[Sample], float | None]
 def page(recorded: Recorded) -> str:
     """The whole document."""
     summary = summarise(recorded)
-    top = head(f"flatout: {summary.name}", version=__version__, styles=[("flatout.monitor", "report.css")])
     parts = (
         _masthead(summary),
         _bounds(recorded, summary),
@@ -42,8 +41,13 @@ def page(recorded: Recorded) -> str:
         _gpus(recorded),
         _notes(recorded),
     )
-    body = tag("body", tag("main", *(part for part in parts if part is not None)), _footer(recorded))
-    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
+    return document(
+        f"flatout: {summary.name}",
+        parts,
+        footer=_footer(recorded),
+        version=__version__,
+        styles=[("flatout.monitor", "report.css")],
+    )
 
 
 def write_page(recorded: Recorded, path: Path) -> None:

@@ -17,12 +17,12 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from flatout.doctor.report import printable
 from flatout.monitor.panels import DIM, Paper, curves, gpu_table, host_line, job_lines, process_table, text
 from flatout.monitor.sample import Sample
 from flatout.monitor.verdict import verdicts
 from flatout.monitor.view import KEYS, View
 from flatout.monitor.window import Verdict
+from flatout.page.printable import printable
 from flatout.units import show_seconds
 
 STYLES = {

@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.markup import VOID
-from flatout.doctor.page import POLICY, page
+from flatout.doctor.page import page
 from flatout.measure.evidence import Evidence
+from flatout.page.document import POLICY
+from flatout.page.markup import VOID
 from tests import builders
 
 LOADING = {"src", "srcset", "data", "action", "poster", "background", "xlink:href"}
@@ -74,7 +75,7 @@ def test_the_style_sheet_loads_nothing() -> None:
     assert len(style) > 1000
     for word in ("url(", "@import", "@font-face", "</"):
         assert word not in style
-    for word in ("prefers-color-scheme: dark", "@media print", "max-width"):
+    for word in ("color-scheme: light dark", "light-dark(", "@media print", "max-width"):
         assert word in style
 
 

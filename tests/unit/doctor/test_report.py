@@ -15,7 +15,6 @@ from flatout.doctor.report import (
     instruments,
     phase_means,
     phase_shares,
-    printable,
     readings,
     show_ceiling,
     straggler,
@@ -254,17 +253,3 @@ def test_instruments_name_only_what_was_taken() -> None:
     assert instruments(builders.bare_evidence()) == ()
     assert "kernels" in instruments(builders.evidence())
     assert "operators" in instruments(builders.cpu_evidence())
-
-
-@given(st.text())
-def test_printable_text_holds_no_control_code_and_keeps_its_length(text: str) -> None:
-    shown = printable(text)
-    assert len(shown) == len(text)
-    assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in shown)
-    shown.encode("utf-8")
-
-
-def test_printable_text_keeps_what_is_harmless() -> None:
-    assert printable("größe × 日本 …") == "größe × 日本 …"
-    assert printable("def f():\n\t\x1b[31m\r", keep="\n\t") == "def f():\n\t\ufffd[31m "
-    assert printable("a\tb\x1b[0m\u202e\udcff") == "a b\ufffd[0m\ufffd\ufffd"

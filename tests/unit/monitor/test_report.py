@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.doctor.markup import escape
-from flatout.doctor.page import POLICY
 from flatout.errors import BadInput
 from flatout.monitor.recorded import Recorded, read_recorded
 from flatout.monitor.report import headline, page, show_joules, write_page
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.summary import summarise
+from flatout.page.document import POLICY
+from flatout.page.markup import escape
 from tests.runs_of_samples import HOSTILE, START_S, kept_run, story
 
 

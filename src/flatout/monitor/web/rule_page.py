@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.markup import Html, join, tag
 from flatout.doctor.rule import Rule
+from flatout.page.markup import Html, join, tag
 
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 

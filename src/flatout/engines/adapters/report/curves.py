@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flatout.doctor.markup import Html, tag
 from flatout.engines.adapters.training.log import StepRecord
+from flatout.page.markup import Html, tag
 
 WIDTH, HEIGHT, PAD = 1000.0, 96.0, 6.0
 MOST_POINTS = 400  # of one line; more cannot be seen and make the page heavy

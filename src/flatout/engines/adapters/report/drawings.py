@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flatout.doctor.markup import Html, tag
 from flatout.engines.adapters.evaluation.results import ConfidenceBin, Evaluation, RoutingQuality
+from flatout.page.markup import Html, tag
 from flatout.units import UNKNOWN, show_share
 
 BARS_PX, BARS_LEFT_PCT = 150, 11.0

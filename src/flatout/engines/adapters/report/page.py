@@ -13,8 +13,6 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.atomic_files import write_whole
-from flatout.doctor.markup import Html, facts, section, table, tag
-from flatout.doctor.page import head
 from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation, RoutingQuality, ShownRow
 from flatout.engines.adapters.report.curves import Line, curve, loss_line, routing_line, validation_line
 from flatout.engines.adapters.report.drawings import (
@@ -28,6 +26,8 @@ from flatout.engines.adapters.report.drawings import (
     transfer,
 )
 from flatout.engines.adapters.training.log import StepRecord
+from flatout.page.document import document
+from flatout.page.markup import Html, facts, section, table, tag
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 LONGEST_TEXT = 320
@@ -49,19 +49,18 @@ class RunReport:
 
 def page(report: RunReport) -> str:
     """The whole document."""
-    top = head(
-        f"flatout: {report.name}",
-        version=__version__,
-        styles=[("flatout.engines.adapters.report", "report.css")],
-    )
     parts: list[Html | None] = [_masthead(report)]
     if report.evaluation is not None:
         parts += [_scores(report.evaluation), *_routing(report.evaluation), _transfer(report.evaluation)]
         parts.append(_shown(report.evaluation))
     parts += [*_learning(report), _notes(report)]
-    shown = [part for part in parts if part is not None]
-    body = tag("body", tag("main", *shown), _footer(report))
-    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
+    return document(
+        f"flatout: {report.name}",
+        parts,
+        footer=_footer(report),
+        version=__version__,
+        styles=[("flatout.engines.adapters.report", "report.css")],
+    )
 
 
 def write_page(report: RunReport, path: Path) -> None:

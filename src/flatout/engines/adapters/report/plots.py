@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from flatout.atomic_files import write_whole
-from flatout.doctor.report import printable
 from flatout.engines.adapters.evaluation.results import Evaluation
 from flatout.engines.adapters.report.curves import Line, loss_line, routing_line, thinned, validation_line
 from flatout.engines.adapters.report.page import RunReport
 from flatout.errors import BadInput, import_extra
+from flatout.page.printable import printable
 from flatout.units import UNKNOWN
 
 SUFFIXES = (".png", ".svg")

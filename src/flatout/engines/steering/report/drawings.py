@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flatout.doctor.markup import Html, tag
 from flatout.engines.steering.report.grid import Cell, Grid, round_step
 from flatout.engines.steering.report.record import Interval, Retest, StudyRecord, TrialRecord
+from flatout.page.markup import Html, tag
 
 ROW_PX, LEFT_PCT = 20, 9.0
 HEAD_PX = 18  # above the rows of the heat map, for the name of their axis

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.atomic_files import write_whole
-from flatout.doctor.markup import Html, facts, section, table, tag
-from flatout.doctor.page import head
 from flatout.engines.steering.report.drawings import (
     describe,
     heat_map,
@@ -26,6 +24,8 @@ from flatout.engines.steering.report.drawings import (
 from flatout.engines.steering.report.grid import grid
 from flatout.engines.steering.report.record import StudyRecord, TrialRecord
 from flatout.engines.steering.search.retest import FEWEST
+from flatout.page.document import document
+from flatout.page.markup import Html, facts, section, table, tag
 from flatout.units import UNKNOWN, show_ratio, show_seconds
 
 MOST_TRIALS = 15
@@ -34,16 +34,15 @@ LONGEST_TEXT = 1200
 
 def page(record: StudyRecord) -> str:
     """The whole document."""
-    top = head(
+    parts = (_masthead(record), _retest(record), _map(record), _cost(record), _examples(record))
+    tables = (_trials(record), _notes(record))
+    return document(
         f"flatout: {record.name}",
+        (*parts, *tables),
+        footer=_footer(record),
         version=__version__,
         styles=[("flatout.engines.steering.report", "report.css")],
     )
-    parts = (_masthead(record), _retest(record), _map(record), _cost(record), _examples(record))
-    tables = (_trials(record), _notes(record))
-    shown = [part for part in (*parts, *tables) if part is not None]
-    body = tag("body", tag("main", *shown), _footer(record))
-    return "<!doctype html>\n" + tag("html", top, body, lang="en") + "\n"
 
 
 def write_page(record: StudyRecord, path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.atomic_files import write_whole
-from flatout.doctor.report import printable
 from flatout.engines.steering.report.grid import Grid, grid
 from flatout.engines.steering.report.record import StudyRecord
 from flatout.errors import BadInput, import_extra
+from flatout.page.printable import printable
 from flatout.units import UNKNOWN
 
 SUFFIXES = (".png", ".svg")

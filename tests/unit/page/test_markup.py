@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import hypothesis.strategies as st
 from hypothesis import given
 
-from flatout.doctor.markup import Html, code, facts, join, section, table, tag
-from flatout.doctor.report import printable
+from flatout.page.markup import Html, code, facts, join, section, table, tag
+from flatout.page.printable import printable
 
 
 class Reader(HTMLParser):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from flatout.doctor.report import printable
+from flatout.page.printable import printable
 from flatout.units import UNKNOWN
 
 VOID = frozenset({"meta", "link", "br", "hr"})
