@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from flatout.engines.adapters import verbs
 from flatout.engines.adapters.training import checkpoint
 from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING
-from tests.adapting import save_tiny, tiny_settings
+from tests.support.adapters import save_tiny, tiny_settings
 
 # Sums of more threads round in another order: the runs that are compared have one each.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.adapters.report.page import page
-from tests.evaluations import hostile_report, report
+from tests.support.adapters import hostile_report, report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

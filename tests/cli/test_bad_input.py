@@ -13,8 +13,8 @@ import pytest
 
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import load_evidence, save_evidence
-from tests import builders
-from tests.jobs import BY_HAND, FOREVER, Ran, diagnose, write_script
+from tests.support import doctor as builders
+from tests.support.measure import BY_HAND, FOREVER, Ran, diagnose, write_script
 
 
 def one_line(ran: Ran, *, code: int = 2) -> str:

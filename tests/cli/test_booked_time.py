@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.running import assert_measured, diagnose, line_of
+from tests.support.cli import assert_measured, diagnose, line_of
 
 
 def test_the_closure_of_lbfgs_is_not_optimizer_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from flatout.measure.evidence_file import load_evidence
-from tests.cli.running import (
+from tests.support.cli import (
     ARMS,
     BRIEFLY,
     COUNTERFACTUAL,

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from flatout.engines.evolution.trainer import evolve
-from tests.evolving import save_tiny, tiny_settings
+from tests.support.evolution import save_tiny, tiny_settings
 
 # Sums of more threads round in another order: the runs that are compared have one each.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -15,7 +15,7 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import flatout
-from tests.cli.running import ARMS, assert_measured, diagnose, line_of
+from tests.support.cli import ARMS, assert_measured, diagnose, line_of
 
 
 def test_the_hugging_face_trainer(tmp_path: Path) -> None:

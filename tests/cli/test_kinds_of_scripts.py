@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flatout.measure.evidence import Evidence
-from tests.cli.running import (
+from tests.support.cli import (
     ARMS,
     COUNTERFACTUAL,
     SCRIPTS,

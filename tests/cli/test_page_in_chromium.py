@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flatout.doctor.page import page
-from tests import builders
+from tests.support import doctor as builders
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

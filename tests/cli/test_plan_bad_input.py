@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests import plans
-from tests.jobs import Ran, run
+from tests.support import planner as plans
+from tests.support.measure import Ran, run
 
 # The command as it is, with a straight line in the place of the memory room.
 PROGRAM = """\
@@ -18,7 +18,7 @@ import sys
 sys.path.insert(0, {root!r})
 import flatout.api
 from flatout.cli.app import main
-from tests.plans import toy_maker
+from tests.support.planner import toy_maker
 flatout.api._forecast = toy_maker()
 main()
 """

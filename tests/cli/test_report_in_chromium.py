@@ -16,7 +16,7 @@ import pytest
 
 from flatout.monitor.recorded import read_recorded
 from flatout.monitor.report import page
-from tests.runs_of_samples import HOSTILE, kept_run, story
+from tests.support.monitor import HOSTILE, kept_run, story
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

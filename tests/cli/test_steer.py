@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.steering_runs import tiny_search, write_tiny
+from tests.support.steering import tiny_search, write_tiny
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

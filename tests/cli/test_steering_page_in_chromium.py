@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.steering.report.page import page
-from tests.studies import hostile_study, study
+from tests.support.steering import hostile_study, study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
-from tests.cli.running import BRIEFLY, ENVIRONMENT, SCRIPTS
+from tests.support.cli import BRIEFLY, ENVIRONMENT, SCRIPTS
 
 
 def torchrun(*arguments: str, save: Path) -> tuple[subprocess.CompletedProcess[str], Evidence]:

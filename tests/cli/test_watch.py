@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from flatout.runs import list_runs
-from tests.runs_of_samples import kept_run, story
+from tests.support.monitor import kept_run, story
 
 FLATOUT = [sys.executable, "-m", "flatout", "watch"]
 PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ import pytest
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.server import PageServer
-from tests.unit.monitor.web.examples import HOSTILE, START_S, logged_run, sample
+from tests.support.monitor_web import HOSTILE, START_S, logged_run, sample
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed: flatout[web]")

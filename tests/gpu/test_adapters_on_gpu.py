@@ -17,8 +17,8 @@ from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.products import Path, add_product, add_products
 from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
 from flatout.engines.adapters.training.phase3_joint import JointStep
-from tests.adapting import opened, phase_run, save_tiny, tiny_settings
-from tests.packed_encoders import (
+from tests.support.adapters import opened, phase_run, save_tiny, tiny_settings
+from tests.support.adapters_packed import (
     Batch,
     batches,
     bert,

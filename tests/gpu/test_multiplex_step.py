@@ -16,8 +16,14 @@ from flatout.multiplex.requests import Request
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.runner import Mode
 from flatout.multiplex.sampling import Sampling
-from tests.fusible_models import FAMILIES, fusible_model, integer_factors, largest_error
-from tests.tiny_models import prompts_of, tiny_model
+from tests.support.multiplex import (
+    FUSIBLE,
+    fusible_model,
+    integer_factors,
+    largest_error,
+    prompts_of,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 LENGTHS = (5, 9, 14, 3, 8, 8, 1, 2, 70, 40)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FUSIBLE)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("rank", "tile"), [(0, 1), (1, 1), (1, 2), (3, 2), (4, 1), (4, 2), (8, 2)])
 @torch.no_grad()
@@ -60,7 +66,7 @@ def tokens(
     return once
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FUSIBLE)
 @pytest.mark.parametrize(("rank", "tile"), [(0, 1), (1, 1), (1, 2), (4, 2)])
 def test_tokens_are_those_of_the_portable_step(family: str, rank: int, tile: int) -> None:
     decoder = read_decoder(fusible_model(family).cuda())
@@ -116,7 +122,7 @@ def test_compiled_and_captured_steps_give_the_tokens_of_eager_ones(sampling: Sam
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize("rank", [0, 1, 4])
 @pytest.mark.parametrize("mode", ["compiled", "graph", "fused"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FUSIBLE)
 def test_every_step_leaves_the_keys_of_the_eager_one_in_bfloat16(family: str, mode: Mode, rank: int) -> None:
     """Two models of different sizes in one process; tokens may differ by rounding, keys and values hardly."""
     for changes in ({}, {"intermediate_size": 96}):

@@ -16,8 +16,8 @@ from flatout.engines.steering.extract.tiers import Tier
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.trials.packed_trials import PackedTrials, TextRow
 from flatout.engines.steering.trials.steered_model import Steering, steered_model
-from tests.steering_texts import text_of, word_tokenizer
-from tests.tiny_models import prompts_of, reference_tokens, tiny_model
+from tests.support.multiplex import prompts_of, reference_tokens, tiny_model
+from tests.support.steering import text_of, word_tokenizer
 
 pytestmark = pytest.mark.gpu
 

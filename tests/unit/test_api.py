@@ -27,9 +27,10 @@ from flatout.errors import BadInput, EvidenceUnreadable
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 from flatout.planner.answers import PlanOptions
 from flatout.planner.request import ForecastRequest
-from tests import builders, plans
-from tests.jobs import write_script
-from tests.runs_of_samples import kept_run, story
+from tests.support import doctor as builders
+from tests.support import planner as plans
+from tests.support.measure import write_script
+from tests.support.monitor import kept_run, story
 
 
 def test_saved_evidence_gives_the_findings_of_the_live_one(tmp_path: Path) -> None:

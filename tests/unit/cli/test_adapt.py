@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flatout.cli.app import application
-from tests.adapting import save_tiny, tiny_settings
+from tests.support.adapters import save_tiny, tiny_settings
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import flatout
 from flatout.cli.app import DefectsExitWithTwo, Verbs, application, main, say_error
 from flatout.errors import BadInput, Interrupted
 from flatout.measure.evidence_file import save_evidence
-from tests import builders
+from tests.support import doctor as builders
 
 HELP_CPU_S = 0.5
 

@@ -16,7 +16,7 @@ from flatout.cli.app import application
 from flatout.cli.diagnose import check_module, exit_code
 from flatout.errors import BadInput
 from flatout.measure.evidence_file import save_evidence
-from tests import builders
+from tests.support import doctor as builders
 
 FLAGS = {"-m", "--evidence", "--save", "--html", "--json", "--keep-running", "--seconds", "--help"}
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.app import application
 from flatout.cli.evolve import describe
 from flatout.engines.evolution.run_log import EpochRecord
-from tests.evolving import save_tiny
+from tests.support.evolution import save_tiny
 
 COPY = ("--task", "digit-copy", "--task-option", "length=2", "--task-option", "token_ids=true")
 BRIEF = ("--population", "8", "--prompts", "2", "--epochs", "2", "--rows", "8", "--sigma", "0.1", "--lr", "1")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import flatout.api
 from flatout.cli.app import application
 from flatout.planner.request import ForecastRequest
-from tests import plans
+from tests.support import planner as plans
 
 ON_24GB = ("--model", "pkg:build", "--gpu-memory", "24GB")
 

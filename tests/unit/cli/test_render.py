@@ -15,7 +15,7 @@ from flatout.cli.render import LOOKS, render
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure.phase_names import PHASES
-from tests import builders
+from tests.support import doctor as builders
 
 
 def show(diagnosis: Diagnosis, *, width: int = 80, color: bool = False) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from flatout.api import fit_config, plan_config
 from flatout.cli.render_plan import render_fit, render_overview
 from flatout.planner.answers import ConfigFit, ConfigPlan, PlanOptions
-from tests import plans
+from tests.support import planner as plans
 
 
 def console(width: int = 80, *, colour: bool = False) -> Console:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.report import compare, report, show
 from flatout.errors import BadInput
 from flatout.monitor.compare import Unit
-from tests.runs_of_samples import HOSTILE, kept_run, story
+from tests.support.monitor import HOSTILE, kept_run, story
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flatout.cli.app import application
-from tests.steering_runs import write_tiny
+from tests.support.steering import write_tiny
 
 VERBS = ("extract", "fit", "search", "apply", "report")
 BRIEF = (

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.watch import watch
 from flatout.errors import BadInput
 from flatout.monitor.sample import Sample
-from tests.runs_of_samples import HOSTILE, kept_run, story
+from tests.support.monitor import HOSTILE, kept_run, story
 
 
 @pytest.fixture(autouse=True)

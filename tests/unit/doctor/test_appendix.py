@@ -13,7 +13,7 @@ from flatout.doctor.appendix import (
     missing_section,
     ranks_section,
 )
-from tests import builders
+from tests.support import doctor as builders
 
 
 def cells(html: str) -> list[list[str]]:

@@ -8,7 +8,7 @@ import pytest
 
 from flatout.doctor.charts import phase_bar, whiskers
 from flatout.doctor.report import phase_shares, readings
-from tests import builders
+from tests.support import doctor as builders
 
 
 def percent(element: ElementTree.Element, name: str) -> float:

@@ -12,7 +12,7 @@ from flatout.doctor.page import page
 from flatout.measure.evidence import Evidence
 from flatout.page.document import POLICY
 from flatout.page.markup import VOID
-from tests import builders
+from tests.support import doctor as builders
 
 LOADING = {"src", "srcset", "data", "action", "poster", "background", "xlink:href"}
 

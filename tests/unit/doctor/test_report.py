@@ -23,7 +23,7 @@ from flatout.doctor.report import (
 )
 from flatout.measure.evidence import Counterfactual, Evidence, Host
 from flatout.measure.phase_names import PHASES
-from tests import builders
+from tests.support import doctor as builders
 
 
 def loading_bound(*, cores: float | None, **loader: object) -> Evidence:

@@ -13,7 +13,7 @@ from hypothesis import given
 from flatout.doctor.timeline import HEIGHT, arm_legend, bars, cut_off, phase_legend, round_ticks, timeline
 from flatout.measure.evidence import Step
 from flatout.measure.phase_names import PHASES
-from tests import builders
+from tests.support import doctor as builders
 
 
 def columns(steps: tuple[Step, ...]) -> list[ElementTree.Element]:

@@ -12,7 +12,7 @@ import torch
 
 from flatout.measure.call_profile import CallProfile
 from flatout.measure.user_code import UserCode
-from tests.jobs import line_of
+from tests.support.measure import line_of
 
 HERE = Path(__file__)
 Samples = list[np.ndarray[Any, Any]]

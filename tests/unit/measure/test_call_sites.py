@@ -18,7 +18,7 @@ from flatout.measure.evidence import Site
 from flatout.measure.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
-from tests.jobs import line_of
+from tests.support.measure import line_of
 
 HERE = Path(__file__)
 NUM = 7

@@ -7,7 +7,7 @@ from pathlib import Path
 from flatout.codec import encode
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.session import JobOptions
-from tests.jobs import BY_HAND, run, write_script
+from tests.support.measure import BY_HAND, run, write_script
 
 
 def test_the_observed_process_runs_the_script_as_main_and_saves(tmp_path: Path) -> None:

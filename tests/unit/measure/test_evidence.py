@@ -17,7 +17,7 @@ from flatout.measure.evidence import (
     Step,
 )
 from flatout.measure.evidence_file import decode_evidence
-from tests import builders
+from tests.support import doctor as builders
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),

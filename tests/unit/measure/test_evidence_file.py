@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flatout.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
-from tests import builders
+from tests.support import doctor as builders
 
 
 def test_a_full_document_survives_the_disk(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.measure import launch, ranks
 from flatout.measure.evidence_file import load_evidence, save_evidence
-from tests import builders
-from tests.jobs import BY_HAND, diagnose, write_script
+from tests.support import doctor as builders
+from tests.support.measure import BY_HAND, diagnose, write_script
 
 
 def run_job(command: list[str], path: Path, **changes: Any) -> Any:

@@ -21,7 +21,7 @@ from flatout.measure.loaders import LoaderWatch, _num_queued
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG
-from tests.jobs import line_of
+from tests.support.measure import line_of
 
 HERE = Path(__file__)
 NUM_BATCHES, BATCH = 10, 4

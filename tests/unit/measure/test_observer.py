@@ -20,7 +20,7 @@ from flatout.measure.evidence import Evidence, Site
 from flatout.measure.observer import Observer, ObserverOptions
 from flatout.measure.phase_names import PHASES
 from flatout.measure.schedule import WarmUp
-from tests.jobs import line_of
+from tests.support.measure import line_of
 
 HERE = Path(__file__)
 ROWS, WIDTH = 8, 6

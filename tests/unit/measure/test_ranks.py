@@ -19,7 +19,7 @@ from flatout.measure.patches import Patches
 from flatout.measure.phase_names import PHASES
 from flatout.measure.ranks import Agreement, clear, gather, merge, partial_path, publish, rank_summary
 from flatout.measure.schedule import Block, plan_blocks
-from tests import builders
+from tests.support import doctor as builders
 
 BLOCKS = plan_blocks(0.1, seconds=60.0, cached=True, half=True)
 

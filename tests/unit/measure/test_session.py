@@ -12,7 +12,7 @@ import pytest
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.session import JobOptions
-from tests.jobs import BY_HAND, FOREVER, PREAMBLE, Ran, diagnose, run, write_script
+from tests.support.measure import BY_HAND, FOREVER, PREAMBLE, Ran, diagnose, run, write_script
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from flatout.measure.loaders import LoaderWatch
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 from flatout.measure.workers import LOG, MARK, BatchTimes, TimedQueue, WorkerLoop, patch_fetchers, unwrap
-from tests.jobs import line_of
+from tests.support.measure import line_of
 
 HERE = Path(__file__)
 FETCH_S, COLLATE_S = 2e-3, 1e-3  # per sample and per batch, spent on purpose

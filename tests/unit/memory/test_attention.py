@@ -14,7 +14,7 @@ from flatout.memory.attention import (
     backward_workspace,
 )
 from flatout.memory.job import Recipe
-from tests.small_jobs import job_of, traced, under_rules
+from tests.support.memory import job_of, traced, under_rules
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from flatout.memory import cuda_rules
 from flatout.memory.child import run_in_child
 from flatout.memory.job import Recipe
-from tests.small_jobs import job_of, traced, under_rules
+from tests.support.memory import job_of, traced, under_rules
 
 BF16, FLOAT = torch.bfloat16, torch.float32
 

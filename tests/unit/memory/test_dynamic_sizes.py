@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatout.memory.dynamic_sizes import declare, depends_on_values
-from tests.small_jobs import under_rules
+from tests.support.memory import under_rules
 
 aten = torch.ops.aten
 

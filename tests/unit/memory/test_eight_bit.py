@@ -12,7 +12,7 @@ from torch import nn
 from flatout.memory.eight_bit import BLOCK, SMALLEST, EightBitAdam, eight_bit_named, without_data
 from flatout.memory.job import adamw, optimizer_named
 from flatout.memory.trace import Trace
-from tests.small_jobs import job_of, traced
+from tests.support.memory import job_of, traced
 
 WIDTH = 512
 

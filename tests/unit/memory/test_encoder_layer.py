@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.small_jobs import under_rules
+from tests.support.memory import under_rules
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 128, 64, 4
 SCORES = BATCH * HEADS * LENGTH * LENGTH

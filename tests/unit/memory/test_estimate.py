@@ -14,7 +14,7 @@ from flatout.memory.estimate import FORMAT, MAX_POINTS, MemoryEstimate, add_work
 from flatout.memory.replay import fit_replay, sized
 from flatout.memory.samples import sample_sizes
 from flatout.memory.trace import COMPONENTS, Guess, Trace
-from tests.traces import TraceBuilder, layered_step
+from tests.support.memory import TraceBuilder, layered_step
 
 MIB = 2**20
 

@@ -13,7 +13,7 @@ from flatout.memory.fit import MAX_BATCH, NUM_NEIGHBOURS, _largest, largest_batc
 from flatout.memory.replay import fit_replay, sized
 from flatout.memory.samples import sample_sizes
 from flatout.memory.trace import Trace
-from tests.traces import TraceBuilder, layered_step
+from tests.support.memory import TraceBuilder, layered_step
 
 MIB = 2**20
 REPLAY = fit_replay([layered_step(**s) for s in sample_sizes(dict(layered_step().sizes))])

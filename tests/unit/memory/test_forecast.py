@@ -23,7 +23,7 @@ from flatout.memory.job import Job, Recipe, Sizes
 from flatout.memory.replay import sized
 from flatout.memory.steady import repeated
 from flatout.memory.trace import Trace
-from tests.small_jobs import job_of, language_model_job, mlp_job, traced
+from tests.support.memory import job_of, language_model_job, mlp_job, traced
 
 MIB = 1 << 20
 RECIPES = [Recipe(), Recipe(precision="bf16", clip_norm=1.0)]

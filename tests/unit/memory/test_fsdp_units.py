@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flatout.errors import BadInput
 from flatout.memory.fsdp_units import Piece, Unit, block_of_name, units_of, units_of_job
 from flatout.memory.job import Job, Recipe
-from tests import ranks
+from tests.support import memory_ranks as ranks
 
 
 @pytest.mark.parametrize(

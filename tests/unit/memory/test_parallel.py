@@ -20,8 +20,8 @@ from flatout.memory.fsdp_units import Unit, units_of
 from flatout.memory.job import Job, Recipe
 from flatout.memory.parallel import bucket_sizes, units_of_trace, with_ddp, with_fsdp2
 from flatout.memory.trace import Trace
-from tests import ranks
-from tests.traces import layered_step
+from tests.support import memory_ranks as ranks
+from tests.support.memory import layered_step
 
 MIB = 2**20
 

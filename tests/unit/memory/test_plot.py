@@ -10,7 +10,7 @@ from flatout.errors import BadInput
 from flatout.memory.estimate import estimate
 from flatout.memory.plot import COLOURS, plot_estimate
 from flatout.memory.trace import COMPONENTS
-from tests.traces import TraceBuilder, layered_step
+from tests.support.memory import TraceBuilder, layered_step
 
 GIB = 2**30
 

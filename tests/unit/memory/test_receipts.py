@@ -21,7 +21,7 @@ from flatout.memory.receipts import (
     receipts_folder,
     store_receipt,
 )
-from tests.traces import layered_step
+from tests.support.memory import layered_step
 
 MIB = 2**20
 OTHERS = {"length": 16, "negatives": 1}

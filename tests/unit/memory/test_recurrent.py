@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from flatout.memory.recurrent import DROPOUT_STATE_BYTES
-from tests.small_jobs import job_of, traced, under_rules
+from tests.support.memory import job_of, traced, under_rules
 
 STEPS, BATCH, WIDTH, HIDDEN = 64, 16, 128, 256
 EMPTY = "empty"

@@ -19,8 +19,7 @@ from flatout.memory.job import Recipe
 from flatout.memory.replay import FORMS, Replay, fit_replay, sized
 from flatout.memory.samples import sample_sizes
 from flatout.memory.trace import Trace
-from tests.small_jobs import job_of, traced
-from tests.traces import TraceBuilder, layered_step
+from tests.support.memory import TraceBuilder, job_of, layered_step, traced
 
 KNOBS = ("batch_size", "length", "negatives")
 WANTED = {"batch_size": 64, "length": 1024, "negatives": 24}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatout.memory import shadows
 from flatout.memory.shadows import value_of, with_value
-from tests.small_jobs import under_rules
+from tests.support.memory import under_rules
 
 
 def values_of(*tensors: Tensor) -> list[Any]:

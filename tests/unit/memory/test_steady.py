@@ -9,8 +9,7 @@ from flatout.memory.allocator import allocated_series, round_bytes, simulate
 from flatout.memory.job import Recipe
 from flatout.memory.replay import SizedTrace, sized
 from flatout.memory.steady import repeated
-from tests.small_jobs import language_model_job, traced
-from tests.traces import TraceBuilder
+from tests.support.memory import TraceBuilder, language_model_job, traced
 
 MIB = 2**20
 

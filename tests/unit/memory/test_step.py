@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatout.errors import BadInput
 from flatout.memory.job import Job, Recipe
 from flatout.memory.step import Phase, make_parts, run_step
-from tests.small_jobs import job_of, language_model_job, mlp_job
+from tests.support.memory import job_of, language_model_job, mlp_job
 
 
 def stepped(job: Job, recipe: Recipe) -> tuple[nn.Module, list[Phase]]:

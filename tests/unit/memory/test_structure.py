@@ -10,7 +10,7 @@ import pytest
 from flatout.errors import StructureChanges
 from flatout.memory.structure import compare
 from flatout.memory.trace import Trace
-from tests.traces import TraceBuilder, layered_step
+from tests.support.memory import TraceBuilder, layered_step
 
 
 def small(*, op: str = "aten.mm.default", deaths: tuple[int, ...] = (0, 1), extra: bool = False) -> Trace:

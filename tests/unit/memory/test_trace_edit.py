@@ -6,7 +6,7 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.memory.trace_edit import Edit, gradients_of, steps_of
-from tests.traces import TraceBuilder, layered_step
+from tests.support.memory import TraceBuilder, layered_step
 
 
 def test_an_edit_without_changes_gives_the_same_trace() -> None:

@@ -16,7 +16,7 @@ from flatout.memory.job import Job, Recipe
 from flatout.memory.replay import sized
 from flatout.memory.trace import Trace
 from flatout.memory.tracer import trace_job
-from tests.small_jobs import (
+from tests.support.memory import (
     alive_at_end_of_first_step,
     bytes_by_component,
     job_of,

@@ -22,7 +22,7 @@ from flatout.memory.forecast import Forecaster, estimate_job, largest_batch
 from flatout.memory.fresh import forked_or_sent
 from flatout.memory.job import Recipe
 from flatout.memory.tracing import check_kind, trace_natively
-from tests.small_jobs import mlp_job
+from tests.support.memory import mlp_job
 
 HERE = Path(__file__).parents[2] / "cuda_without_gpu"
 NATIVELY = partial(trace_natively, device=None)

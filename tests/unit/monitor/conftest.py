@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.monitor.played import Played
+from tests.support.monitor_played import Played
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.monitor.attached import JobMeter, attach
-from tests.unit.monitor.played import PlayedClock, PlayedJob
+from tests.support.monitor_played import PlayedClock, PlayedJob
 
 
 def test_figures_are_those_of_the_time_between_two_readings(tmp_path: Path) -> None:

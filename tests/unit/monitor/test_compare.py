@@ -12,7 +12,7 @@ from flatout.monitor.compare import Comparison, Difference, compare
 from flatout.monitor.recorded import Recorded, read_recorded
 from flatout.monitor.sample import Sample
 from flatout.runs import Run
-from tests.runs_of_samples import START_S, kept_run, story
+from tests.support.monitor import START_S, kept_run, story
 
 RUN = Run(name="train", pid=1, process_started_s=None, started_s=START_S)
 

@@ -12,8 +12,8 @@ from flatout.monitor.following import Documents, Lines, follow_live, follow_repl
 from flatout.monitor.keys import Keyboard
 from flatout.monitor.playback import Playback
 from flatout.monitor.sample import Sample
-from tests.runs_of_samples import story
-from tests.unit.monitor.played import Played, PlayedClock, played_gpu
+from tests.support.monitor import story
+from tests.support.monitor_played import Played, PlayedClock, played_gpu
 
 
 def written(samples: tuple[Sample, ...], writer: type[Lines] | type[Documents]) -> list[str]:

@@ -15,8 +15,8 @@ from rich.console import Console
 from flatout.monitor.fullscreen import ENDED_BY_SIGNAL, LiveSource, obey, show
 from flatout.monitor.keys import Keyboard
 from flatout.monitor.sample import Sample
-from tests.runs_of_samples import story
-from tests.unit.monitor.played import Played, played_gpu
+from tests.support.monitor import story
+from tests.support.monitor_played import Played, played_gpu
 
 SAMPLES = story(seconds=30)
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"

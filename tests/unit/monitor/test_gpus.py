@@ -21,7 +21,7 @@ from flatout.testing.played_nvml import (
     Refused,
     played_mig_gpu,
 )
-from tests.unit.monitor.played import GIB, PlayedClock, played_gpu
+from tests.support.monitor_played import GIB, PlayedClock, played_gpu
 
 UNINITIALIZED = Refused(BINDINGS.NVML_ERROR_UNINITIALIZED)
 

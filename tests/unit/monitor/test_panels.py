@@ -21,7 +21,7 @@ from flatout.monitor.panels import (
 )
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.view import View
-from tests.runs_of_samples import HOSTILE, story
+from tests.support.monitor import HOSTILE, story
 
 SAMPLES = story(seconds=60)
 LATEST = SAMPLES[-1]

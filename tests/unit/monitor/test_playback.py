@@ -7,7 +7,7 @@ import pytest
 from flatout.errors import BadInput
 from flatout.monitor.playback import LONGEST_PAUSE_S, Playback
 from flatout.monitor.sample import Sample
-from tests.unit.monitor.played import PlayedClock
+from tests.support.monitor_played import PlayedClock
 
 
 def samples(*seconds: float) -> list[Sample]:

@@ -10,7 +10,7 @@ from flatout.errors import BadInput
 from flatout.monitor.plots import PANELS, plot_run
 from flatout.monitor.recorded import read_recorded
 from flatout.monitor.sample import Sample
-from tests.runs_of_samples import START_S, kept_run, story
+from tests.support.monitor import START_S, kept_run, story
 
 images = pytest.importorskip("matplotlib.image")
 

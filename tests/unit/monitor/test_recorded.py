@@ -13,7 +13,7 @@ from flatout.monitor.history import HistoryWriter
 from flatout.monitor.recorded import NUM_STRETCHES, POINTS_PER_STRETCH, read_recorded
 from flatout.monitor.sample import Sample
 from flatout.runs import Run, create_run
-from tests.runs_of_samples import START_S, kept_run, story
+from tests.support.monitor import START_S, kept_run, story
 
 
 def test_verdicts_follow_the_run(tmp_path: Path) -> None:

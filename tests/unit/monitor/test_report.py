@@ -15,7 +15,7 @@ from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.summary import summarise
 from flatout.page.document import POLICY
 from flatout.page.markup import escape
-from tests.runs_of_samples import HOSTILE, START_S, kept_run, story
+from tests.support.monitor import HOSTILE, START_S, kept_run, story
 
 
 class Text(HTMLParser):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flatout.errors import BadInput, MissingExtra
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler, next_deadline
-from tests.unit.monitor.played import Played, PlayedJob, played_gpu
+from tests.support.monitor_played import Played, PlayedJob, played_gpu
 
 
 def test_a_sample_has_host_gpus_processes_and_job(played: Played) -> None:

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.screen import Screen
 from flatout.monitor.view import View
-from tests.runs_of_samples import HOSTILE, START_S, story
+from tests.support.monitor import HOSTILE, START_S, story
 
 HEALTHY = story(seconds=90)
 STARVED = story(seconds=90, wait=0.41)

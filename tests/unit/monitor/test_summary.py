@@ -12,7 +12,7 @@ from flatout.monitor.reporter import Reporter
 from flatout.monitor.sample import Sample
 from flatout.monitor.summary import Summary, energy_of_job, mean_step_s, summarise, total
 from flatout.runs import CHANNEL_FILE
-from tests.runs_of_samples import GIB, ROWS_PER_STEP, START_S, kept_run, story
+from tests.support.monitor import GIB, ROWS_PER_STEP, START_S, kept_run, story
 
 
 def summary_of(tmp_path: Path, samples: tuple[Sample, ...]) -> Summary:

@@ -13,7 +13,7 @@ from flatout.monitor import urgent
 from flatout.monitor import verdict as verdicts_module
 from flatout.monitor.sample import HostSample, ProcessSample, Sample
 from flatout.monitor.verdict import verdict, verdicts
-from tests.unit.monitor.played import GIB, Played, PlayedJob, played_gpu, set_memory
+from tests.support.monitor_played import GIB, Played, PlayedJob, played_gpu, set_memory
 
 
 def with_job(played: Played, *gpus: Any, **options: Any) -> Played:

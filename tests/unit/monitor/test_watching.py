@@ -16,7 +16,7 @@ from flatout.monitor.job import end_watching, watch
 from flatout.monitor.sinks.chosen import SinkChoice
 from flatout.monitor.watching import MACHINE, WatchOptions, latest_job, meter_of, watching
 from flatout.runs import list_runs, read_run
-from tests.runs_of_samples import kept_run, story
+from tests.support.monitor import kept_run, story
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flatout.multiplex.cache import BUCKET, Cache, Prefixes, bucket_of
 from flatout.multiplex.families import read_decoder
-from tests.tiny_models import shared_model
+from tests.support.multiplex import shared_model
 
 
 def filled() -> Cache:

@@ -9,7 +9,7 @@ from flatout.errors import BadInput
 from flatout.multiplex.decoder import Norm
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.forward import normed
-from tests.tiny_models import VOCABULARY, shared_model, tiny_model
+from tests.support.multiplex import VOCABULARY, shared_model, tiny_model
 
 
 def test_a_decoder_knows_its_sizes() -> None:

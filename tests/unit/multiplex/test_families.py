@@ -13,8 +13,8 @@ from flatout.multiplex.decoder import Decoder, Norm
 from flatout.multiplex.families import FAMILIES, read_decoder
 from flatout.multiplex.generate import generate
 from flatout.multiplex.rows import Rows
-from tests.tiny_models import FAMILIES as TINY
-from tests.tiny_models import (
+from tests.support.multiplex import FAMILIES as TINY
+from tests.support.multiplex import (
     prompts_of,
     reference_logits,
     reference_tokens,

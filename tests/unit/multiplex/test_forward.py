@@ -16,7 +16,7 @@ from flatout.multiplex.factors import Factors
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.noise import draw_factors
 from flatout.multiplex.rows import Rows
-from tests.tiny_models import FAMILIES, prompts_of, random_factors, shared_model, tiny_model
+from tests.support.multiplex import FAMILIES, prompts_of, random_factors, shared_model, tiny_model
 
 TOKENS = torch.tensor(prompts_of([24] * 3))
 

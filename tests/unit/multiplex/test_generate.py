@@ -16,7 +16,7 @@ from flatout.multiplex.requests import Request
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.sampling import Sampling
 from flatout.multiplex.vectors import steered
-from tests.tiny_models import (
+from tests.support.multiplex import (
     FAMILIES,
     prompts_of,
     random_factors,

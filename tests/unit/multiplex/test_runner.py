@@ -14,7 +14,7 @@ from flatout.multiplex.generate import Generator
 from flatout.multiplex.requests import Request
 from flatout.multiplex.runner import EOS, LENGTH, RUNNING, Graphed, Piece, Portable, State, choose_mode
 from flatout.multiplex.sampling import Sampling
-from tests.tiny_models import prompts_of, random_factors, shared_model, tiny_model
+from tests.support.multiplex import prompts_of, random_factors, shared_model, tiny_model
 
 
 def state_of(slots: int, *, eos: tuple[int, ...] = (9,)) -> State:

@@ -17,7 +17,7 @@ from flatout.multiplex.requests import Completion, Progress, Request
 from flatout.multiplex.runner import Portable, State, Stepper
 from flatout.multiplex.sampling import Sampling
 from flatout.multiplex.schedule import Schedule
-from tests.tiny_models import prompts_of, random_factors, reference_tokens, shared_model
+from tests.support.multiplex import prompts_of, random_factors, reference_tokens, shared_model
 
 generating = importlib.import_module("flatout.multiplex.generate")
 DECODER = read_decoder(shared_model())

@@ -8,7 +8,7 @@ import pytest
 import flatout
 from flatout.api import fit_config, plan_config
 from flatout.planner.answers import PlanOptions
-from tests import plans
+from tests.support import planner as plans
 
 ON_24GB = PlanOptions(model="pkg:build", gpu_memory="24GB")
 

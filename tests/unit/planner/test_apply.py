@@ -25,7 +25,7 @@ from flatout.planner.apply import (
 from flatout.planner.configs import read_config
 from flatout.planner.documents import Value
 from flatout.planner.scalars import means
-from tests.plans import contents, write_curriculum
+from tests.support.planner import contents, write_curriculum
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ import pytest
 from flatout.errors import BadInput, UnknownDevice
 from flatout.hardware import GpuSnapshot, Snapshot
 from flatout.planner.budget import find_budget
-from tests.plans import GIB
+from tests.support.planner import GIB
 
 
 def machine(*free_bytes: int, total_bytes: int = 80 * GIB) -> Snapshot:

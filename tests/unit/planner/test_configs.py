@@ -6,7 +6,7 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.planner.configs import main_file, read_config
-from tests.plans import CONFIG, HUGGING_FACE, write_curriculum
+from tests.support.planner import CONFIG, HUGGING_FACE, write_curriculum
 
 
 def test_a_single_file_is_one_stage(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from flatout.planner.covering import uncovered
 from flatout.planner.settings import StageSettings
-from tests import plans
+from tests.support import planner as plans
 
 
 def sizes_of(stage: StageSettings) -> dict[str, int]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from flatout.planner.evaluation import fit_evaluation
 from flatout.planner.judge import Judge
 from flatout.planner.suggestions import EvaluationFit
-from tests import plans
-from tests.plans import GIB, ToyForecast
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
 
 
 def fit(eval_batch_size: int | None, *, usable_gib: float = 20, may_raise: bool = False) -> EvaluationFit:

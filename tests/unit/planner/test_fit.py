@@ -10,8 +10,8 @@ from flatout.planner.fit import changes_of, fit_settings, group_stages
 from flatout.planner.forecast import LargestBatch
 from flatout.planner.settings import StageSettings
 from flatout.planner.suggestions import Fit, Wish
-from tests import plans
-from tests.plans import GIB, ToyForecast
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
 
 
 def fit(

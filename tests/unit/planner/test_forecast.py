@@ -4,7 +4,7 @@ import pytest
 
 from flatout.memory.job import Recipe
 from flatout.planner.forecast import Forecast, traced
-from tests.plans import GIB, ToyForecast
+from tests.support.planner import GIB, ToyForecast
 
 
 @pytest.mark.parametrize(("accumulation", "expected"), [(1, 1), (2, 2), (16, 2)])

@@ -7,8 +7,8 @@ import pytest
 from flatout.memory.job import Recipe
 from flatout.planner.forecast import LargestBatch
 from flatout.planner.judge import SURE_MARGIN, Judge, evaluation_recipe, job_sizes, least
-from tests import plans
-from tests.plans import GIB, ToyForecast
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
 
 STAGE = plans.stage()
 SIZES = {"batch_size": 1, "n_negatives": 1}

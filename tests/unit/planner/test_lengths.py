@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flatout.errors import BadInput
 from flatout.planner.lengths import Lengths, read_lengths, with_lengths
-from tests import plans
+from tests.support import planner as plans
 
 
 def read(folder: Path, text: str) -> dict[int, int]:

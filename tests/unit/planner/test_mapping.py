@@ -23,7 +23,7 @@ from flatout.planner.mapping import (
     recognise,
 )
 from flatout.planner.opened import open_config
-from tests import plans
+from tests.support import planner as plans
 
 
 def stage_of(folder: Path, text: str, *, name: str = "c.yaml") -> Stage:

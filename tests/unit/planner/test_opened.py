@@ -6,7 +6,7 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.planner.opened import SHOWN_SIZES, open_config
-from tests.plans import write_curriculum
+from tests.support.planner import write_curriculum
 
 
 def test_a_config_alone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from flatout.decisions import Decision
 from flatout.planner.mapping import Mapped
 from flatout.planner.opened import open_config
 from flatout.planner.ranks import find_ranks, sharding_note
-from tests import plans
+from tests.support import planner as plans
 
 
 def ranks(

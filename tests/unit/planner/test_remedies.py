@@ -5,8 +5,8 @@ import pytest
 from flatout.errors import BatchDoesNotFit
 from flatout.hardware import all_datasheets
 from flatout.planner.remedies import does_not_fit, lower_sizes, needed_bytes, smallest_gpu
-from tests import plans
-from tests.plans import GIB, ToyForecast
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
 
 HEAVY = ToyForecast(sample_bytes=16 * GIB)
 

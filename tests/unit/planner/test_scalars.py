@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flatout.errors import BadInput, FlatoutError
 from flatout.planner.documents import Document, Format, Value, parse_document
 from flatout.planner.scalars import edit_scalars, means
-from tests.plans import CONFIG
+from tests.support.planner import CONFIG
 
 
 def parse(text: str, *, format: Format = "yaml") -> Document:  # noqa: A002

@@ -15,8 +15,8 @@ from flatout.planner.progress import Progress
 from flatout.planner.search import SAFEST_SHARE, GroupSearch, expected_traces
 from flatout.planner.settings import StageSettings
 from flatout.planner.suggestions import GroupFit, Suggestion, Wish
-from tests import plans
-from tests.plans import GIB, ToyForecast
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
 
 
 def search(

@@ -11,7 +11,7 @@ from flatout.memory.job import Recipe
 from flatout.planner.configs import read_config
 from flatout.planner.mapping import Mapped, recognise
 from flatout.planner.settings import PRECISIONS, Settings, StageSettings, read_settings
-from tests import plans
+from tests.support import planner as plans
 
 
 def settings_of(

@@ -5,8 +5,8 @@ import pytest
 from flatout.planner.fit import fit_settings
 from flatout.planner.settings import StageSettings
 from flatout.planner.show import Overview, overview, room
-from tests import plans
-from tests.plans import GIB, ToyForecast
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
 
 
 def seen(batch_size: int, *, free_gib: float, accumulation: int = 4, margin: float = 0.85) -> Overview:

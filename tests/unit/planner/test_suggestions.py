@@ -6,7 +6,7 @@ from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.planner.forecast import Peak
 from flatout.planner.suggestions import EvaluationFit, GroupFit, Suggestion, merged
-from tests import plans
+from tests.support import planner as plans
 
 PEAK = Peak(allocated_bytes=1, reserved_bytes=2, process_bytes=3)
 

@@ -11,7 +11,7 @@ import torch
 
 from flatout.engines.adapters.assembly import seed_of, under
 from flatout.errors import BadInput
-from tests.adapting import generated, opened, save_tiny
+from tests.support.adapters import generated, opened, save_tiny
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from flatout.engines.adapters.attention import (
 )
 from flatout.engines.adapters.blocks import layout
 from flatout.errors import BadInput
-from tests.packed_encoders import blocks
+from tests.support.adapters_packed import blocks
 
 HEADS, SIZE = 4, 8
 

@@ -10,7 +10,7 @@ import torch
 
 from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
 from flatout.errors import BadInput
-from tests.packed_encoders import WIDTH, bert, filled, specs
+from tests.support.adapters_packed import WIDTH, bert, filled, specs
 
 
 def test_every_linear_map_of_the_layers_is_adapted_and_nothing_else() -> None:

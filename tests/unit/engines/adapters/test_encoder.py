@@ -16,7 +16,7 @@ from flatout.engines.adapters.blocks import Block, block_of
 from flatout.engines.adapters.encoder import PackedEncoder, pooled
 from flatout.engines.adapters.products import Path
 from flatout.errors import BadInput
-from tests.packed_encoders import (
+from tests.support.adapters_packed import (
     PAD,
     WIDTH,
     alone,

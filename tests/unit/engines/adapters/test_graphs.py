@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatout.engines.adapters.blocks import Block
 from flatout.engines.adapters.graphs import signature, tensors_of, with_tensors
-from tests.packed_encoders import blocks
+from tests.support.adapters_packed import blocks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from flatout.engines.adapters.bank import AdapterBank
 from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.layers import layers_of
-from tests.packed_encoders import bert, blocks, difference, filled, roberta, specs
+from tests.support.adapters_packed import bert, blocks, difference, filled, roberta, specs
 
 
 @pytest.mark.parametrize("make", [bert, roberta])

@@ -11,8 +11,8 @@ import torch
 from flatout.engines.adapters.loading import open_encoder, open_tokenizer
 from flatout.engines.adapters.training.checkpoint import fingerprint
 from flatout.errors import BadInput
-from tests.adapting import save_tiny
-from tests.evolving import save_tiny as save_tiny_llama
+from tests.support.adapters import save_tiny
+from tests.support.evolution import save_tiny as save_tiny_llama
 
 CPU = torch.device("cpu")
 

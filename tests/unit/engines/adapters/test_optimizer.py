@@ -13,7 +13,7 @@ from torch import nn
 from flatout.engines.adapters.bank import AdapterBank
 from flatout.engines.adapters.optimizer import SHARED, AdapterOptimizer, StepSettings
 from flatout.errors import BadInput
-from tests.packed_encoders import bert, filled, heads, specs
+from tests.support.adapters_packed import bert, filled, heads, specs
 
 
 def made(

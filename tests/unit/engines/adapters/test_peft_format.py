@@ -14,7 +14,7 @@ from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.peft_format import CONFIG, WEIGHTS, export, read
 from flatout.errors import BadInput
-from tests.packed_encoders import bert, blocks, difference, filled, plain_states, roberta, specs
+from tests.support.adapters_packed import bert, blocks, difference, filled, plain_states, roberta, specs
 
 
 def ours(model: Any, bank: AdapterBank, given: Any) -> Any:

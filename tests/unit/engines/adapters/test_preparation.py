@@ -12,7 +12,7 @@ from flatout.engines.adapters.blocks import Shape
 from flatout.engines.adapters.preparation import LAUNCH_BOUND_TOKENS, Prepared, prepared_for
 from flatout.engines.adapters.products import Batched, Dense, Loop, Path
 from flatout.errors import BadInput
-from tests.packed_encoders import bert, specs
+from tests.support.adapters_packed import bert, specs
 
 CPU = torch.device("cpu")
 

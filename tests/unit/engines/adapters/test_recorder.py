@@ -13,7 +13,7 @@ from flatout.engines.adapters.bank import AdapterBank
 from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.optimizer import AdapterOptimizer, StepSettings
 from flatout.engines.adapters.recorder import Recorder
-from tests.packed_encoders import batches, bert, blocks, specs
+from tests.support.adapters_packed import batches, bert, blocks, specs
 
 
 class OnGpu:

@@ -12,7 +12,7 @@ from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.low_rank import Dropout, Map, adapted_linear
 from flatout.engines.adapters.products import Path, Products, products_of
 from flatout.engines.adapters.siblings import adapted_siblings, stack, stackable
-from tests.packed_encoders import WIDTH, bert, blocks, filled, specs
+from tests.support.adapters_packed import WIDTH, bert, blocks, filled, specs
 
 NAMES = [f"encoder.layer.0.attention.self.{name}" for name in ("query", "key", "value")]
 RANKS = (16, 24, 32)

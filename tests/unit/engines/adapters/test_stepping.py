@@ -16,7 +16,7 @@ from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.products import Path
 from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
 from flatout.errors import BadInput
-from tests.packed_encoders import (
+from tests.support.adapters_packed import (
     Batch,
     alone,
     batches,

@@ -20,7 +20,7 @@ from flatout.engines.adapters.training import checkpoint
 from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING
 from flatout.engines.adapters.training.log import read_log
 from flatout.errors import BadInput, Interrupted
-from tests.adapting import generated, save_tiny, tiny_settings, with_phase
+from tests.support.adapters import generated, save_tiny, tiny_settings, with_phase
 
 
 @pytest.fixture(scope="module", autouse=True)

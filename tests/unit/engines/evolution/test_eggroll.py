@@ -13,7 +13,7 @@ from flatout.engines.evolution.eggroll import Eggroll
 from flatout.errors import BadInput
 from flatout.multiplex.generate import generate
 from flatout.multiplex.sampling import Sampling
-from tests.evolving import small_net, tiny_llama
+from tests.support.evolution import small_net, tiny_llama
 
 
 def formed(es: Eggroll, model: nn.Module, member: int) -> nn.Module:

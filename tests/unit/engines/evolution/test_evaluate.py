@@ -11,7 +11,7 @@ from flatout.engines.evolution.texts import Texts
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.requests import Completion, Request
 from flatout.multiplex.sampling import Sampling
-from tests.evolving import tiny_llama
+from tests.support.evolution import tiny_llama
 
 
 def test_each_completion_is_scored_with_its_own_prompt() -> None:

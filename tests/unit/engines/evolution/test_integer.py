@@ -18,7 +18,7 @@ from flatout.engines.evolution.integer import (
 from flatout.engines.evolution.stacks import Stack
 from flatout.errors import BadInput
 from flatout.multiplex.factors import Factors
-from tests.evolving import small_net
+from tests.support.evolution import small_net
 
 CPU = torch.device("cpu")
 

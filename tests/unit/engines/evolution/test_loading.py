@@ -13,7 +13,7 @@ from flatout.engines.evolution.loading import end_tokens, open_model, save_model
 from flatout.errors import BadInput
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.generate import generate
-from tests.evolving import save_tiny, tiny_llama
+from tests.support.evolution import save_tiny, tiny_llama
 
 CPU = torch.device("cpu")
 

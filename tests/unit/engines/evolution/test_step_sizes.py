@@ -5,7 +5,7 @@ import torch
 from flatout.engines.evolution import step_sizes
 from flatout.engines.evolution.settings import EvolveConfig
 from flatout.multiplex.families import read_decoder
-from tests import tiny_models
+from tests.support import multiplex as tiny_models
 
 
 def config(**given: object) -> EvolveConfig:

@@ -14,7 +14,7 @@ from flatout.engines.evolution.targets import (
 )
 from flatout.errors import BadInput
 from flatout.multiplex.families import read_decoder
-from tests.evolving import small_net, tiny_llama
+from tests.support.evolution import small_net, tiny_llama
 
 
 def test_the_linear_layers_of_a_module_and_its_vectors() -> None:

@@ -15,7 +15,7 @@ from flatout.engines.evolution import trainer
 from flatout.engines.evolution.run_log import EpochRecord, read_log
 from flatout.engines.evolution.trainer import evolve, open_run
 from flatout.errors import BadInput, Interrupted
-from tests.evolving import save_tiny, tiny_settings
+from tests.support.evolution import save_tiny, tiny_settings
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import torch
 
 from flatout.engines.run import fingerprint
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
-from tests.steering_texts import word_tokenizer
-from tests.tiny_models import tiny_model
+from tests.support.multiplex import tiny_model
+from tests.support.steering import word_tokenizer
 
 
 def changed(change: Callable[[Any], Any]) -> bool:

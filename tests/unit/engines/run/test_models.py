@@ -10,7 +10,7 @@ import pytest
 
 from flatout.engines.run.models import check_folder, first_line, load_pretrained, quietly
 from flatout.errors import BadInput
-from tests.evolving import save_tiny
+from tests.support.evolution import save_tiny
 
 
 def loaded(folder: Path, **options: Any) -> Any:

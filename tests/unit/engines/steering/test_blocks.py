@@ -8,7 +8,7 @@ from torch import nn
 
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, hidden_of, input_device, width_of
 from flatout.errors import BadInput
-from tests.tiny_models import FAMILIES, shared_model, tiny_model
+from tests.support.multiplex import FAMILIES, shared_model, tiny_model
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

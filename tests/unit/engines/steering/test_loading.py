@@ -10,7 +10,7 @@ import torch
 
 from flatout.engines.steering.loading import check_folder, open_model
 from flatout.errors import BadInput
-from tests.steering_runs import write_tiny
+from tests.support.steering import write_tiny
 
 
 @pytest.fixture(scope="module")

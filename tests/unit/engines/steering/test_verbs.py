@@ -13,7 +13,7 @@ from flatout.engines.steering.report.record import StudyRecord
 from flatout.engines.steering.search.halved_search import Event
 from flatout.engines.steering.settings import make_settings
 from flatout.errors import BadInput
-from tests.steering_runs import tiny_search, write_tiny
+from tests.support.steering import tiny_search, write_tiny
 
 
 @pytest.fixture(scope="module")

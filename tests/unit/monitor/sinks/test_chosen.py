@@ -13,7 +13,7 @@ from flatout.codec import decode, encode
 from flatout.errors import BadInput
 from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.chosen import SinkChoice, opened
-from tests.runs_of_samples import story
+from tests.support.monitor import story
 
 
 def test_every_sink_hears_the_samples(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.monitor.sinks.endpoint import ADDRESS, MetricsEndpoint
-from tests.runs_of_samples import HOSTILE, story
+from tests.support.monitor import HOSTILE, story
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.monitor.web.reading import Listener
+from tests.support.monitor_web import Listener
 
 SCRIPT = """
 import os, sys

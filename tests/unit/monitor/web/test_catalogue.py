@@ -9,7 +9,7 @@ from flatout.monitor.attached import JobMeter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.catalogue import MACHINE, Catalogue
 from flatout.runs import create_run
-from tests.unit.monitor.web.examples import HOSTILE, START_S, run
+from tests.support.monitor_web import HOSTILE, START_S, run
 
 
 def test_the_latest_run_is_opened_where_nothing_is_said(tmp_path: Path) -> None:

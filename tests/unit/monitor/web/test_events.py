@@ -19,7 +19,7 @@ from flatout.monitor.web.events import (
     sample_document,
     time_of,
 )
-from tests.unit.monitor.web.examples import HOSTILE, START_S, sample
+from tests.support.monitor_web import HOSTILE, START_S, sample
 
 
 def parsed(sent: bytes) -> tuple[dict[str, str], object]:

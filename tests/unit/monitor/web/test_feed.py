@@ -15,7 +15,7 @@ from flatout.monitor.sampler import Sampler
 from flatout.monitor.web import feed as room
 from flatout.monitor.web.feed import MOST_OPEN, Feed
 from flatout.runs import create_run
-from tests.unit.monitor.web.examples import START_S, logged_run, run, sample
+from tests.support.monitor_web import START_S, logged_run, run, sample
 
 Events = list[tuple[str, Any]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.monitor.history import Grain, HistoryWriter
 from flatout.monitor.web.follow import RunLog
-from tests.unit.monitor.web.examples import START_S, logged_run, sample
+from tests.support.monitor_web import START_S, logged_run, sample
 
 SMALL = (
     Grain(name="raw", period_s=0.0, budget_bytes=60_000, segment_bytes=8_000),

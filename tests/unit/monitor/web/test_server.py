@@ -30,8 +30,7 @@ from flatout.monitor.verdict import (
 from flatout.monitor.web import stream as stream_room
 from flatout.monitor.web.access import POLICY
 from flatout.monitor.web.server import KINDS, PageServer, serve, static_files
-from tests.unit.monitor.web.examples import HOSTILE, START_S, logged_run, sample
-from tests.unit.monitor.web.reading import Listener, connect, fetch
+from tests.support.monitor_web import HOSTILE, START_S, Listener, connect, fetch, logged_run, sample
 
 pytest.importorskip("starlette", reason="starlette is not installed: flatout[web]")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: flatout[web]")

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from flatout.monitor.web.stream import VERDICT_EVERY_S, Position, Stream
-from tests.unit.monitor.web.examples import START_S, sample
+from tests.support.monitor_web import START_S, sample
 
 
 def documents(sent: bytes) -> list[tuple[str, Any]]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.runner import State
-from tests.fusible_models import fusible_model
-from tests.kernels import DEVICE, Numbers, needs_device
+from tests.support.kernels import DEVICE, Numbers, needs_device
+from tests.support.multiplex import fusible_model
 
 pytestmark = needs_device
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from flatout.multiplex.rows import Rows
-from tests.kernels import DEVICE, needs_device
+from tests.support.kernels import DEVICE, needs_device
 
 pytestmark = needs_device
 

@@ -5,7 +5,7 @@ import torch
 
 from flatout.multiplex import noise
 from flatout.multiplex.philox import stream_key
-from tests.kernels import DEVICE, needs_device
+from tests.support.kernels import DEVICE, needs_device
 
 pytestmark = needs_device
 

@@ -8,11 +8,10 @@ import torch
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.kernels.obstacles import why_not
-from tests.fusible_models import FAMILIES, SIZES, fusible_model, integer_factors
-from tests.tiny_models import tiny_model
+from tests.support.multiplex import FUSIBLE, SIZES, fusible_model, integer_factors, tiny_model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FUSIBLE)
 def test_it_runs_the_families_of_its_shape(family: str) -> None:
     decoder = read_decoder(fusible_model(family))
     assert why_not(decoder, {}) is None

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from flatout.multiplex.rows import Rows
-from tests.kernels import DEVICE, Numbers, needs_device, unit_of
+from tests.support.kernels import DEVICE, Numbers, needs_device, unit_of
 
 pytestmark = needs_device
 

@@ -7,9 +7,8 @@ import torch
 
 from flatout.multiplex.families import read_decoder
 from flatout.multiplex.rows import Rows
-from tests.fusible_models import fusible_model, integer_factors, largest_error
-from tests.kernels import DEVICE, needs_device
-from tests.materialised import logits_of
+from tests.support.kernels import DEVICE, needs_device
+from tests.support.multiplex import fusible_model, integer_factors, largest_error, logits_of
 
 PAIRS = Rows((0, 0, 1, 1, None, None), (1, -1, -1, -1, 1, 1))
 

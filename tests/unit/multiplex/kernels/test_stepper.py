@@ -11,9 +11,8 @@ from flatout.multiplex.families import read_decoder
 from flatout.multiplex.generate import Generator
 from flatout.multiplex.requests import Request
 from flatout.multiplex.sampling import Sampling
-from tests.fusible_models import fusible_model, integer_factors
-from tests.kernels import DEVICE, needs_device
-from tests.tiny_models import prompts_of
+from tests.support.kernels import DEVICE, needs_device
+from tests.support.multiplex import fusible_model, integer_factors, prompts_of
 
 pytestmark = needs_device
 

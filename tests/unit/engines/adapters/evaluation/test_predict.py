@@ -10,7 +10,7 @@ import torch
 
 from flatout.engines.adapters.evaluation.predict import answer, record_of
 from flatout.errors import BadInput
-from tests.adapting import opened, save_tiny
+from tests.support.adapters import opened, save_tiny
 
 TEXT, CONTEXT = "Where does Ada live?", "Ada lives in Oslo. Ben keeps hens."
 

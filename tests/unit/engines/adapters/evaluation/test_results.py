@@ -17,7 +17,7 @@ from flatout.engines.adapters.evaluation.results import (
     with_heads_only,
 )
 from flatout.errors import BadInput
-from tests.evaluations import OWN, TASKS, evaluation, hostile_report, scores
+from tests.support.adapters import OWN, TASKS, evaluation, hostile_report, scores
 
 
 @pytest.mark.parametrize("found", [evaluation(), evaluation(routing=None, heads_only=None, shown=())])

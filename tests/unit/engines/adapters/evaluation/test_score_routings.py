@@ -16,8 +16,7 @@ from flatout.engines.adapters.routing.features import features_of
 from flatout.engines.adapters.routing.router import Router
 from flatout.engines.adapters.tasks import Prediction
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
-from tests.routed_tasks import NAMES, CountingEncoder, subjects, tiny_encoder
+from tests.support.adapters import NAMES, CountingEncoder, subjects, tiny_encoder, tiny_tokenizer
 
 ROWS, THRESHOLD = 12, 0.5
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flatout.engines.adapters.added_norm import Kernels, added_norm, fused
-from tests.kernels import DEVICE, Numbers, needs_device
+from tests.support.kernels import DEVICE, Numbers, needs_device
 
 pytestmark = needs_device
 

@@ -16,7 +16,7 @@ from flatout.engines.adapters.report.drawings import (
     show_points,
     transfer,
 )
-from tests.evaluations import TASKS, evaluation, hostile_report, quality, scores
+from tests.support.adapters import TASKS, evaluation, hostile_report, quality, scores
 
 SAME = (("oracle", 0.0, None), ("single", 0.0, "qa"), ("single", 0.0, "code"))
 

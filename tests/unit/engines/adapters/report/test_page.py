@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from flatout.engines.adapters.report.page import LONGEST_TEXT, headline, largest_gap, page, write_page
-from tests.evaluations import HOSTILE, evaluation, hostile_report, quality, report, scores
+from tests.support.adapters import HOSTILE, evaluation, hostile_report, quality, report, scores
 
 TITLES = (
     "Scores",

@@ -9,7 +9,7 @@ import pytest
 from flatout.engines.adapters.report.page import RunReport
 from flatout.engines.adapters.report.plots import plot_report
 from flatout.errors import BadInput
-from tests.evaluations import evaluation, hostile_report, report, scores
+from tests.support.adapters import evaluation, hostile_report, report, scores
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 

@@ -21,8 +21,7 @@ from flatout.engines.adapters.routing.features import (
 )
 from flatout.engines.adapters.tasks import Example
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
-from tests.routed_tasks import CountingEncoder, subjects, tiny_encoder
+from tests.support.adapters import CountingEncoder, subjects, tiny_encoder, tiny_tokenizer
 
 PAD = tiny_tokenizer().pad_token_id
 

@@ -14,7 +14,7 @@ from flatout.engines.adapters.tasks.code_generation import (
     with_layout_signs,
     without_layout_signs,
 )
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 NESTED = "def f(x):\n    if x:\n        return 1\n    return 2"
 

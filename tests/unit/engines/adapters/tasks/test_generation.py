@@ -15,7 +15,7 @@ from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.generation import GenerationHead, end_id_of
 from flatout.engines.adapters.tasks.translation import Translation
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 WIDTH = 16
 

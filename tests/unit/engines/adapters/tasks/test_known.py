@@ -9,7 +9,7 @@ import torch
 
 from flatout.engines.adapters.tasks import DataOptions, encode_all, known_tasks, task_named
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 FIVE = {"sentiment", "qa", "summarisation", "code", "translation"}
 

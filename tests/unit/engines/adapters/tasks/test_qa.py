@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flatout.engines.adapters.tasks.qa import QuestionAnswering, best_spans, token_span
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 words = st.text("abcdefgXYZ12", min_size=1, max_size=6)
 contexts = st.lists(words, min_size=2, max_size=40)

@@ -11,7 +11,7 @@ import torch
 from flatout.engines.adapters.tasks import DataOptions, encode_all
 from flatout.engines.adapters.tasks.sentiment import LABELS, Sentiment
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 
 @pytest.mark.parametrize(("written", "meant"), [(0, 0), ("1", 1), ("Positive", 1), ("neg", 0)])

@@ -22,7 +22,7 @@ from flatout.engines.adapters.tasks import (
 from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.task import IGNORED, at_rest, tensor_on
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 WIDTH = 16
 NAMES = sorted(known_tasks())

@@ -23,7 +23,7 @@ from flatout.engines.adapters.training.batches import (
     selected,
 )
 from flatout.errors import BadInput
-from tests.adapter_tokens import tiny_tokenizer
+from tests.support.adapters import tiny_tokenizer
 
 CPU = torch.device("cpu")
 LONGEST = 96

@@ -12,7 +12,7 @@ import torch
 from flatout.engines.adapters.training import checkpoint
 from flatout.engines.adapters.training.phase import PhaseRun, Window
 from flatout.errors import BadInput, Interrupted
-from tests.adapting import opened, phase_run, save_tiny
+from tests.support.adapters import opened, phase_run, save_tiny
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from flatout.engines.adapters.training.phase1_adapters import (
     train_adapters,
 )
 from flatout.engines.adapters.training.validation import Judged, Validation
-from tests.adapting import generated, opened, phase_run, save_tiny, tiny_settings
+from tests.support.adapters import generated, opened, phase_run, save_tiny, tiny_settings
 
 
 @pytest.fixture(scope="module")

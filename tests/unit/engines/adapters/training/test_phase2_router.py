@@ -22,7 +22,7 @@ from flatout.engines.adapters.training.phase2_router import (
     train_router,
 )
 from flatout.errors import BadInput
-from tests.adapting import generated, opened, phase_run, save_tiny
+from tests.support.adapters import generated, opened, phase_run, save_tiny
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from flatout.engines.adapters.training.phase3_joint import (
     train_jointly,
 )
 from flatout.engines.adapters.training.validation import Validation
-from tests.adapting import opened, phase_run, save_tiny, tiny_settings
+from tests.support.adapters import opened, phase_run, save_tiny, tiny_settings
 
 ONLY_TASK = dict.fromkeys(
     ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature"), 0.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.adapters.training.validation import Judged, Validation, agreed
-from tests.adapting import opened, save_tiny
+from tests.support.adapters import opened, save_tiny
 
 
 @pytest.fixture(scope="module")

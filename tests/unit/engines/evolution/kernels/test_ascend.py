@@ -7,7 +7,7 @@ import torch
 
 from flatout.engines.evolution.stacks import Stack
 from flatout.engines.evolution.update import AtOnce, direction
-from tests.kernels import DEVICE, INTERPRETED, Numbers, needs_device
+from tests.support.kernels import DEVICE, INTERPRETED, Numbers, needs_device
 
 pytestmark = needs_device
 

@@ -18,8 +18,8 @@ from flatout.engines.steering.extract.store import Store
 from flatout.engines.steering.extract.tokens import encoded_ahead
 from flatout.engines.steering.questions import Pair
 from flatout.errors import BadInput
-from tests.steering_texts import text_of, word_tokenizer
-from tests.tiny_models import prompts_of, shared_model, tiny_model
+from tests.support.multiplex import prompts_of, shared_model, tiny_model
+from tests.support.steering import text_of, word_tokenizer
 
 LENGTHS = (5, 12, 2, 9, 9, 14)
 TEXTS = [text_of(tokens) for tokens in prompts_of(LENGTHS)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.steering.extract.layer_reader import Fork, Reader
-from tests.tiny_models import FAMILIES, prompts_of, shared_model, tiny_model
+from tests.support.multiplex import FAMILIES, prompts_of, shared_model, tiny_model
 
 LENGTHS = (3, 11, 1, 17, 8)  # longer than the windows of the windowed families
 SIDES: tuple[Literal["right", "left"], ...] = ("right", "left")

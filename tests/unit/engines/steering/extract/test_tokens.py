@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flatout.engines.steering.extract.tokens import common_tokens, encode, encoded_ahead
 from flatout.engines.steering.questions import Pair
 from flatout.errors import BadInput
-from tests.steering_texts import word_tokenizer
+from tests.support.steering import word_tokenizer
 
 
 def test_equal_texts_are_one_sequence() -> None:

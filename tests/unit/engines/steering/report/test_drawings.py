@@ -20,7 +20,7 @@ from flatout.engines.steering.report.drawings import (
 )
 from flatout.engines.steering.report.grid import grid
 from flatout.engines.steering.report.record import Interval, Retest
-from tests.studies import hostile_study, study
+from tests.support.steering import hostile_study, study
 
 
 def shares(markup: str, attribute: str) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.engines.steering.report.page import LONGEST_TEXT, headline, page, write_page
 from flatout.engines.steering.report.record import Interval, Retest
-from tests.studies import HOSTILE, hostile_study, study
+from tests.support.steering import HOSTILE, hostile_study, study
 
 
 class Elements(HTMLParser):

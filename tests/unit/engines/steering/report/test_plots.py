@@ -9,7 +9,7 @@ import pytest
 from flatout.engines.steering.report.plots import plot_study
 from flatout.engines.steering.report.record import Interval, Retest
 from flatout.errors import BadInput
-from tests.studies import hostile_study, study
+from tests.support.steering import hostile_study, study
 
 ALONE = Interval(value=0.5, low=None, high=None)
 FEW = study(retest=Retest(num_questions=2, baseline=ALONE, steered=ALONE, difference=ALONE))

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.engines.steering.report.record import load_record, save_record
 from flatout.errors import BadInput
-from tests.studies import hostile_study, study
+from tests.support.steering import hostile_study, study
 
 
 @pytest.mark.parametrize("record", [study(), hostile_study(), study(trials=(), best=None, retest=None)])

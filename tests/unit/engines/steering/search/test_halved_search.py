@@ -20,8 +20,8 @@ from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import Judged, OnScore, Row, Score
 from flatout.errors import BadInput
-from tests.tiny_models import prompts_of
-from tests.tiny_searches import PLANTED, model, questions, study_in, tokenizer, vectors, words
+from tests.support.multiplex import prompts_of
+from tests.support.steering import PLANTED, model, questions, study_in, tokenizer, vectors, words
 
 NUM_QUESTIONS, TRIALS = 16, 12
 

@@ -28,7 +28,7 @@ from flatout.engines.steering.search.run_search import (
 )
 from flatout.engines.steering.settings import make_settings, save_settings, settled
 from flatout.errors import BadInput
-from tests.steering_runs import tiny_search, write_tiny
+from tests.support.steering import tiny_search, write_tiny
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -18,7 +18,7 @@ from flatout.engines.steering.settings import SearchSettings, make_settings
 from flatout.engines.steering.trials.steered_model import Steering, steered_model
 from flatout.engines.steering.vectors.fit_questions import fit_methods
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-from tests.steering_runs import tiny_search, write_tiny
+from tests.support.steering import tiny_search, write_tiny
 
 Setting = tuple[SearchSettings, Split, Opened, dict[str, SteeringVectors]]
 BEST = Trial(number=0, layer=2, method="pca", strength=1.2, where="last-and-generated")

@@ -10,7 +10,7 @@ import torch
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
 from flatout.engines.steering.trials.steered_model import WHERE, Steering
-from tests.tiny_models import prompts_of, tiny_model
+from tests.support.multiplex import prompts_of, tiny_model
 
 
 @pytest.fixture(scope="module")

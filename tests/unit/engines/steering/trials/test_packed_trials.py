@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
 from flatout.engines.steering.trials.steered_model import WHERE, Steering, Where, steered_model
 from flatout.errors import BadInput
-from tests.tiny_models import prompts_of, reference_tokens, shared_model, tiny_model
+from tests.support.multiplex import prompts_of, reference_tokens, shared_model, tiny_model
 
 WIDTH, NEW = 48, 12
 

@@ -9,8 +9,8 @@ from flatout.engines.steering.search.space import Trial, steering_of
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, Row, Score, choices_of, prompts_of
 from flatout.errors import BadInput
-from tests.tiny_models import reference_tokens
-from tests.tiny_searches import model, questions, tokenizer, vectors
+from tests.support.multiplex import reference_tokens
+from tests.support.steering import model, questions, tokenizer, vectors
 
 
 def rows() -> list[Row]:

@@ -21,7 +21,7 @@ from flatout.engines.steering.trials.steered_model import (
     steered_model,
 )
 from flatout.errors import BadInput
-from tests.tiny_models import FAMILIES, prompts_of, reference_tokens, shared_model
+from tests.support.multiplex import FAMILIES, prompts_of, reference_tokens, shared_model
 
 WIDTH = 48
 

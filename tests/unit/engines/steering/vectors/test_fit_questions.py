@@ -17,7 +17,7 @@ from flatout.engines.steering.vectors.fit_questions import (
 )
 from flatout.engines.steering.vectors.steering_vectors import load
 from flatout.errors import BadInput
-from tests.steering_runs import write_tiny
+from tests.support.steering import write_tiny
 
 
 @pytest.fixture(scope="module")

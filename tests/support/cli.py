@@ -12,7 +12,7 @@ from pathlib import Path
 from flatout.measure.evidence import Evidence, Loader
 from flatout.measure.evidence_file import load_evidence
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[1] / "cli" / "scripts"
 # No more seconds than the fewest rounds of counterfactuals need: the scripts take a millisecond per step.
 BRIEFLY = ("--seconds", "0.1")
 ARMS = {"warmup", "real", "count", "kernels", "attribution", "memory", "cached", "half"}
