@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flatout.errors import FlatoutError as FlatoutError
     from flatout.measure.evidence import Evidence as Evidence
     from flatout.measure.evidence_file import load_evidence as load_evidence
-    from flatout.measure.marks import step as step
+    from flatout.measure.run.steps import step as step
     from flatout.memory.estimate import MemoryEstimate as MemoryEstimate
     from flatout.monitor.job import watch as watch
 
@@ -41,7 +41,7 @@ _HOMES = {
     "diagnose": "flatout.api",
     "load_evidence": "flatout.measure.evidence_file",
     "plan": "flatout.api",
-    "step": "flatout.measure.marks",
+    "step": "flatout.measure.run.steps",
     "watch": "flatout.monitor.job",
 }
 

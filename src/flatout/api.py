@@ -51,7 +51,7 @@ def diagnose_script(
 
     The Evidence is written to `evidence_path` even when the job crashes or is interrupted; both raise.
     """
-    from flatout.measure import launch
+    from flatout.measure.run import launch
 
     path = evidence_path or launch.default_evidence_path(command)
     evidence = launch.run_job(
@@ -79,7 +79,7 @@ def diagnose(
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Diagnosis:
     """Diagnose a training loop given as `step(batch)` and a loader, in this process."""
-    from flatout.measure.loop import observe_loop
+    from flatout.measure.run.loop import observe_loop
 
     evidence = observe_loop(step, loader, seconds=seconds, on_progress=on_progress)
     return Diagnosis(evidence=evidence, findings=examine(evidence))
@@ -164,7 +164,7 @@ def watch_script(
     sinks: SinkChoice | None = None,
 ) -> NoReturn:
     """Become `command`, an unmodified script under watch; its exit code and its signals are its own."""
-    from flatout.measure.launch import check_command
+    from flatout.measure.run.launch import check_command
     from flatout.monitor.launched import LaunchOptions, launch
     from flatout.monitor.sinks.chosen import SinkChoice
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._C._autograd import _get_sequence_nr
 
+from flatout.measure.device.kernels import BackwardCosts, KernelRecorder
 from flatout.measure.evidence import Kernels
-from flatout.measure.kernels import BackwardCosts, KernelRecorder
 
 pytestmark = pytest.mark.gpu
 

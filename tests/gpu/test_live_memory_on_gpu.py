@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.measure.evidence import Memory
-from flatout.measure.live_memory import MemoryRecorder
+from flatout.measure.lines.live_memory import MemoryRecorder
 from flatout.measure.user_code import UserCode
 
 pytestmark = pytest.mark.gpu

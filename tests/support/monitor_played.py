@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.attached import JobMeter
 from flatout.monitor.channel import SCALARS, ChannelWriter
 from flatout.monitor.gpus import GpuMeter

@@ -19,7 +19,7 @@ import typer
 
 from flatout.atomic_files import write_whole
 from flatout.errors import BadInput
-from flatout.measure.ranks import rank, world_size
+from flatout.measure.run.ranks import rank, world_size
 
 if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis

@@ -179,7 +179,7 @@ def _page_beside(
     command: Sequence[str], *, module: bool, log: Path | None, host: str | None, port: int | None
 ) -> None:
     """Before this process becomes the script; nothing starts where the script or the extra is missing."""
-    from flatout.measure.launch import check_command
+    from flatout.measure.run.launch import check_command
     from flatout.monitor.web.beside import start_page
 
     check_command(command, module=module)

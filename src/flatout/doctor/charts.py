@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flatout.doctor.report import Reading
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.page.markup import Html, join, tag
 from flatout.units import show_share
 

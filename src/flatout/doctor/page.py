@@ -32,8 +32,8 @@ from flatout.doctor.report import (
     unexplained_loading,
 )
 from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
+from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place
-from flatout.measure.phase_names import PHASES
 from flatout.page.document import document
 from flatout.page.markup import Html, code, facts, join, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share

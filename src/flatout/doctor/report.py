@@ -14,8 +14,8 @@ from statistics import median
 
 from flatout.doctor.arithmetic import RESOLVABLE_SPEEDUP
 from flatout.doctor.finding import Ceiling, FixSafety
+from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Job, Rank
-from flatout.measure.phase_names import PHASES
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit

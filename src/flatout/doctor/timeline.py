@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from flatout.measure import PHASES
 from flatout.measure.evidence import Arm, Step
-from flatout.measure.phase_names import PHASES
 from flatout.page.markup import Html, tag
 from flatout.units import show_seconds
 

@@ -1,0 +1,23 @@
+"""Run a job and watch it: what was measured becomes one Evidence document.
+
+evidence, evidence_file   what was measured of one job, and the file that keeps it
+run/                      the job in a child process, its steps, the plan of a diagnosis, several ranks
+clock, phases             time per phase of a step, on the host's clock and on the GPU's
+loading/                  the data path: waits, workers, collates, ragged samples
+lines/                    which lines of the user's code create, read, copy, keep and call
+device/                   kernels and operators, recorded by torch's profiler
+batches                   a batch as a structure: walked, served again, cut in half
+statistics                speed-ups with their uncertainty, from interleaved blocks
+user_code, patches        whose line this is; replacements in the job's process that can be taken back
+
+Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Phase = Literal["wait", "transfer", "forward", "backward", "optimizer", "rest"]
+PHASES: tuple[Phase, ...] = ("wait", "transfer", "forward", "backward", "optimizer", "rest")  # as shown
+
+__all__ = ["PHASES", "Phase"]

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 
 WAIT, TRANSFER, FORWARD, BACKWARD, OPTIMIZER, REST, EXCLUDED = range(7)
 NUM_REGIONS = 7

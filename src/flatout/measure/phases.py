@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident, now
 from flatout.measure.patches import Patches
-from flatout.measure.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
+from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
-    from flatout.measure.observer import Observer
+    from flatout.measure.run.observer import Observer
 
 EVALUATION_S = 60.0
 DYNAMO_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")

@@ -19,7 +19,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 
 SUFFIX = ".channel"
 MAGIC = b"FOch"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flatout.codec import encode
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.recorded import Recorded
 from flatout.monitor.sample import Sample
 from flatout.monitor.summary import Summary, job_gpu, summarise, weights

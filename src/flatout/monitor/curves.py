@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from flatout.doctor.timeline import round_ticks
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.recorded import Stretch
 from flatout.page.markup import Html, tag
 from flatout.units import show_share

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.sparkline import MARKS, PLAIN_MARKS, sparkline
 from flatout.monitor.view import ON_GPU, View, sorted_processes

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import BadInput, import_extra
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.recorded import Recorded
 from flatout.monitor.sample import Sample
 from flatout.monitor.summary import job_gpu

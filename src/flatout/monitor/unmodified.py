@@ -15,7 +15,7 @@ from typing import Any
 
 from flatout.measure.clock import ident
 from flatout.measure.patches import Patches
-from flatout.measure.steps import OPTIMIZER_STEP, Anchor
+from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
 from flatout.monitor.job import Watch, watch
 from flatout.monitor.reporter import Reporter
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from flatout.cli.render import LOOKS, render
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from tests.support import doctor as builders
 
 

@@ -21,8 +21,8 @@ from flatout.doctor.report import (
     straggler_words,
     unexplained_loading,
 )
+from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Host
-from flatout.measure.phase_names import PHASES
 from tests.support import doctor as builders
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from flatout.doctor.timeline import HEIGHT, arm_legend, bars, cut_off, phase_legend, round_ticks, timeline
+from flatout.measure import PHASES
 from flatout.measure.evidence import Step
-from flatout.measure.phase_names import PHASES
 from tests.support import doctor as builders
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER
-from flatout.measure.function_modes import keep_in_backward
-from flatout.measure.observer import Observer, ObserverOptions
+from flatout.measure.lines.function_modes import keep_in_backward
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers
+from flatout.measure.run.observer import Observer, ObserverOptions
 
 HERE = Path(__file__)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.channel import (
     SCALARS,
     SLOT_BYTES,

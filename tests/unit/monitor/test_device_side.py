@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from flatout.measure import PHASES
 from flatout.measure.clock import REST, WAIT
-from flatout.measure.phase_names import PHASES
 from flatout.monitor import device_side
 from flatout.monitor.channel import read_channel
 from flatout.monitor.device_side import AppleSide, DeviceSide, device_of_job, torch_of_job

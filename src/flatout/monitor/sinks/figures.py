@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 
 PHASE_FIELDS = ("phases", "device_phases")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flatout.codec import encode, rounded
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.sample import Sample, lean
 from flatout.monitor.window import Verdict
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.measure.phase_names import PHASES
+from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, JobSample, Sample
 from flatout.monitor.sinks.figures import figures
 

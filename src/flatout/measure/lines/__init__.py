@@ -1,0 +1,9 @@
+"""Lines of the user's code, and what each does.
+
+call_sites       tensor creations, row accesses, waits for the GPU, copies, recurrent cells
+module_calls     outermost model calls: how many a step makes, with how many rows each
+live_memory      lines that make tensors which stay alive, step after step
+retained         who keeps a tensor alive, and how much of an autograd graph hangs on it
+stores           the line that puts a value into a name
+function_modes   a torch-function mode put onto the running thread from inside a hook
+"""

@@ -1,0 +1,370 @@
+"""Which lines make tensors that stay alive, step after step.
+
+A mode below autograd sees every operator that returns a fresh storage and notes the user's line and a
+weak reference to the storage (not the tensor: views share one).  At the end of each step, what was born in
+an earlier step and is still alive is added up by line.  Parameters, optimizer state and caches are old but
+do not grow; the last step's `loss` and `logits` are alive but not old; a line whose old bytes rise at every
+single boundary is a leak, unless what holds it is bounded.  Growing autograd graphs are looked for as
+well: `total += loss` keeps every step's graph though its buffers are freed.
+
+The mode also adds up the arithmetic of matrix products by dtype, since it sees the types that autocast
+chose.  On a GPU the backward pass runs on a thread of its own, with no line of the user's on its stack:
+what is made there (gradients, no leaks) has no place.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from flatout.measure.evidence import GraphGrowth, Growth, Memory, Place
+from flatout.measure.lines.retained import (
+    Holder,
+    container_sizes,
+    does_not_grow,
+    find_holder,
+    graph_of,
+    held,
+    old_nodes,
+    tensors_with_graph,
+)
+from flatout.measure.user_code import UserCode
+
+FEWEST_BOUNDARIES = 3
+_MOST_LINES = 8
+_MOST_HOLDERS = 8
+_DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+# What a formula for counting operations may raise for arguments it was not written for.
+_FORMULA_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class _Birth(weakref.ref[Any]):
+    """A live storage: where and in which step it was made."""
+
+    __slots__ = ("key", "num_bytes", "place", "step")
+    key: int
+    place: Place | None
+    num_bytes: int
+    step: int
+
+
+class MemoryRecorder:
+    """Watches tensors over a few steps: `start()`, `step_end()` after each, `stop()`."""
+
+    def __init__(self, user_code: UserCode, device_type: str) -> None:
+        self._user_code, self._device_type = user_code, device_type
+        self.failure: Exception | None = None  # of ours; from then on nothing is noted
+        self._births: dict[int, _Birth] = {}
+        self._step = 0
+        self._marks: list[int] = []  # the autograd order number at every boundary
+        self._old_by_place: list[dict[Place | None, tuple[int, int]]] = []  # bytes, tensors
+        self._num_old_nodes: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._base_bytes = self._live_bytes = self._peak_bytes = 0
+        self._flops: dict[str, float] = {}
+        self._mode: Any = None
+
+    def start(self) -> None:
+        gc.collect()
+        self._base_bytes = sum({key: size for key, size, _ in _live_storages()}.values())
+        self._sizes = container_sizes()
+        self._marks.append(_order_number())
+        self._mode = _tracking_mode(self)
+        _insert(self._mode)
+
+    def step_end(self) -> None:
+        """A boundary: what was made before this step began and is alive?"""
+        gc.collect()  # what only a reference cycle holds is no leak
+        old: dict[Place | None, tuple[int, int]] = {}
+        for birth in list(self._births.values()):
+            if birth.step < self._step:
+                num_bytes, num = old.get(birth.place, (0, 0))
+                old[birth.place] = (num_bytes + birth.num_bytes, num + 1)
+        self._old_by_place.append(old)
+        nodes = old_nodes(tensors_with_graph(), before=self._marks[-1])
+        self._num_old_nodes.append(sum(len(numbers) for numbers in nodes))
+        self._marks.append(_order_number())
+        self._step += 1
+
+    def stop(self) -> Memory:
+        """What stayed; everything is as it was before `start`."""
+        frame = sys._getframe(1)
+        _remove(self._mode)
+        if self.failure is not None:
+            raise self.failure
+        try:
+            graphs = self._graph_growth(frame)
+            growth = self._growth(frame, with_victims=bool(graphs))
+        finally:
+            self._births.clear()
+        num = max(1, self._step)
+        return Memory(
+            num_steps=self._step,
+            peak_bytes=self._peak(),
+            growth_bytes_per_step=sum(line.bytes_per_step for line in growth),
+            growth=growth,
+            graphs=graphs,
+            flops_by_dtype={dtype: flops / num for dtype, flops in self._flops.items()},
+        )
+
+    def leave_in_worker(self) -> None:
+        """Take the inherited mode off in a forked worker; nothing is concluded there."""
+        _remove(self._mode)
+
+    # What the mode reports.
+
+    def born(self, tensor: Any, frame: FrameType | None) -> None:
+        """`tensor` came out of an operator that makes storages."""
+        import torch
+
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._births:
+            return
+        birth = _Birth(storage, self._died)
+        birth.key, birth.num_bytes, birth.step = key, storage.nbytes(), self._step
+        birth.place = self._user_code.place(frame)[0]
+        self._births[key] = birth
+        self._live_bytes += birth.num_bytes
+        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+
+    def _died(self, birth: _Birth) -> None:
+        self._live_bytes -= birth.num_bytes
+        self._births.pop(birth.key, None)
+
+    def computed(self, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator with a known number of operations ran."""
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        types = [each.dtype for each in results if each is not None]  # a gradient nobody wants is None
+        try:
+            flops = float(formula(*args, **kwargs, out_val=result))
+        except _FORMULA_ERRORS:
+            return
+        if not types:
+            return
+        name = str(types[0]).removeprefix("torch.")
+        dtype = _DTYPES.get(name, "fp8" if name.startswith("float8") else name)
+        self._flops[dtype] = self._flops.get(dtype, 0.0) + flops
+
+    # Conclusions.
+
+    def _growing_places(self) -> list[tuple[Place | None, float, float]]:
+        """(line, bytes per step, tensors per step) of lines whose old bytes rose at every boundary."""
+        boundaries = self._old_by_place[1:]  # at the first one nothing observed can be old
+        if len(boundaries) < FEWEST_BOUNDARIES:
+            return []
+        found = []
+        for place in boundaries[-1]:
+            series = [boundary.get(place, (0, 0)) for boundary in boundaries]
+            sizes = [0, *(num_bytes for num_bytes, _ in series)]
+            if _rises(sizes):
+                steps = len(series) - 1
+                rise_bytes, rise = series[-1][0] - series[0][0], series[-1][1] - series[0][1]
+                found.append((place, rise_bytes / steps, rise / steps))
+        return sorted(found, key=lambda line: -line[1])[:_MOST_LINES]
+
+    def _growth(self, frame: FrameType, *, with_victims: bool) -> tuple[Growth, ...]:
+        lines = self._growing_places()
+        places = {place for place, _, _ in lines}
+        old = {key: birth for key, birth in self._births.items() if birth.step < self._step - 1}
+        tensors: dict[Place | None, list[Any]] = {place: [] for place in places}
+        for key, _, tensor in _live_storages():
+            if key in old and old[key].place in places:
+                tensors[old[key].place].append(tensor)
+        found: list[Growth] = []
+        victims: list[Growth] = []
+        for place, bytes_per_step, tensors_per_step in lines:
+            holder, tensor = self._holder_among(tensors[place], frame, ignored=[tensors, *tensors.values()])
+            if holder is not None and does_not_grow(holder, self._sizes):
+                continue
+            (victims if holder is None else found).append(
+                Growth(
+                    place=place,
+                    holder=holder.name if holder else None,
+                    holder_place=holder.place if holder else None,
+                    bytes_per_step=bytes_per_step,
+                    tensors_per_step=tensors_per_step,
+                    # What no Python object holds is held by a graph that saved it.
+                    with_graph=holder is None or graph_of(tensor) is not None,
+                )
+            )
+        # A graph in a bounded holder has victims too; they are no leak, and only the holder tells.
+        return tuple(found + (victims if found or with_victims else []))
+
+    def _holder_among(
+        self, tensors: list[Any], frame: FrameType, *, ignored: list[Any]
+    ) -> tuple[Holder | None, Any]:
+        """A holder of one of the tensors; several may share a storage, or be held only by a graph."""
+        for tensor in sorted(tensors, key=lambda tensor: graph_of(tensor) is None)[:3]:
+            holder = find_holder(tensor, self._user_code, frame=frame, ignored=[*ignored, tensors])
+            if holder is not None:
+                return holder, tensor
+        return None, None
+
+    def _graph_growth(self, frame: FrameType) -> tuple[GraphGrowth, ...]:
+        if len(self._num_old_nodes) <= FEWEST_BOUNDARIES or not _rises(self._num_old_nodes):
+            return ()
+        tensors = held(tensors_with_graph(), self._user_code, frame=frame)
+        begin, end = self._marks[0], self._marks[-2]
+        recent = [
+            [number for number in numbers if number >= begin] for numbers in old_nodes(tensors, before=end)
+        ]
+        found: dict[tuple[str | None, Place | None], list[int]] = {}
+        assigned: set[int] = set()
+        num_looked_up = 0
+        for tensor, numbers in sorted(
+            zip(tensors, recent, strict=True), key=lambda pair: len(pair[1]), reverse=True
+        ):
+            if not numbers or id(tensor) in assigned or num_looked_up >= _MOST_HOLDERS:
+                continue
+            num_looked_up += 1
+            holder = find_holder(tensor, self._user_code, frame=frame, ignored=[tensors])
+            members = {id(each) for each in _members(holder)} if holder else set()
+            assigned |= members
+            if holder is not None and does_not_grow(holder, self._sizes):
+                continue
+            group = [
+                number
+                for each, own in zip(tensors, recent, strict=True)
+                if each is tensor or id(each) in members
+                for number in own
+            ]
+            key = (holder.name, holder.place) if holder else (None, None)
+            found.setdefault(key, []).extend(group)
+        steps = list(zip(self._marks[:-2], self._marks[1:-1], strict=True))
+        return tuple(
+            GraphGrowth(holder=name, holder_place=place, nodes_per_step=len(numbers) / len(steps))
+            for (name, place), numbers in found.items()
+            if all(any(first <= number < last for number in numbers) for first, last in steps)
+        )
+
+    def _peak(self) -> int | None:
+        if self._device_type != "cuda":
+            return self._base_bytes + self._peak_bytes
+        import torch
+
+        # The job's peak so far: resetting the statistics would take them from the job.
+        peak = torch.cuda.memory_stats().get("allocated_bytes.all.peak")
+        return None if peak is None else int(peak)
+
+
+def _rises(series: list[int]) -> bool:
+    return all(after > before for before, after in itertools.pairwise(series))
+
+
+def _members(holder: Holder | None) -> list[Any]:
+    """What lies in the innermost container of a holder."""
+    if holder is None or not holder.containers:
+        return []
+    container = holder.containers[0]
+    return list(container.values()) if isinstance(container, dict) else list(container)
+
+
+def _live_storages() -> Iterator[tuple[int, int, Any]]:
+    """(storage, its bytes, tensor) of every live tensor with ordinary memory."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    for each in gc.get_objects():
+        if type(each) in plain and each.layout is torch.strided and each.device.type != "meta":
+            storage = each.untyped_storage()
+            yield storage._cdata, storage.nbytes(), each
+
+
+def _order_number() -> int:
+    import torch
+
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def _tracking_mode(recorder: MemoryRecorder) -> Any:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    makes_storage: dict[Any, bool] = {}
+
+    def judge(func: Any) -> bool:
+        schema = getattr(func, "_schema", None)
+        fresh = schema is not None and not any(result.alias_info for result in schema.returns)
+        # torch.tensor() and from_numpy() show only as a "lift" of memory made elsewhere.
+        fresh = fresh or func is torch.ops.aten.lift_fresh.default
+        makes_storage[func] = fresh
+        return fresh
+
+    def note(func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType | None) -> None:
+        formula = flop_registry.get(getattr(func, "_overloadpacket", func))
+        if formula is not None:
+            recorder.computed(formula, args, kwargs, result)
+        fresh = makes_storage.get(func)
+        if fresh if fresh is not None else judge(func):
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                recorder.born(tensor, frame)
+
+    class Tracking(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # or the first operator imports all of dynamo into the job
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            result = func(*args, **kwargs)
+            if recorder.failure is None:
+                try:
+                    # on a GPU backward runs on a thread of its own, with no Python frame below this one
+                    note(func, args, kwargs, result, sys._getframe().f_back)
+                except Exception as error:  # noqa: BLE001 - ours; the job's operator has done its work
+                    recorder.failure = error
+            return result
+
+    mode: Any = Tracking
+    return mode()
+
+
+def _insert(mode: Any) -> None:
+    """Below every mode the job has entered, whose exit takes off the top one, whatever it is."""
+    from torch.utils._python_dispatch import _push_mode
+
+    above = _take_all()
+    mode.__enter__()
+    for each in above:
+        _push_mode(each)
+
+
+def _remove(mode: Any) -> None:
+    from torch.utils._python_dispatch import _push_mode
+
+    modes = _take_all()
+    if any(each is mode for each in modes):
+        _push_mode(mode)
+        mode.__exit__(None, None, None)
+    for each in modes:
+        if each is not mode:
+            _push_mode(each)
+
+
+def _take_all() -> list[Any]:
+    """The dispatch modes of this thread, the outermost first, off the stack."""
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+
+    if any(getattr(mode, "_mode_key", None) is not None for mode in _get_current_dispatch_mode_stack()):
+        raise RuntimeError("the job is being traced")
+    return [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]

@@ -1,0 +1,308 @@
+"""Who keeps a tensor alive, and how much of an autograd graph hangs on it.
+
+A tensor lives as long as something refers to it.  Starting from the tensor, referrers are followed up
+through lists, dicts and tuples until one of them has a name: a local variable of a running function, a
+global, an attribute, a variable that a closure has captured.  Tensors that only a graph has saved have no
+Python referrer at all: they are victims, and whoever holds the graph is the holder.
+
+A graph is reached from a tensor's `grad_fn`.  Its nodes carry the order in which they were made, so
+"made before this step began, yet still reachable" is a matter of comparing two numbers.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any
+
+from flatout.measure.evidence import Place
+from flatout.measure.lines.stores import Store, find_store
+from flatout.measure.user_code import UserCode
+
+MOST_NODES = 300_000
+_MOST_VISITED = 12
+_DEEPEST = 5
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_GROWABLE = (list, dict, set, deque, OrderedDict, defaultdict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A name that keeps an object alive, the line that stores there, and the containers in between."""
+
+    name: str
+    place: Place | None
+    containers: tuple[Any, ...] = ()  # from the one that holds the object to the one that has the name
+
+
+def holder(tensor: Any, user_code: UserCode) -> tuple[str | None, Place | None]:
+    """The name that keeps `tensor` alive and the line that stores there; (None, None) when there is none."""
+    found = find_holder(tensor, user_code)
+    return (None, None) if found is None else (found.name, found.place)
+
+
+def find_holder(
+    tensor: Any, user_code: UserCode, *, frame: FrameType | None = None, ignored: Sequence[Any] = ()
+) -> Holder | None:
+    """The nearest holder; `frame` is where the user's frames are looked for (the caller's by default)."""
+    frames = [each for each in _stack(frame or sys._getframe(1)) if user_code.is_user(each.f_code)]
+    modules = {
+        id(vars(module)): module for module in list(sys.modules.values()) if type(module) is ModuleType
+    }
+    search = _Search(
+        user_code=user_code, frames=frames, modules=modules, ignored={id(each) for each in ignored}
+    )
+    return search.run(tensor)
+
+
+def held(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> list[Any]:
+    """Those of `tensors` that a Python object or a variable refers to; the others only a graph has saved."""
+    among = {id(tensor) for tensor in tensors}
+    found: set[int] = set()
+    for each in _stack(frame):
+        if user_code.is_user(each.f_code):
+            found |= {id(value) for _, value in _locals(each)} & among
+    for referrer in gc.get_referrers(*tensors):
+        if referrer is not tensors:
+            found |= {id(value) for value in gc.get_referents(referrer)} & among
+    return [tensor for tensor in tensors if id(tensor) in found]
+
+
+def does_not_grow(found: Holder, sizes_before: dict[int, int]) -> bool:
+    """Whether the holder is bounded: a deque with a limit, or containers as large as they were before.
+
+    `sizes_before` has the length of every container that was there before, by id.
+    """
+    if any(type(container) is deque and container.maxlen is not None for container in found.containers):
+        return True
+    known = [each for each in found.containers if type(each) in _GROWABLE and id(each) in sizes_before]
+    return bool(known) and all(len(container) <= sizes_before[id(container)] for container in known)
+
+
+def container_sizes() -> dict[int, int]:
+    """The length of every list, dict, set and deque, by id."""
+    return {id(each): len(each) for each in gc.get_objects() if type(each) in _GROWABLE}
+
+
+class _Search:
+    """One walk up the referrers of one object."""
+
+    def __init__(
+        self,
+        *,
+        user_code: UserCode,
+        frames: Sequence[FrameType],
+        modules: dict[int, ModuleType],
+        ignored: set[int],
+    ) -> None:
+        self.user_code, self.frames, self.modules = user_code, frames, modules
+        self.ignored = ignored | {id(frames), id(modules), id(self.__dict__), id(ignored)}
+        self.queued: list[tuple[Any, tuple[Any, ...]]] = []  # kept, so that no id is used again
+        self.second_best: Holder | None = None  # a name that is not the user's
+
+    def run(self, tensor: Any) -> Holder | None:
+        self._queue(tensor, ())
+        seen: set[int] = {id(tensor)}
+        num_visited = 0
+        while num_visited < min(_MOST_VISITED, len(self.queued)):
+            each, containers = self.queued[num_visited]
+            num_visited += 1
+            found = self._in_frames(each, containers)
+            if found is not None:
+                return found
+            for referrer in gc.get_referrers(each):
+                if id(referrer) in self.ignored or id(referrer) in seen:
+                    continue
+                seen.add(id(referrer))
+                found = self._named_by(referrer, each, containers)
+                if found is not None:
+                    return found
+                if _is_a(referrer, *_CONTAINERS) and len(containers) < _DEEPEST:
+                    self._queue(referrer, (*containers, referrer))
+        return self.second_best
+
+    def _queue(self, each: Any, containers: tuple[Any, ...]) -> None:
+        entry = (each, containers)
+        self.queued.append(entry)
+        self.ignored |= {id(self.queued), id(entry), id(containers)}
+
+    def _in_frames(self, value: Any, containers: tuple[Any, ...]) -> Holder | None:
+        for frame in self.frames:
+            name = next((name for name, each in _locals(frame) if each is value), None)
+            if name is not None:
+                return self._from_frame(frame, name, containers)
+        return None
+
+    def _from_frame(self, frame: FrameType, name: str, containers: tuple[Any, ...]) -> Holder:
+        code = frame.f_code
+        lines = None if code.co_name == "<module>" else _span(code)
+        store = find_store(self.user_code.absolute(code.co_filename), name, lines=lines)
+        return self._holder(name, code.co_filename, store, containers)
+
+    def _named_by(self, referrer: Any, value: Any, containers: tuple[Any, ...]) -> Holder | None:
+        if type(referrer) is dict:
+            return self._from_dict(referrer, value, containers)
+        if type(referrer) is CellType:
+            return self._from_cell(referrer, containers)
+        if type(referrer) in (FrameType, GeneratorType):
+            frame = referrer if type(referrer) is FrameType else referrer.gi_frame
+            if frame is None or not self.user_code.is_user(frame.f_code):
+                return None
+            name = next((name for name, each in _locals(frame) if each is value), None)
+            return None if name is None else self._from_frame(frame, name, containers)
+        if _is_a(referrer, *_CONTAINERS, FunctionType, ModuleType, type):
+            return None
+        name = next((name for name, each in _attributes(referrer) if each is value), None)
+        return None if name is None else self._from_attribute(referrer, name, containers)
+
+    def _from_dict(self, namespace: dict[Any, Any], value: Any, containers: tuple[Any, ...]) -> Holder | None:
+        key = next((key for key, each in list(namespace.items()) if each is value), None)
+        if not isinstance(key, str):
+            return None
+        module = self.modules.get(id(namespace))
+        if module is not None:
+            file = getattr(module, "__file__", None)
+            if not file or not self.user_code.is_user_file(file):
+                return None
+            return self._holder(key, file, find_store(self.user_code.absolute(file), key), containers)
+        for owner in gc.get_referrers(namespace):
+            if not _is_a(owner, *_CONTAINERS, FrameType) and _namespace(owner) is namespace:
+                return self._from_attribute(owner, key, containers)
+        return None
+
+    def _from_attribute(self, owner: Any, name: str, containers: tuple[Any, ...]) -> Holder | None:
+        """An attribute; where the class is not the user's, only if nothing better turns up."""
+        shown = f"{type(owner).__name__}.{name}"
+        for file in self._files_of(type(owner)):
+            store = find_store(self.user_code.absolute(file), name, attribute=True)
+            if store is not None:
+                shown = f"self.{name}" if store.through_self else shown
+                return self._holder(shown, file, store, containers)
+        if self.second_best is None:
+            self.second_best = Holder(name=shown, place=None, containers=containers)
+        return None
+
+    def _files_of(self, owner: type) -> Iterator[str]:
+        """Files of the user in which an attribute of `owner` may be stored: its classes' first."""
+        modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
+        files = [getattr(module, "__file__", None) for module in modules]
+        files += [frame.f_code.co_filename for frame in self.frames]
+        yield from dict.fromkeys(file for file in files if file and self.user_code.is_user_file(file))
+
+    def _from_cell(self, cell: CellType, containers: tuple[Any, ...]) -> Holder | None:
+        for closure in gc.get_referrers(cell):
+            if type(closure) is not tuple:
+                continue
+            for function in gc.get_referrers(closure):
+                if type(function) is not FunctionType or function.__closure__ is not closure:
+                    continue
+                position = next((i for i, each in enumerate(closure) if each is cell), None)
+                if position is None or not self.user_code.is_user(function.__code__):
+                    continue
+                name, file = function.__code__.co_freevars[position], function.__code__.co_filename
+                return self._holder(name, file, find_store(self.user_code.absolute(file), name), containers)
+        return None
+
+    def _holder(self, name: str, file: str, store: Store | None, containers: tuple[Any, ...]) -> Holder:
+        place = None
+        if store is not None:
+            place = self.user_code.place_at(file, line=store.line, function=store.function)
+        return Holder(name=name, place=place, containers=containers)
+
+
+def _is_a(each: Any, *classes: type) -> bool:
+    # Not isinstance: it asks a proxy for its class, and a dead one raises.
+    return issubclass(type(each), classes)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _locals(frame: FrameType) -> list[tuple[str, Any]]:
+    """The variables of a frame.
+
+    Up to Python 3.12 `f_locals` of a function is a copy that the frame keeps, and which would keep every
+    value alive; it is emptied again unless the function has taken it with `locals()` itself.
+    """
+    variables = frame.f_locals
+    found = list(variables.items())
+    is_copy = sys.version_info < (3, 13) and bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    if is_copy and sys.getrefcount(variables) <= 3:  # this name, the frame, the argument
+        variables.clear()
+    return found
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    namespace = _namespace(owner)
+    return [] if namespace is None else [(key, each) for key, each in list(namespace.items())]
+
+
+def _namespace(owner: Any) -> dict[str, Any] | None:
+    # Not getattr: proxies answer for somebody else, and properties run code.
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
+def _span(code: Any) -> tuple[int, int]:
+    lines = [line for _, _, line in code.co_lines() if line]
+    return min(lines), max(lines)
+
+
+def old_nodes(tensors: Iterable[Any], *, before: int) -> list[list[int]]:
+    """For each tensor the order numbers of the nodes its graph adds that were made before `before`.
+
+    Tensors are taken in the order given and a node counts for the first that reaches it.  Leaves are not
+    counted.  Old nodes are followed first, and after `MOST_NODES` in all nothing further is.
+    """
+    seen: set[Any] = set()
+    found = []
+    for tensor in tensors:
+        mine: list[int] = []
+        waiting = deque([graph_of(tensor)])
+        while waiting and len(seen) < MOST_NODES:
+            node = waiting.popleft()
+            if node is None or node in seen or type(node).__name__ == "AccumulateGrad":
+                continue
+            seen.add(node)
+            number = node._sequence_nr()
+            is_old = number < before
+            if is_old:
+                mine.append(number)
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    (waiting.appendleft if is_old else waiting.append)(following)
+        found.append(mine)
+    return found
+
+
+def tensors_with_graph() -> list[Any]:
+    """Every live tensor that is the result of a differentiable operation, the oldest first."""
+    import torch
+
+    found = [
+        (graph._sequence_nr(), each)
+        for each in gc.get_objects()
+        if type(each) is torch.Tensor and (graph := graph_of(each)) is not None
+    ]
+    return [tensor for _, tensor in sorted(found, key=lambda pair: pair[0])]
+
+
+def graph_of(tensor: Any) -> Any:
+    """The node a tensor came from; None for a leaf."""
+    if not tensor.requires_grad:
+        return None
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # a view whose base was changed in a way that autograd refuses to follow
+        return None

@@ -1,0 +1,103 @@
+"""What is noted of one DataLoader, and the evidence it becomes."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.measure.batches import KeptBatch
+from flatout.measure.evidence import Call, EpochStart, Loader, Place, Worker
+from flatout.measure.loading.lengths import summarise
+from flatout.measure.loading.workers import BatchTimes
+from flatout.measure.statistics import spread
+from flatout.measure.user_code import UserCode
+
+MOST_KEPT = 16
+
+
+@dataclass(slots=True)
+class LoaderRecord:
+    """Everything noted of one DataLoader."""
+
+    loader: Any  # weak reference
+    place: Place | None
+    config: dict[str, Any]
+    collate_place: Place | None = None
+    waits_s: list[float] = field(default_factory=list)
+    made: list[tuple[BatchTimes, float]] = field(default_factory=list)  # (figures, arrival)
+    epochs: list[EpochStart] = field(default_factory=list)
+    lengths: list[list[int]] = field(default_factory=list)
+    calls: tuple[Call, ...] = ()
+    kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+    kept_bytes: int | None = None  # of the first kept batch
+    copies: bool = False  # the script changes its batches in place
+    iter_s: float = 0.0
+    first: bool = False  # the next batch is the first of its epoch
+    given: int = 0  # batches handed out in this epoch
+    served: int = 0  # kept batches handed out in this counterfactual block
+    queued_before: int | None = None  # finished batches in the queue when serving began
+    step_at_last_batch: int | None = None
+    trains: bool = False
+    stood_in: int = 0  # kept batches handed out and real ones thrown away in this epoch
+
+    def evidence(self) -> Loader:
+        by_worker: dict[int, list[tuple[BatchTimes, float]]] = {}
+        for times, arrival in self.made:
+            if times.worker is not None:
+                by_worker.setdefault(times.worker, []).append((times, arrival))
+        return Loader(
+            place=self.place,
+            trains=self.trains,
+            wait_s=spread(self.waits_s),
+            fetch_s=spread([times.fetch_s for times, _ in self.made]),
+            collate_s=spread([times.collate_s for times, _ in self.made]),
+            epochs=tuple(self.epochs),
+            workers=tuple(_worker_evidence(worker, made) for worker, made in sorted(by_worker.items())),
+            collate_place=self.collate_place,
+            lengths=summarise(self.lengths),
+            calls=self.calls,
+            **self.config,
+        )
+
+
+def configuration(loader: Any) -> dict[str, Any]:
+    """The fields of `Loader` that a DataLoader itself tells."""
+    from torch.utils.data import IterableDataset
+
+    try:
+        num_batches: int | None = len(loader)
+    except TypeError:
+        num_batches = None
+    batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return {
+        "dataset": type(loader.dataset).__name__,
+        "num_workers": int(loader.num_workers),
+        "batch_size": batch_size if isinstance(batch_size, int) else None,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "prefetch_factor": loader.prefetch_factor,
+        "num_batches": num_batches,
+        "streams": isinstance(loader.dataset, IterableDataset),
+    }
+
+
+def place_of_function(user_code: UserCode, function: Any) -> Place | None:
+    """Where a function, a method, a partial of one or a callable object of the user is defined."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return user_code.place_in(code) if code is not None and user_code.is_user(code) else None
+
+
+def _worker_evidence(worker: int, made: list[tuple[BatchTimes, float]]) -> Worker:
+    num = len(made)
+    return Worker(
+        worker=worker,
+        num_batches=num,
+        fetch_s=sum(times.fetch_s for times, _ in made) / num,
+        collate_s=sum(times.collate_s for times, _ in made) / num,
+        queue_age_s=sum(max(0.0, arrival - times.done_at_s) for times, arrival in made) / num,
+    )

@@ -1,0 +1,367 @@
+"""DataLoaders as the training process sees them: waits, epochs, and batches served again.
+
+Iteration is observed at `_BaseDataLoaderIter.__next__`, below every wrapper (generators, Accelerate,
+Lightning, the Hugging Face Trainer), so no script has to change.  In a counterfactual block the batches
+of the real block before it are served again, in the same order, while the real loader rests.  Its
+workers go on filling their queue meanwhile; what they are ahead when real batches are wanted again is
+thrown away unseen, or the following real steps would look faster than they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.batches import LEAST_HALVED, KeptBatch, halve, num_bytes, num_rows
+from flatout.measure.clock import EXCLUDED, WAIT, Clock, ident, now
+from flatout.measure.evidence import EpochStart, Loader, Place
+from flatout.measure.loading.loader_records import MOST_KEPT, LoaderRecord, configuration, place_of_function
+from flatout.measure.loading.workers import LOG, BatchTimes, WorkerLoop, patch_fetchers, real_loop, unwrap
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST_KEPT_BYTES = 2 << 30
+
+
+class LoaderWatch:
+    """Observes every DataLoader of the process."""
+
+    def __init__(self, clock: Clock, user_code: UserCode) -> None:
+        self.clock, self.user_code = clock, user_code
+        self.pid = os.getpid()
+        self.records: list[LoaderRecord] = []
+        self._by_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        # by dataset: a loader that a framework makes anew keeps the user's line
+        self._places: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest: LoaderRecord | None = None  # whose batch was asked for last
+        self._plain: LoaderRecord | None = None  # the iterable of a library diagnosis
+        self.serving: str | None = None  # None, "cached" or "half"
+        self.keeping = False
+        self.recording = True
+        self.num_steps = 0  # optimizer steps so far, told by the observer
+        self.num_batches = 0
+        self.rows: int | None = None
+        self.epoch_began = False
+        self.fell_back = False  # a real batch had to be given where a kept one was wanted
+        self.cannot_halve: str | None = None  # why
+        self.mutated = False
+
+    # -- installation
+
+    def install(self, patches: Patches) -> None:
+        from torch.utils.data import dataloader
+        from torch.utils.data._utils import worker
+
+        real_loop()
+        patch_fetchers(patches)
+        patches.replace(worker, "_worker_loop", WorkerLoop(self.user_code.folder))
+        base: Any = dataloader._BaseDataLoaderIter
+        multi: Any = dataloader._MultiProcessingDataLoaderIter
+        loader_type = dataloader.DataLoader
+        loader_init, loader_iter = loader_type.__init__, loader_type.__iter__
+        iterator_init, next_batch, process = base.__init__, base.__next__, multi._process_data
+        watch = self
+
+        def init_loader(loader: Any, *args: Any, **kwargs: Any) -> None:
+            loader_init(loader, *args, **kwargs)
+            watch._note_loader(loader, *watch.user_code.place(sys._getframe(1)))
+
+        def iterate(loader: Any) -> Any:
+            if not watch._is_training_thread():
+                return loader_iter(loader)
+            record = watch._record(loader)
+            region = EXCLUDED if watch.serving and record.trains else WAIT
+            watch.clock.enter(region)
+            start = now()
+            try:
+                iterator: Any = loader_iter(loader)
+                iterator._flatout_record = record  # one with persistent workers may be older than the watch
+                return iterator
+            finally:
+                record.iter_s = now() - start
+                record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
+                watch.epoch_began = True
+                watch.clock.leave()
+
+        def init_iterator(iterator: Any, loader: Any) -> None:
+            iterator_init(iterator, loader)
+            iterator._flatout_record = watch._record(loader)
+            watch.iterators.add(iterator)
+
+        def next_timed(iterator: Any) -> Any:
+            if not watch._is_training_thread() or not hasattr(iterator, "_flatout_record"):
+                return next_batch(iterator)
+            watch.clock.enter(WAIT)
+            try:
+                return watch._next(iterator, next_batch)
+            finally:
+                watch.clock.leave()
+
+        def process_data(iterator: Any, data: Any, worker_id: Any) -> Any:
+            batch, times = unwrap(data)
+            if times is not None:
+                iterator._flatout_times = times
+            return process(iterator, batch, worker_id)
+
+        patches.replace(loader_type, "__init__", init_loader)
+        patches.replace(loader_type, "__iter__", iterate)
+        patches.replace(base, "__init__", init_iterator)
+        patches.replace(base, "__next__", next_timed)
+        patches.replace(multi, "_process_data", process_data)
+        patches.on_undo(lambda: self._let_go(process_data))
+
+    def _let_go(self, process_data: Callable[[Any, Any, Any], Any]) -> None:
+        """Hold no batch any longer; workers that outlive the watch go on sending figures to be taken off."""
+        for record in self.records:
+            record.kept.clear()
+        for iterator in self.iterators:
+            if getattr(iterator, "_workers", None):
+                # by proxy: the iterator's end is what ends its workers
+                iterator._process_data = functools.partial(process_data, weakref.proxy(iterator))
+
+    def _is_training_thread(self) -> bool:
+        return ident() == self.clock.owner and os.getpid() == self.pid
+
+    def watch_iterable(self, iterable: Any) -> Iterator[Any]:
+        """Iterate something that is not a DataLoader under the same watch."""
+        self.clock.enter(WAIT)
+        start = now()
+        record = self._plain_record(iterable)
+        iterator = _PlainIterator(iter(iterable), record)
+        record.iter_s = now() - start
+        record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
+        self.epoch_began = True
+        self.clock.leave()
+        while True:
+            self.clock.enter(WAIT)
+            try:
+                batch = self._next(iterator, _PlainIterator.__next__)
+            except StopIteration:
+                return
+            finally:
+                self.clock.leave()
+            yield batch
+
+    # -- one batch
+
+    def _next(self, iterator: Any, next_batch: Callable[[Any], Any]) -> Any:
+        record: LoaderRecord = iterator._flatout_record
+        self._note_steps(None if record.first else record)
+        record.step_at_last_batch, self._latest = self.num_steps, record
+        length = record.config["num_batches"]
+        if length is not None and record.given >= length and record.stood_in:
+            # kept batches stood in for real ones in this epoch: end it where it would have ended
+            if getattr(iterator, "_workers", None) and not iterator._persistent_workers:
+                iterator._shutdown_workers()
+            raise StopIteration
+        if self.serving is not None and record.trains:
+            batch = self._serve(iterator, record)
+            if batch is not None:
+                record.given += 1
+                self.num_batches += 1
+                return batch
+            self.fell_back = True
+        if record.queued_before is not None:
+            self._discard_ahead(iterator, record, next_batch)
+        start = now()
+        batch = next_batch(iterator)
+        self._note_batch(iterator, record, batch, start)
+        return batch
+
+    def _note_steps(self, *records: LoaderRecord | None) -> None:
+        """Training is where steps follow a loader's batches: inside its epoch, or before any other batch.
+
+        The steps between two epochs say nothing: those of an evaluation have the training between them.
+        """
+        for record in (self._latest, *records):
+            if record is not None and self.num_steps > (record.step_at_last_batch or 0):
+                record.trains = True
+
+    def _note_batch(self, iterator: Any, record: LoaderRecord, batch: Any, start: float) -> None:
+        end = now()
+        record.given += 1
+        self.num_batches += 1
+        times: BatchTimes | None = getattr(iterator, "_flatout_times", None)
+        if times is None and iterator._num_workers == 0:
+            times = LOG.take()
+        iterator._flatout_times = None
+        if record.first:
+            record.first = False
+            record.epochs.append(EpochStart(iter_s=record.iter_s, first_wait_s=end - start))
+        elif self.recording:
+            record.waits_s.append(end - start)
+        if times is not None:
+            if self.recording:
+                record.made.append((times, end))
+            if times.lengths is not None:
+                record.lengths.append(times.lengths)
+            if times.calls:
+                record.calls = times.calls
+        if self.keeping:
+            self._keep(record, batch)
+        elif self.recording:
+            self.rows = num_rows(batch, record.config["batch_size"])
+
+    def _keep(self, record: LoaderRecord, batch: Any) -> None:
+        self.clock.enter(EXCLUDED)
+        try:
+            rows = self.rows = num_rows(batch, record.config["batch_size"])
+            if record.kept_bytes is None:
+                record.kept_bytes = max(1, num_bytes(batch))
+                most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))
+                record.kept = deque(maxlen=most)
+            if record.kept and record.kept[-1].changed:
+                record.copies = True
+                record.kept.clear()
+            record.kept.append(KeptBatch(batch, rows=rows, copies=record.copies))
+        finally:
+            self.clock.leave()
+
+    # -- counterfactual batches
+
+    def _serve(self, iterator: Any, record: LoaderRecord) -> Any | None:
+        if record.queued_before is None:
+            record.queued_before = _num_queued(iterator)
+        while record.kept and record.kept[record.served % len(record.kept)].changed:
+            record.copies = True
+            del record.kept[record.served % len(record.kept)]
+        if not record.kept:
+            self.mutated = True
+            return None
+        kept = record.kept[record.served % len(record.kept)]
+        batch, self.rows = kept.serve(), kept.rows
+        record.served += 1
+        record.stood_in += 1
+        if self.serving == "half":
+            rows = num_rows(batch, record.config["batch_size"])
+            batch = halve(batch, record.config["batch_size"])
+            if batch is None:
+                self.cannot_halve = (
+                    "no common first dimension was found in the batches"
+                    if rows is None or rows >= LEAST_HALVED
+                    else f"batches of {rows} are too small for it"
+                )
+            else:
+                self.rows = num_rows(batch)
+        return batch
+
+    def _discard_ahead(self, iterator: Any, record: LoaderRecord, next_batch: Callable[[Any], Any]) -> None:
+        before, record.queued_before = record.queued_before or 0, None
+        self.clock.enter(EXCLUDED)
+        try:
+            # no more than were asked for by then: a fast worker fills the queue again meanwhile
+            for _ in range(len(getattr(iterator, "_task_info", ()))):
+                if _num_queued(iterator) <= before:
+                    break
+                next_batch(iterator)
+                record.stood_in += 1
+        except StopIteration:
+            record.given = record.config["num_batches"] or record.given
+            raise
+        finally:
+            self.clock.leave()
+
+    def begin_serving(self, arm: str | None) -> None:
+        """Serve kept batches from here on (arm "cached" or "half"), or real ones (None)."""
+        self.serving = arm
+        for record in self.records:
+            record.served = 0
+
+    def trained_on(self) -> LoaderRecord | None:
+        self._note_steps()
+        return next((record for record in self.records if record.trains), None)
+
+    # -- records
+
+    def _note_loader(self, loader: Any, place: Place | None, via: str | None) -> None:
+        dataset = getattr(loader, "dataset", None)
+        known = self._places.get(id(dataset))
+        if known is not None and known[0]() is dataset and via is not None:
+            place = known[1]
+        elif place is not None:
+            with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
+                self._places[id(dataset)] = (weakref.ref(dataset), place)
+        record = LoaderRecord(loader=weakref.ref(loader), place=place, config={})
+        self._by_loader[loader] = record
+
+    def _plain_record(self, iterable: Any) -> LoaderRecord:
+        if self._plain is None:
+            config = {
+                "dataset": type(iterable).__name__, "num_workers": None, "batch_size": None,
+                "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
+                "num_batches": len(iterable) if hasattr(iterable, "__len__") else None,
+            }  # fmt: skip
+            self._plain = LoaderRecord(loader=None, place=None, config=config)
+            self.records.append(self._plain)
+        return self._plain
+
+    def _record(self, loader: Any) -> LoaderRecord:
+        record = self._by_loader.get(loader)
+        if record is None:
+            record = LoaderRecord(loader=weakref.ref(loader), place=None, config={})
+            self._by_loader[loader] = record
+        if not record.config:
+            record.config = configuration(loader)
+            before = self._made_again(record)
+            if before is not None:
+                before.loader = record.loader
+                self._by_loader[loader] = before
+                return before
+            record.collate_place = place_of_function(self.user_code, getattr(loader, "collate_fn", None))
+            self.records.append(record)
+        return record
+
+    def _made_again(self, record: LoaderRecord) -> LoaderRecord | None:
+        """The record of a loader that one line makes anew, every epoch for instance."""
+        in_use = [getattr(iterator, "_flatout_record", None) for iterator in self.iterators]
+        return next(
+            (
+                known
+                for known in self.records
+                if known.place is not None
+                and known.place == record.place
+                and known.config == record.config
+                and known.loader is not None
+                and known.loader() is None
+                and all(each is not known for each in in_use)
+            ),
+            None,
+        )
+
+    def evidence(self) -> tuple[Loader, ...]:
+        self._note_steps()
+        return tuple(record.evidence() for record in self.records if record.epochs)
+
+
+class _PlainIterator:
+    """An ordinary iterator in the shape `LoaderWatch._next` knows."""
+
+    _flatout_times = None
+    _num_workers = None
+
+    def __init__(self, iterator: Iterator[Any], record: LoaderRecord) -> None:
+        self._iterator, self._flatout_record = iterator, record
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
+def _num_queued(iterator: Any) -> int:
+    """Finished batches that wait in the loader's queues."""
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return 0
+    try:
+        queued = int(queue.qsize())
+    except NotImplementedError:
+        return 0  # macOS cannot count what is in a pipe
+    return queued + sum(len(info) == 2 for info in iterator._task_info.values())

@@ -1,0 +1,202 @@
+"""The data path's side of the instruments: runs where batches are fetched.
+
+With `num_workers=0` that is the training process, else each worker process, started by fork, spawn or
+forkserver.  Fetch and collate are timed by wrapping the fetcher and its collate function; in a worker the
+figures ride beside the batch through the loader's own queue and are taken off on arrival,
+so no other channel is needed and nothing of the script has to be picklable that was not before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.codec import decode, encode
+from flatout.measure.evidence import Call
+from flatout.measure.loading.call_profile import CallProfile
+from flatout.measure.loading.lengths import is_padded, sample_lengths
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+MARK = "\0flatout-batch"
+MOST_LENGTH_BATCHES = 12  # per process; looking at every sample's length is not free
+PROFILED_BATCH = 1  # of worker 0, counted from 0: past its first imports, before anything is timed
+
+now = time.perf_counter
+
+
+@dataclass(kw_only=True, slots=True)
+class BatchTimes:
+    """What is known of one batch from the process that made it."""
+
+    worker: int | None = None
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    done_at_s: float = 0.0
+    lengths: list[int] | None = None
+    calls: tuple[Call, ...] = ()
+
+    def pack(self) -> str:
+        return json.dumps(
+            [self.worker, self.fetch_s, self.collate_s, self.done_at_s, self.lengths, encode(self.calls)]
+        )
+
+    @classmethod
+    def unpack(cls, text: str) -> BatchTimes:
+        worker, fetch_s, collate_s, done_at_s, lengths, calls = json.loads(text)
+        return cls(
+            worker=worker,
+            fetch_s=fetch_s,
+            collate_s=collate_s,
+            done_at_s=done_at_s,
+            lengths=lengths,
+            calls=tuple(decode(Call, call) for call in calls),
+        )
+
+
+@dataclass(slots=True)
+class FetchLog:
+    """The batch being made in this process."""
+
+    times: BatchTimes = field(default_factory=BatchTimes)
+    num_length_batches: int = 0
+    profile: CallProfile | None = None
+
+    def take(self) -> BatchTimes:
+        times, self.times = self.times, BatchTimes()
+        times.done_at_s = now()
+        return times
+
+    def reset(self) -> None:
+        self.times, self.num_length_batches, self.profile = BatchTimes(), 0, None
+
+
+LOG = FetchLog()
+
+
+def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wrapped(samples: Any) -> Any:
+        times, profile = LOG.times, LOG.profile
+        lengths = _lengths(samples)
+        if profile is not None:
+            profile.in_collate = True
+        start = now()
+        try:
+            batch = collate(samples)
+        finally:
+            times.collate_s += now() - start
+            if profile is not None:
+                profile.in_collate = False
+        if lengths is not None and is_padded(batch, lengths):
+            times.lengths = lengths
+        return batch
+
+    return wrapped
+
+
+def _lengths(samples: Any) -> list[int] | None:
+    if LOG.num_length_batches >= MOST_LENGTH_BATCHES or not isinstance(samples, Sequence) or len(samples) < 2:
+        return None
+    LOG.num_length_batches += 1
+    return sample_lengths(samples)
+
+
+def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wrapped(index: Any) -> Any:
+        times, profile = LOG.times, LOG.profile
+        if profile is not None:
+            profile.start()
+        start, collate_s = now(), times.collate_s
+        try:
+            return fetch(index)
+        finally:
+            times.fetch_s += now() - start - (times.collate_s - collate_s)
+            if profile is not None:
+                profile.stop()
+                times.calls = profile.calls()
+                LOG.profile = None
+
+    return wrapped
+
+
+def patch_fetchers(patches: Patches) -> None:
+    """Fetchers are created in the process that uses them, so nothing of this is ever pickled."""
+    from torch.utils.data._utils import fetch
+
+    for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        before = kind.__init__
+        if getattr(before, "_flatout", False):
+            continue
+
+        def __init__(
+            self: Any, dataset: Any, auto: bool, collate: Any, drop: bool, *, _before: Any = before
+        ) -> None:
+            _before(self, dataset, auto, timed_collate(collate), drop)
+            self.fetch = timed_fetch(self.fetch)
+
+        __init__._flatout = True  # type: ignore[attr-defined]
+        patches.replace(kind, "__init__", __init__)
+
+
+class TimedQueue:
+    """The worker's result queue; a batch leaves as (mark, batch, figures)."""
+
+    def __init__(self, queue: Any, worker: int, folder: str) -> None:
+        self._queue, self._worker, self._folder = queue, worker, folder
+        self._num_batches = 0
+
+    def put(self, item: Any) -> None:
+        from torch._utils import ExceptionWrapper
+        from torch.utils.data._utils.worker import _IterableDatasetStopIteration
+
+        index, data = item
+        times = LOG.take()
+        if isinstance(index, int) and not isinstance(
+            data, (ExceptionWrapper, _IterableDatasetStopIteration, type(None))
+        ):
+            times.worker = self._worker
+            item = (index, (MARK, data, times.pack()))
+            self._num_batches += 1
+            if self._worker == 0 and self._num_batches == PROFILED_BATCH:
+                LOG.profile = CallProfile(UserCode(self._folder))
+        self._queue.put(item)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+def unwrap(data: Any) -> tuple[Any, BatchTimes | None]:
+    """(the batch, its figures); pinning has turned the tuple into a list."""
+    if isinstance(data, (tuple, list)) and len(data) == 3 and isinstance(data[0], str) and data[0] == MARK:
+        return data[1], BatchTimes.unpack(data[2])
+    return data, None
+
+
+class WorkerLoop:
+    """Replaces torch's worker loop; spawn and forkserver pickle it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
+        LOG.reset()
+        patch_fetchers(Patches())
+        worker = int(rest[6]) if len(rest) > 6 and isinstance(rest[6], int) else os.getpid()
+        real_loop()(kind, dataset, index_queue, TimedQueue(data_queue, worker, self.folder), *rest)
+
+
+_REAL_LOOP: Callable[..., None] | None = None
+
+
+def real_loop() -> Callable[..., None]:
+    """torch's own worker loop, also where it has been replaced."""
+    global _REAL_LOOP
+    from torch.utils.data._utils import worker
+
+    if _REAL_LOOP is None or not isinstance(worker._worker_loop, WorkerLoop):
+        _REAL_LOOP = worker._worker_loop
+    return _REAL_LOOP

@@ -1,0 +1,14 @@
+"""A job under observation.
+
+launch      start the job in a child process, and leave nothing of it behind
+child       the entry of that process
+lineage     parents and children: orphans, death signals, exit codes between the two
+session     run the script as `__main__` and end it when enough is known
+loop        the same for a loop given as a function, in this process
+observer    count the job's steps and give each instrument its own
+steps       where a step ends, and `flatout.step()`
+schedule    which steps serve which instrument
+passes      the instruments that slow a job down, each on for the few steps of its pass
+ranks       several processes, one job
+assemble    from notes to one Evidence document
+"""

@@ -1,0 +1,208 @@
+"""From what the observer noted to one Evidence document."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flatout import __version__
+from flatout.codec import decode, encode, rounded
+from flatout.measure.clock import EXCLUDED, phases_s, read_marks
+from flatout.measure.evidence import (
+    Counterfactual,
+    Ended,
+    Evidence,
+    Gpu,
+    Host,
+    Job,
+    Place,
+    Precision,
+    Site,
+    Step,
+)
+from flatout.measure.run.observer import Observer, StepRow
+from flatout.measure.run.ranks import rank, unwatched_processes, world_size
+from flatout.measure.statistics import compare, outliers
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the job ended."""
+
+    ended: Ended
+    exit_code: int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Facts fixed at the start, completed with the observer's notes whenever evidence is wanted."""
+
+    command: tuple[str, ...]
+    folder: str
+    started_at: str = field(
+        default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    )
+
+    def evidence(self, observer: Observer, ending: Ending, *, wait: bool = True) -> Evidence:
+        """`wait` lets the GPU finish first, so that every step's events can be read."""
+        import torch
+
+        if wait and observer.marks is not None:
+            torch.cuda.synchronize()
+        tools = observer.tools
+        steps = build_steps(observer.rows)
+        sites: tuple[Site, ...] = ()
+        if tools.sites is not None:
+            costs = tools.backward_costs
+            sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
+        loaders = observer.loaders.evidence()
+        modules = tools.modules.evidence() if tools.modules is not None else ()
+        evidence = Evidence(
+            job=self._job(observer, ending),
+            host=_host(),
+            gpu=_gpu(observer),
+            steps=steps,
+            loaders=loaders,
+            sites=sites,
+            module_calls=modules,
+            attributed_step_s=tools.attributed_step_s,
+            kernels=tools.kernels,
+            memory=tools.memory,
+            counterfactuals=_counterfactuals(steps),
+            precision=_precision(observer, [call.autocast for call in modules]),
+            missing=tuple(_missing(observer)),
+        )
+        evidence = replace(evidence, sources=observer.user_code.sources(_places(evidence)))
+        return decode(Evidence, rounded(encode(evidence)))
+
+    def _job(self, observer: Observer, ending: Ending) -> Job:
+        import torch
+
+        return Job(
+            command=self.command,
+            folder=Path(self.folder).name,
+            started_at=self.started_at,
+            ended=ending.ended,
+            exit_code=ending.exit_code,
+            error=ending.error,
+            device=observer.device,
+            device_name=torch.cuda.get_device_name() if observer.device == "cuda" else None,
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            flatout=__version__,
+            rank=rank(),
+            world_size=world_size(),
+            anchor=observer.anchor.name,
+            warmup_reason=observer.warmup_reason,
+        )
+
+
+def build_steps(rows: list[StepRow]) -> tuple[Step, ...]:
+    """Rows with the GPU's clock read; marks as not kept what must not enter a mean."""
+    # where epochs last a step or two, their starts are what a step costs
+    starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
+    steps = []
+    for row in rows:
+        on_device = read_marks(row.marks)
+        excluded_share = row.totals[EXCLUDED] / max(1e-9, sum(row.totals))
+        steps.append(
+            Step(
+                index=row.index,
+                arm=row.arm,
+                block=row.block,
+                step_s=on_device[0] if on_device is not None else row.host_s,
+                phases_s=phases_s(row.totals),
+                device_phases_s=on_device[1] if on_device is not None else None,
+                rows=row.rows,
+                num_batches=row.num_batches,
+                num_backwards=row.num_backwards,
+                num_forwards=row.num_forwards,
+                epoch_start=row.epoch_start,
+                kept=not row.transition
+                and (starts_count or not row.epoch_start)
+                and (row.arm == "real" or excluded_share < 0.05),
+            )
+        )
+    timed = [step for step in steps if step.kept and step.arm in ("real", "cached", "half")]
+    apart = outliers(timed)
+    return tuple(replace(step, kept=False) if step.kept and step.index in apart else step for step in steps)
+
+
+def _counterfactuals(steps: tuple[Step, ...]) -> tuple[Counterfactual, ...]:
+    found = (compare(steps, name="cached", baseline="real"), compare(steps, name="half", baseline="cached"))
+    return tuple(each for each in found if each is not None)
+
+
+def _host() -> Host:
+    from flatout.hardware.host import read_host
+
+    facts = read_host()
+    return Host(cores=facts.cores, memory_bytes=facts.memory_bytes, cpu_model=facts.cpu_model)
+
+
+def _gpu(observer: Observer) -> Gpu | None:
+    if observer.device != "cuda":
+        return None
+    import torch
+
+    from flatout.hardware.matching import find_datasheet
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    sheet = find_datasheet(properties.name, memory_bytes=int(properties.total_memory))
+    return Gpu(
+        name=properties.name,
+        memory_bytes=int(properties.total_memory),
+        compute_capability=f"{properties.major}.{properties.minor}",
+        peak_flops=dict(sheet.peak_flops) if sheet is not None else {},
+        bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s if sheet is not None else None,
+    )
+
+
+def _precision(observer: Observer, autocasts: list[str | None]) -> Precision:
+    import torch
+
+    dtypes: set[str] = set()
+    if observer.optimizer is not None:
+        parameters: Iterable[Any] = (p for group in observer.optimizer.param_groups for p in group["params"])
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+    on_gpu = observer.device == "cuda"
+    return Precision(
+        parameter_dtypes=tuple(sorted(dtypes)),
+        autocast=next((dtype for dtype in autocasts if dtype is not None), None),
+        tf32_matmul=torch.get_float32_matmul_precision() != "highest" if on_gpu else None,
+        bf16_supported=torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else None,
+    )
+
+
+def _missing(observer: Observer) -> list[str]:
+    missing = list(dict.fromkeys(observer.tools.missing))
+    if observer.loaders.mutated:
+        missing.append("cached batches: the script changes its batches in place, so some were fetched anew")
+    if observer.loaders.cannot_halve:
+        missing.append(f"half batch: {observer.loaders.cannot_halve}")
+    unwatched = None if observer.rows else unwatched_processes()
+    if unwatched is not None:
+        missing.append(unwatched)
+    if observer.warm_up is not None:
+        missing.append("every pass after warm-up: the job ended before it was steady")
+    elif not observer.finished and observer.blocks:
+        done, total = observer.block_number, len(observer.blocks)
+        missing.append(f"the job ended after {done} of {total} planned blocks")
+    return missing
+
+
+def _places(evidence: Evidence) -> list[Place | None]:
+    places: list[Place | None] = [site.place for site in evidence.sites]
+    places += [call.place for call in evidence.module_calls]
+    for loader in evidence.loaders:
+        places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
+    if evidence.memory is not None:
+        for growth in evidence.memory.growth:
+            places += [growth.place, growth.holder_place]
+        places += [graph.holder_place for graph in evidence.memory.graphs]
+    return places

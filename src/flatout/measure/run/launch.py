@@ -1,0 +1,306 @@
+"""Starting the job in a child process, and leaving nothing of it behind.
+
+The child shares the terminal: the script's own output and input pass through.  Orphans of the job (its
+workers, when it dies hard) become children of this process and are ended with it; they are recognised
+by a mark in their environment, so nobody else's processes are touched.  If this process is killed itself,
+the job ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flatout.codec import encode
+from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
+from flatout.measure.evidence import Evidence
+from flatout.measure.evidence_file import load_evidence, save_evidence
+from flatout.measure.run import ranks
+from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, adopt_orphans
+
+GRACE_S = 25.0
+MARK = "FLATOUT_JOB"
+ITS_WORDS = "what it printed last stands above"
+
+
+def check_command(command: Sequence[str], *, module: bool) -> None:
+    """Raise BadInput before anything starts when there is nothing to run."""
+    if not command:
+        raise BadInput("no script given", hint="flatout diagnose train.py ARGS…")
+    target = command[0]
+    if module:
+        top = target.partition(".")[0]
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = importlib.util.find_spec(top)
+        finally:
+            sys.path.pop(0)
+        if found is None:
+            raise BadInput(
+                f"no module named {top!r}", hint=f"looked in {os.getcwd()} and the installed packages"
+            )
+        return
+    path = Path(target)
+    if not path.exists():
+        raise BadInput(f"no script at {target}", hint="check the path, or use -m for a module")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise BadInput(f"{target} is a folder", hint="name the script inside it")
+    if not os.access(path, os.R_OK):
+        raise BadInput(f"{target} cannot be read")
+
+
+def default_evidence_path(command: Sequence[str]) -> Path:
+    stem = Path(command[0]).name.removesuffix(".py") if command else "job"  # a module has dots of its own
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path.cwd() / ".flatout"
+    if not os.access(Path.cwd(), os.W_OK):
+        folder = Path(tempfile.gettempdir()) / "flatout"
+    return folder / f"{stem}-{time}.json"
+
+
+def run_job(
+    command: Sequence[str],
+    *,
+    module: bool,
+    keep_running: bool,
+    evidence_path: Path,
+    seconds: float,
+    script_stdout_to_stderr: bool,
+    on_progress: Callable[[str], None],
+) -> Evidence:
+    """Run the job under observation; its evidence is at `evidence_path` when this returns or raises."""
+    check_command(command, module=module)
+    evidence_path = evidence_path.absolute()  # the script may change its folder
+    _check_writable(evidence_path)
+    options = {
+        "command": list(command),
+        "module": module,
+        "folder": os.getcwd(),
+        "keep_running": keep_running,
+        "seconds": seconds,
+        "half": True,
+        "parent": os.getpid(),
+    }
+    own_path = evidence_path
+    folder = ranks.shared_folder()
+    distributed = ranks.world_size() > 1
+    if distributed:
+        own_path = ranks.partial_path(folder)
+    options["evidence_path"] = str(own_path)
+    before = _stamp(own_path)
+    end = _run_child(options, script_stdout_to_stderr, on_progress)
+    if end.code == HALF_FAILED:
+        on_progress("the script raised on half a batch; measuring again without that")
+        ranks.begin_another_attempt()
+        end = _run_child({**options, "half": False}, script_stdout_to_stderr, on_progress)
+    evidence = _read(own_path, before, end, command[0])
+    if distributed:
+        own_path = ranks.publish(own_path)
+    if distributed and ranks.rank() == 0:
+        own_path = evidence_path
+        evidence = ranks.gather(evidence, folder)
+        save_evidence(evidence, evidence_path)
+        ranks.clear(folder)
+    _check_ending(evidence, end, own_path, command[0])
+    return evidence
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder", hint=f"name a file in it: {path / 'evidence.json'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise BadInput(
+            f"{path.parent} cannot be written: {error.strerror}", hint="--save FILE names another place"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """How the observed process ended."""
+
+    code: int
+    interrupted: bool
+
+
+def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
+    mark = uuid.uuid4().hex
+    reader, writer = os.pipe()
+    adopt_orphans()
+    errors: list[str] = []
+    with _Signals() as signals:
+        try:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "flatout.measure.run.child",
+                    json.dumps(encode({**options, "progress_fd": writer})),
+                ],
+                stdout=sys.stderr.fileno() if to_stderr else None,
+                pass_fds=(writer,),
+                env={**os.environ, MARK: mark},
+            )
+            os.close(writer)
+            thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
+            thread.start()
+            end = _wait(process, signals)
+        finally:
+            signals.hold()
+            _end_leftovers(mark)
+        thread.join(timeout=1.0)
+    if end.code == NOT_WRITTEN:
+        raise FlatoutError(f"the evidence could not be written: {'; '.join(errors)}", hint="--save FILE")
+    return end
+
+
+def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) -> None:
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            text = line.rstrip("\n")
+            if text.startswith("error: "):
+                errors.append(text.removeprefix("error: "))
+            else:
+                on_progress(text)
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM, held back until the job is known and while what it left is ended."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._held: int | None = None
+        self._open = False
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._held is not None and error is None:
+            raise KeyboardInterrupt
+
+    def release(self) -> None:
+        self._open = True
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._take(held, None)
+
+    def hold(self) -> None:
+        self._open = False
+
+    def _take(self, number: int, _frame: Any) -> None:
+        if self._open:
+            raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        self._held = number
+
+
+def _wait(process: subprocess.Popen[bytes], signals: _Signals) -> _End:
+    """Wait for the job; Ctrl-C and SIGTERM reach it once, and it gets time to save what it knows."""
+    try:
+        signals.release()
+        return _End(code=process.wait(), interrupted=False)
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, _Terminated) or not _terminal_signals_group():
+            process.send_signal(signal.SIGINT)
+    try:
+        code = process.wait(timeout=GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        code = process.wait()
+    return _End(code=code, interrupted=True)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which goes to this process alone."""
+
+
+def _terminal_signals_group() -> bool:
+    """Whether a Ctrl-C of this terminal went to the job as well: it signals the whole group."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _end_leftovers(mark: str) -> None:
+    """End what the job left running, and only that."""
+    left = [process for process in psutil.Process().children(recursive=True) if _is_marked(process, mark)]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _gone, alive = psutil.wait_procs(left, timeout=3.0)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=3.0)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes with every write; a file of an earlier run is not this job's evidence."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
+def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> Evidence:
+    if _stamp(path) not in (None, before):
+        return load_evidence(path)
+    if end.interrupted:
+        raise Interrupted("interrupted before any step was measured")
+    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured", hint=ITS_WORDS)
+
+
+def _how_it_ended(end: _End) -> str:
+    if end.code < 0:
+        return f"was ended by {signal.Signals(-end.code).name}"
+    return f"ended with exit code {end.code}"
+
+
+def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
+    job, num = evidence.job, len(evidence.steps)
+    when = f"after {num} measured steps" if num else "before any step was measured"
+    kept = f"evidence so far: {path}"
+    if job.ended == "interrupted" or (job.ended == "crashed" and end.interrupted):
+        raise Interrupted(f"interrupted {when}", hint=kept)
+    if job.ended == "crashed":
+        what = _how_it_ended(end) if end.code else f"raised {job.error}"
+        raise ScriptFailed(f"{name} {what} {when}", hint=kept if num else ITS_WORDS)
+    if not num and job.exit_code:
+        words = f": {job.error}" if job.error else ""
+        raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
+    if not num:
+        hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"
+        unwatched = next((reason for reason in evidence.missing if reason.startswith(ranks.UNWATCHED)), hint)
+        raise NothingMeasured(f"{name} ended without a training step", hint=unwatched)

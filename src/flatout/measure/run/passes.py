@@ -1,0 +1,163 @@
+"""The instruments that slow a job down, each on for the few steps of its own pass.
+
+An instrument that fails is noted in `missing` and left out; the job goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.evidence import Arm, Kernels, Memory
+from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
+from flatout.measure.lines.module_calls import ModuleCalls
+from flatout.measure.loading.call_profile import CallProfile
+from flatout.measure.loading.workers import LOG
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+if TYPE_CHECKING:
+    from flatout.measure.device.kernels import BackwardCosts, KernelRecorder
+    from flatout.measure.lines.call_sites import CallSites
+    from flatout.measure.lines.live_memory import MemoryRecorder
+
+
+class Passes:
+    """Begins and ends the passes, and holds what they brought."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        self.user_code = user_code
+        self.sites: CallSites | None = None
+        self.modules: ModuleCalls | None = None
+        self.module_calls: ModuleCalls | None = None  # `modules` while counting
+        self.backward_costs: BackwardCosts | None = None
+        self.kernels: Kernels | None = None
+        self.memory: Memory | None = None
+        self.attributed_step_s: float | None = None
+        self.missing: list[str] = []
+        self._counting = False
+        self._patches = Patches()
+        self._kernel_recorder: KernelRecorder | None = None
+        self._memory_recorder: MemoryRecorder | None = None
+        self._stance: Any = None
+
+    def begin(self, arm: Arm, device: str) -> None:
+        with self._guard(arm):
+            if arm == "count":
+                self._begin_counting()
+            elif arm == "attribution":
+                self._begin_attribution(device)
+            elif arm == "kernels":
+                from flatout.measure.device.kernels import KernelRecorder
+
+                recorder = KernelRecorder(device)
+                recorder.start()
+                self._kernel_recorder = recorder
+            elif arm == "memory":
+                from flatout.measure.lines.live_memory import MemoryRecorder
+
+                self._run_eagerly()
+                memory_recorder = MemoryRecorder(self.user_code, device)
+                memory_recorder.start()
+                self._memory_recorder = memory_recorder
+
+    def step_end(self) -> None:
+        if self._memory_recorder is not None:
+            with self._guard("memory"):
+                self._memory_recorder.step_end()
+
+    def end(self, arm: Arm, steps_s: Sequence[float]) -> None:
+        """`steps_s` are the seconds of the pass's steps."""
+        with self._guard(arm):
+            if arm in ("count", "attribution") and self._counting:
+                self._end_counting(arm, steps_s)
+            elif arm == "kernels" and self._kernel_recorder is not None:
+                recorder, self._kernel_recorder = self._kernel_recorder, None
+                step_s = sum(steps_s) / max(1, len(steps_s))
+                self.kernels = recorder.stop(num_steps=len(steps_s), step_s=step_s)
+            elif arm == "memory" and self._memory_recorder is not None:
+                memory_recorder, self._memory_recorder = self._memory_recorder, None
+                self.memory = memory_recorder.stop()
+        self._run_as_before()
+
+    def leave_in_child(self) -> None:
+        """A forked process inherits the modes of the step it was started in."""
+        if self._counting:
+            remove_mode(self.sites)
+        if self._memory_recorder is not None:
+            self._memory_recorder.leave_in_worker()
+
+    # -- counting and attribution
+
+    def _begin_counting(self) -> None:
+        from flatout.measure.lines.call_sites import CallSites
+
+        self._run_eagerly()
+        self.sites = CallSites(self.user_code)
+        self.module_calls = self.modules = ModuleCalls(self.user_code)
+        LOG.profile = CallProfile(self.user_code)
+        self._insert(self.sites)
+
+    def _begin_attribution(self, device: str) -> None:
+        from flatout.measure.device.kernels import BackwardCosts
+
+        if self.sites is None:
+            return
+        self._run_eagerly()
+        costs = BackwardCosts(device)
+        costs.start()
+        self.backward_costs = costs
+        self.sites.attributing = True
+        self._insert(self.sites)
+
+    def _insert(self, mode: CallSites) -> None:
+        keep_in_backward(mode, self._patches)
+        insert_mode(mode)
+        self._counting = True
+
+    def _end_counting(self, arm: Arm, steps_s: Sequence[float]) -> None:
+        self._counting = False
+        self._patches.undo()
+        self.module_calls, LOG.profile = None, None
+        if not remove_mode(self.sites):
+            self.missing.append(f"{arm}: the script took the counting mode off; counts may be low")
+        if self.sites is not None and self.sites.failure is not None:
+            failure, self.sites.failure = self.sites.failure, None
+            self.missing.append(f"{arm}: the instrument failed: {type(failure).__name__}: {failure}")
+        if arm == "count" and self.sites is not None and self.modules is not None:
+            self.sites.num_steps = self.modules.num_steps = len(steps_s)
+        elif arm == "attribution" and self.sites is not None and self.backward_costs is not None:
+            self.sites.attributing = False
+            self.sites.forget_tensors()
+            costs, self.backward_costs = self.backward_costs, None
+            costs.stop()
+            self.backward_costs = costs
+            self.attributed_step_s = steps_s[-1] if steps_s else None
+
+    # -- compiled code
+
+    def _run_eagerly(self) -> None:
+        """A mode on the stack fails compiled code's guards: it would recompile, or be traced."""
+        if "torch._dynamo" in sys.modules:
+            import torch
+            from torch._dynamo import eval_frame
+
+            self._stance = eval_frame._stance.stance
+            torch.compiler.set_stance("force_eager")
+
+    def _run_as_before(self) -> None:
+        if self._stance is not None:
+            import torch
+
+            torch.compiler.set_stance(self._stance)
+            self._stance = None
+
+    @contextmanager
+    def _guard(self, arm: str) -> Iterator[None]:
+        """The job must never be harmed by being watched."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is ours and not the job's
+            self.missing.append(f"{arm}: the instrument failed: {type(error).__name__}: {error}")

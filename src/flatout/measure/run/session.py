@@ -1,0 +1,282 @@
+"""The observed job: runs the script as `__main__` in this process and ends it when enough is known.
+
+Ending means raising a private BaseException at a step end: `finally` blocks and context managers of the
+script run (they may write a checkpoint), ordinary `except Exception` handlers let it pass.  A script
+that swallows it is ended by force after the evidence is on disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flatout.measure.evidence_file import save_evidence
+from flatout.measure.run.assemble import Assembly, Ending
+from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, is_orphan
+from flatout.measure.run.observer import Observer, ObserverOptions
+from flatout.measure.run.ranks import keep_attempts_apart
+
+UNWIND_S = 20.0
+MOST_SWALLOWED = 3
+MOST_WORDS = 300
+PYTHONS_OWN_HANDLERS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+
+
+class EndOfMeasurement(BaseException):
+    """Ends the observed script; not an Exception, so ordinary handlers let it through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What the launching process asks for."""
+
+    command: tuple[str, ...]
+    module: bool
+    folder: str
+    evidence_path: str
+    keep_running: bool
+    seconds: float
+    half: bool
+    progress_fd: int | None
+    parent: int | None = None  # the launching process, with which the job ends
+
+
+class Session:
+    """One run of the script under observation."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self.options = options
+        self.assembly = Assembly(
+            command=(*(("-m",) if options.module else ()), *options.command), folder=options.folder
+        )
+        self.observer = Observer(
+            ObserverOptions(
+                folder=options.folder,
+                seconds=options.seconds,
+                counterfactuals=not options.keep_running,
+                half=options.half,
+            ),
+            on_finished=self._finished,
+            on_progress=self._progress,
+            on_block_end=self._save_so_far,
+        )
+        self.num_stops = 0
+        self.interrupted = False
+        self.saved = False
+        self._pid = os.getpid()
+        self._saving = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def run(self) -> int:
+        """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
+        self.observer.install()
+        keep_attempts_apart(self.observer.patches)
+        for number, handler in PYTHONS_OWN_HANDLERS.items():
+            signal.signal(number, self._interrupt)
+            os.register_at_fork(after_in_child=functools.partial(self._give_back, number, handler))
+        ending = self._run_script()
+        for number in PYTHONS_OWN_HANDLERS:
+            signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
+        in_half = self._is_in_half()
+        self._end_workers()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.options.keep_running and self.observer.finished:  # measured; how it went on is added
+            self.saved = False
+            ending = Ending("measured", ending.exit_code, ending.error)
+        code = self._save(ending)
+        if code == 0 and in_half and ending.exit_code and ending.ended != "interrupted":
+            return HALF_FAILED
+        if code == 0 and self.options.keep_running:
+            return ending.exit_code or 0
+        return code
+
+    def _run_script(self) -> Ending:
+        """What the script raises after the measurement ended it, or after an interrupt, follows from that."""
+        target, *arguments = self.options.command
+        sys.argv = [target, *arguments]
+        sys.modules["__mp_main__"] = _ScriptAlias("__mp_main__")
+        ending = Ending("finished", 0)
+        try:
+            if self.options.module:
+                sys.path[0] = os.getcwd()
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                sys.path[0] = str(Path(target).resolve().parent)
+                runpy.run_path(target, run_name="__main__")
+            _join_threads()
+        except SystemExit as exit_:
+            ending = Ending("finished", _exit_code(exit_), _exit_words(exit_))
+        except BaseException as error:  # noqa: BLE001 - the script's own, shown as such below
+            if not self.num_stops and not self.interrupted:
+                self._show_traceback(error)
+            ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
+        if self.num_stops:
+            return Ending("measured", 0)
+        return Ending("interrupted", 130) if self.interrupted else ending
+
+    def _is_in_half(self) -> bool:
+        """A failure is the counterfactual's; the script runs again without it."""
+        return self.options.half and self.observer.arm == "half" and not self.observer.finished
+
+    def _interrupt(self, number: int, _frame: Any) -> None:
+        """The first signal; a second one ends the launching process, and this one with it."""
+        if os.getpid() != self._pid:  # one that the script forked, before its own handlers are back
+            self._give_back(number, PYTHONS_OWN_HANDLERS[number])
+            os.kill(os.getpid(), number)
+            return
+        if is_orphan(self.options.parent):
+            self._end_soon()  # nobody is left to end a script that goes on
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+    def _give_back(self, number: int, handler: Any) -> None:
+        """Processes the script forks take a signal as they would have."""
+        if signal.getsignal(number) == self._interrupt:
+            signal.signal(number, handler)
+
+    def _show_traceback(self, error: BaseException) -> None:
+        """The script's traceback as it would have shown it: our frames and runpy's left out."""
+        if self._is_in_half():
+            return
+        shown = traceback.TracebackException.from_exception(error)
+        _leave_out_own_frames(shown)
+        sys.stdout.flush()
+        sys.stderr.writelines(shown.format())
+
+    # -- the end
+
+    def _finished(self) -> None:
+        if self.options.keep_running:
+            self._save(Ending("measured"))
+            self.observer.remove()
+            self.saved = True
+            self._progress("measured; the script runs on")
+            return
+        self.num_stops += 1
+        self._end_soon()
+        off_main = threading.current_thread() is not threading.main_thread()
+        if self.num_stops >= MOST_SWALLOWED or off_main:
+            self._end_by_force()
+        raise EndOfMeasurement
+
+    def _end_soon(self) -> None:
+        """The script has some time to unwind by itself."""
+        if self._timer is None:
+            self._timer = threading.Timer(UNWIND_S, self._end_by_force)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end_by_force(self) -> None:
+        code = self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(code)
+
+    def _end_workers(self) -> None:
+        for iterator in list(self.observer.loaders.iterators):
+            shut_down: Callable[[], Any] | None = getattr(iterator, "_shutdown_workers", None)
+            if shut_down is not None:
+                shut_down()
+        gc.collect()
+        import torch.distributed as distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    # -- evidence and progress
+
+    def _save(self, ending: Ending) -> int:
+        with self._saving:  # the timer that ends a script by force waits for the file
+            if self.saved:
+                return 0
+            self.saved = True
+            try:
+                evidence = self.assembly.evidence(self.observer, ending)
+                save_evidence(evidence, Path(self.options.evidence_path))
+            except OSError as error:
+                self._progress(f"error: {self.options.evidence_path}: {error.strerror}")
+                return NOT_WRITTEN
+            return 0
+
+    def _save_so_far(self) -> None:
+        """After each block, so that a killed or crashed process leaves what was known."""
+        try:
+            evidence = self.assembly.evidence(self.observer, Ending("crashed", None, "killed"), wait=False)
+            save_evidence(evidence, Path(self.options.evidence_path))
+        except Exception:  # noqa: BLE001 - the job goes on whatever this was; the last save reports it
+            return
+
+    def _progress(self, message: str) -> None:
+        if self.options.progress_fd is None:
+            return
+        try:
+            os.write(self.options.progress_fd, (message + "\n").encode())
+        except OSError:
+            return  # the launching process is gone; the job does not depend on it
+
+
+class _ScriptAlias(ModuleType):
+    """The script under the name by which spawned workers know it.
+
+    multiprocessing ties that name to the `__main__` it finds at its own import, which is not the script.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
+
+
+def _join_threads() -> None:
+    """A script ends when its last thread does; Python waits for them at its own end, too late for us."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+
+
+def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
+    """Of the error, and of those it was raised from."""
+    own = str(Path(__file__).parents[1]) + os.sep
+    shown.stack[:] = [
+        frame
+        for frame in shown.stack
+        if not frame.filename.startswith(own) and frame.filename not in (runpy.__file__, "<frozen runpy>")
+    ]
+    for other in (shown.__cause__, shown.__context__):
+        if other is not None:
+            _leave_out_own_frames(other)
+
+
+def _first_line(words: str) -> str:
+    return words.strip().partition("\n")[0][:MOST_WORDS]
+
+
+def _exit_words(exit_: SystemExit) -> str | None:
+    """What a script says by `sys.exit("no data at ./data")`."""
+    return None if exit_.code is None or isinstance(exit_.code, int) else _first_line(str(exit_.code)) or None
+
+
+def _exit_code(exit_: SystemExit) -> int:
+    if exit_.code is None:
+        return 0
+    if isinstance(exit_.code, int):
+        return exit_.code
+    print(exit_.code, file=sys.stderr)
+    return 1

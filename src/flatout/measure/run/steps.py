@@ -1,0 +1,81 @@
+"""Where a step ends.
+
+Any optimizer's step marks it, through the global hooks every torch optimizer calls.  With several
+optimizers the anchor is the least frequent one (of equals the last to appear), so that D, D, G is one
+step.  Loops without an optimizer are marked by backward, loops without either by the outermost model
+call, of several models again the least frequent; an explicit `flatout.step()` outranks all of them.  Outside
+a diagnosis that call does nothing, so a training script may keep it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+EXPLICIT, OPTIMIZER_STEP, BACKWARD_CALL, MODEL_CALL = range(4)
+# A loop is believed to have no optimizer only after this many calls without one.
+PATIENCE = 3
+STALE_FACTOR = 64
+
+Key = tuple[int, int]  # (kind, identity of the optimizer or model)
+
+_listener: Callable[[], None] | None = None
+
+
+def step() -> None:
+    """Mark the end of one step of the job."""
+    if _listener is not None:
+        _listener()
+
+
+def listen(listener: Callable[[], None] | None) -> None:
+    """Call `listener` at every `flatout.step()`; None stops it."""
+    global _listener
+    _listener = listener
+
+
+class Anchor:
+    """Counts candidate marks and says which of them end a step."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Key] = Counter()
+        self.names: dict[Key, str] = {}
+        self.frozen: Key | None = None
+
+    def add(self, key: Key, name: str) -> bool:
+        """Note one mark; True when it ends a step."""
+        self.counts[key] += 1
+        self.names.setdefault(key, name)
+        return key == self.current
+
+    def freeze(self) -> None:
+        self.frozen = self.current
+
+    @property
+    def current(self) -> Key | None:
+        if self.frozen is not None:
+            return self.frozen
+        kinds = {kind for kind, _ in self.counts}
+        for kind in (EXPLICIT, OPTIMIZER_STEP):
+            if kind in kinds:
+                return self._least_frequent(kind)
+        for kind in (BACKWARD_CALL, MODEL_CALL):
+            if any(self.counts[key] > PATIENCE for key in self.counts if key[0] == kind):
+                return self._least_frequent(kind, fewest=PATIENCE + 1)
+        return None
+
+    def outranks(self, key: Key) -> bool:
+        """A stronger kind of mark than the frozen anchor appeared: what was measured was not a step."""
+        return self.frozen is not None and key[0] < self.frozen[0]
+
+    def _least_frequent(self, kind: int, *, fewest: int = 1) -> Key:
+        # in order of appearance
+        keys = [key for key in self.counts if key[0] == kind and self.counts[key] >= fewest]
+        most = max(self.counts[key] for key in keys)
+        live = [key for key in keys if self.counts[key] * STALE_FACTOR >= most]
+        return min(reversed(live), key=lambda key: self.counts[key])
+
+    @property
+    def name(self) -> str | None:
+        current = self.current
+        return None if current is None else self.names[current]

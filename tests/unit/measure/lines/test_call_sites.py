@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+from flatout.measure.evidence import Site
+from flatout.measure.lines.call_sites import CallSites
+from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+from tests.support.measure import line_of
+
+HERE = Path(__file__)
+NUM = 7
+
+
+def line(marker: str) -> int:
+    return line_of(HERE, marker)
+
+
+@contextmanager
+def counting(*, attributing: bool = False) -> Iterator[CallSites]:
+    """The mode as the observer puts it on: from a hook, kept on inside backward, taken off by identity."""
+    sites = CallSites(UserCode(str(HERE.parent)))
+    patches = Patches()
+    keep_in_backward(sites, patches)
+    sites.attributing = attributing
+    insert_mode(sites)
+    try:
+        yield sites
+    finally:
+        assert remove_mode(sites)
+        patches.undo()
+    sites.num_steps = 1
+
+
+def counted(function: Callable[[], object]) -> dict[tuple[str, str, int], Site]:
+    """Sites by kind, op and line."""
+    with counting() as sites:
+        function()
+    found = sites.evidence(None)
+    by_key = {(site.kind, site.op, site.place.line): site for site in found}
+    assert len(by_key) == len(found)
+    assert all(site.place.file == HERE.name for site in found)
+    return by_key
+
+
+def calls(function: Callable[[], object]) -> dict[tuple[str, str, int], float]:
+    return {key: site.calls_per_step for key, site in counted(function).items()}
+
+
+def test_tensors_created_in_a_loop() -> None:
+    def work() -> None:
+        for i in range(NUM):
+            torch.tensor(i)  # at: create
+        torch.zeros(2).new_ones(3)  # at: once
+
+    once = line("once")
+    assert calls(work) == {
+        ("create", "tensor", line("create")): NUM,
+        ("create", "zeros", once): 1,
+        ("create", "new_ones", once): 1,
+    }
+
+
+@pytest.mark.parametrize("index", [int, np.int64, torch.tensor], ids=["int", "numpy", "tensor"])
+def test_rows_read_one_by_one(index: Callable[[int], Any]) -> None:
+    x = torch.zeros(NUM, 3)
+    indices = [index(i) for i in range(NUM)]
+
+    def work() -> None:
+        for i in indices:
+            x[i]  # at: row
+
+    assert calls(work) == {("row", "__getitem__", line("row")): NUM}
+
+
+def test_elements_read_by_two_numbers_and_rows_written() -> None:
+    x = torch.zeros(NUM, 3)
+
+    def work() -> None:
+        for b in range(NUM):
+            for t in range(3):
+                x[b, t]  # at: element
+            x[b] = 1.0  # at: written
+
+    assert calls(work) == {
+        ("row", "__getitem__", line("element")): NUM * 3,
+        ("row", "__setitem__", line("written")): NUM,
+    }
+
+
+def test_gathers_and_slices_are_no_rows() -> None:
+    x, index = torch.zeros(NUM, 3), torch.tensor([0, 2])
+
+    def work() -> None:
+        x[index], x[1:3], x[:, None], x[...]
+
+    assert calls(work) == {}
+
+
+def test_a_row_of_a_graph_is_told_from_a_row_of_data() -> None:
+    parameter, data = torch.zeros(NUM, 3, requires_grad=True), torch.zeros(NUM, 3)
+
+    def work() -> None:
+        data[0]  # at: data
+        parameter[0]  # at: parameter
+        with torch.no_grad():
+            parameter[0]  # at: no grad
+
+    found = counted(work)
+    grad = {key[2]: site.requires_grad for key, site in found.items()}
+    assert grad == {line("data"): False, line("parameter"): True, line("no grad"): False}
+
+
+def test_waits_for_a_value() -> None:
+    x = torch.tensor([1.0, 2.0])
+
+    def work() -> None:
+        x[0:1].item()  # at: item
+        float(x.sum())  # at: float
+        if x.sum() > 0:  # at: bool
+            x.tolist()  # at: list
+        x[x > 1]  # at: mask
+        x.nonzero()  # at: nonzero
+
+    assert calls(work) == {
+        ("sync", "item", line("item")): 1,
+        ("sync", "__float__", line("float")): 1,
+        ("sync", "__bool__", line("bool")): 1,
+        ("sync", "tolist", line("list")): 1,
+        ("sync", "__getitem__", line("mask")): 1,
+        ("sync", "nonzero", line("nonzero")): 1,
+    }
+
+
+def test_a_recurrent_cell_called_per_step_of_time() -> None:
+    cell = nn.LSTMCell(3, 4)
+    x = torch.zeros(NUM, 2, 3)
+
+    def work() -> None:
+        state = None
+        for x_t in x.unbind(0):
+            state = cell(x_t, state)  # at: cell
+
+    found = counted(work)
+    site = found["cell", "lstm_cell", line("cell")]
+    assert site.calls_per_step == NUM
+    assert site.via is not None and site.via.startswith("torch/nn/modules/rnn.py:")
+
+
+def test_a_copy_within_the_host_is_no_copy() -> None:
+    x = torch.zeros(3)
+
+    def work() -> None:
+        x.to("cpu"), x.to(torch.float64), x.cpu()
+
+    assert not any(kind == "copy" for kind, _op, _line in calls(work))
+
+
+def test_a_copy_off_the_host_has_its_bytes() -> None:
+    x = torch.zeros(8, dtype=torch.float64)
+
+    def work() -> None:
+        for _ in range(NUM):
+            x.to("meta")  # at: copy
+
+    site = counted(work)["copy", "to", line("copy")]
+    assert (site.calls_per_step, site.bytes_per_step, site.device) == (NUM, NUM * 64, "meta")
+    assert site.pinned is False
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * torch.tensor(2.0)  # at: custom backward
+
+
+def test_a_custom_backward_is_counted() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def work() -> None:
+        for _ in range(NUM):
+            Doubling.apply(x).sum().backward()
+
+    assert calls(work) == {("create", "tensor", line("custom backward")): NUM}
+
+
+def test_autograd_grad_is_counted_too() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def work() -> None:
+        torch.autograd.grad(Doubling.apply(x).sum(), x)
+
+    assert calls(work) == {("create", "tensor", line("custom backward")): 1}
+
+
+def block(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.full((3,), 2.0)  # at: recomputed
+
+
+def test_recomputation_inside_backward_is_counted() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    with counting() as sites:
+        checkpoint(block, x, use_reentrant=False).sum().backward()  # type: ignore[union-attr]
+    # once forward, once recomputed; torch 2.11 makes tensors of its own beside them
+    made = [site for site in sites.evidence(None) if site.place.line == line("recomputed")]
+    assert [(site.op, site.calls_per_step) for site in made] == [("full", 2)]
+
+
+class Own(TorchFunctionMode):
+    """A mode of the script's own, entered in one step and left in another."""
+
+    num = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_device_context_of_the_script_hides_no_line() -> None:
+    def work() -> None:
+        with torch.device("cpu"):
+            torch.tensor(1)  # at: on device
+
+    site = counted(work)["create", "tensor", line("on device")]
+    assert site.via is None
+
+
+def test_the_mode_goes_from_under_a_mode_and_a_device_context_of_the_script() -> None:
+    own = Own()
+    sites = CallSites(UserCode(str(HERE.parent)))
+    with torch.device("cpu"), own:
+        insert_mode(sites)
+        torch.tensor(1)
+        seen = own.num
+        assert remove_mode(sites)
+        torch.tensor(1)
+        assert own.num == seen + 1
+    assert _get_current_function_mode_stack() == []
+    assert sum(site.calls_per_step for site in sites.evidence(None)) == 1
+
+
+def test_calls_are_means_over_the_counted_steps() -> None:
+    with counting() as sites:
+        for _ in range(6):
+            torch.tensor(1)
+    sites.num_steps = 3
+    assert [site.calls_per_step for site in sites.evidence(None)] == [2]
+
+
+def test_what_no_line_of_the_user_asked_for_is_no_site() -> None:
+    """A pool's thread calls torch from library code alone, unless the task is the user's."""
+    sites = CallSites(UserCode(str(HERE.parent)))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(insert_mode, sites).result()
+        pool.submit(torch.tensor, 1).result()
+        assert sites.evidence(None) == ()
+        pool.submit(lambda: torch.tensor(1)).result()  # at: task
+        assert pool.submit(remove_mode, sites).result()
+    assert [site.place.line for site in sites.evidence(None)] == [line("task")]
+
+
+def test_attribution_notes_the_time_and_the_backward_nodes_of_each_call() -> None:
+    x = torch.zeros(NUM, 3, requires_grad=True)
+
+    def work() -> torch.Tensor:
+        return sum(x[i].sum() for i in range(NUM))  # type: ignore[return-value]  # at: attributed
+
+    with counting() as sites:
+        work()
+        sites.attributing = True
+        work()
+        sites.attributing = False
+    asked: list[tuple[int, int]] = []
+
+    def backward_seconds(intervals: list[tuple[int, int]]) -> float:
+        asked.extend(intervals)
+        return 0.25
+
+    (site,) = [site for site in sites.evidence(backward_seconds) if site.kind == "row"]
+    assert site.calls_per_step == NUM
+    assert site.host_s is not None and site.host_s > 0
+    assert site.backward_s == 0.25
+    assert len(asked) >= NUM
+    assert all(before < after for before, after in asked)
+
+
+def test_without_attribution_seconds_are_unknown() -> None:
+    def work() -> None:
+        torch.tensor(1)
+
+    (site,) = counted(work).values()
+    assert site.host_s is None
+    assert site.backward_s is None

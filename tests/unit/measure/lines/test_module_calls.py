@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.measure.evidence import ModuleCall
+from flatout.measure.lines.module_calls import ModuleCalls, active_autocast
+from flatout.measure.user_code import UserCode
+
+HERE = Path(__file__)
+
+
+@pytest.fixture
+def calls() -> ModuleCalls:
+    return ModuleCalls(UserCode(str(HERE.parent)))
+
+
+def note(calls: ModuleCalls, module: nn.Module, *args: Any, spent_s: float = 0.5, **kwargs: Any) -> None:
+    """One outermost call, noted as if made by the line that calls this."""
+    calls.note(module, args, kwargs, sys._getframe(1), spent_s)
+
+
+def only(calls: ModuleCalls) -> ModuleCall:
+    (found,) = calls.evidence()
+    return found
+
+
+def test_calls_of_one_line_are_summed_per_step(calls: ModuleCalls) -> None:
+    model = nn.Linear(3, 2)
+    for _ in range(8):
+        note(calls, model, torch.zeros(1, 3), spent_s=0.25)
+        last = sys._getframe().f_lineno - 1
+    calls.num_steps = 2
+    found = only(calls)
+    assert (found.module, found.place.file, found.place.line) == ("Linear", HERE.name, last)
+    assert (found.calls_per_step, found.rows, found.host_s) == (4, 1, 1.0)
+    assert found.training
+    assert found.has_parameters
+
+
+def test_rows_that_vary_are_unknown(calls: ModuleCalls) -> None:
+    for rows in (4, 5):
+        note(calls, nn.Linear(3, 2), torch.zeros(rows, 3))
+    assert only(calls).rows is None
+
+
+def test_rows_are_those_of_the_first_tensor_wherever_it_stands(calls: ModuleCalls) -> None:
+    note(calls, nn.Identity(), "name", torch.tensor(1.0), x=torch.zeros(7, 2))
+    found = only(calls)
+    assert found.rows == 7
+    assert not found.has_parameters
+
+
+def test_a_model_in_eval_is_not_training(calls: ModuleCalls) -> None:
+    note(calls, nn.Linear(3, 2).eval(), torch.zeros(4, 3))
+    assert not only(calls).training
+
+
+def test_different_lines_and_modules_are_kept_apart(calls: ModuleCalls) -> None:
+    note(calls, nn.Linear(3, 2), torch.zeros(4, 3))
+    note(calls, nn.Linear(3, 2), torch.zeros(4, 3))
+    for module in (nn.Linear(3, 2), nn.Identity()):
+        note(calls, module, torch.zeros(4, 3))
+    assert [call.calls_per_step for call in calls.evidence()] == [1, 1, 1, 1]
+
+
+def test_autocast_is_seen_where_it_is_on(calls: ModuleCalls) -> None:
+    assert active_autocast() is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        note(calls, nn.Linear(3, 2), torch.zeros(4, 3))
+        assert active_autocast() == "bfloat16"
+    assert only(calls).autocast == "bfloat16"

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
+from flatout.measure.evidence_file import load_evidence, save_evidence
+from flatout.measure.run import launch, ranks
+from tests.support import doctor as builders
+from tests.support.measure import BY_HAND, diagnose, write_script
+
+
+def run_job(command: list[str], path: Path, **changes: Any) -> Any:
+    options: dict[str, Any] = {
+        "module": False,
+        "keep_running": False,
+        "evidence_path": path,
+        "seconds": 1.0,
+        "script_stdout_to_stderr": False,
+        "on_progress": lambda message: None,
+    }
+    return launch.run_job(command, **{**options, **changes})
+
+
+# -- before anything starts
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "message"),
+    [
+        ([], False, "no script given"),
+        (["absent.py"], False, "no script at absent.py"),
+        (["."], False, ". is a folder"),
+        (["no_such_module_anywhere.train"], True, "no module named 'no_such_module_anywhere'"),
+    ],
+)
+def test_what_cannot_run_is_refused(command: list[str], module: bool, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
+        run_job(command, tmp_path / "e.json", module=module)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_python_can_run_is_a_script(tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("")
+    launch.check_command([str(tmp_path)], module=False)
+
+
+def test_a_module_of_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here").mkdir()
+    (tmp_path / "only_here" / "__init__.py").write_text("raise SystemExit('imported')")
+    path = list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    launch.check_command(["only_here.train"], module=True)
+    assert sys.path == path
+
+
+@pytest.mark.parametrize("place", ["script.py/e.json", "."])
+def test_a_place_that_cannot_be_written_is_refused(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = write_script(tmp_path / "script.py", "")
+    with pytest.raises(BadInput, match=r"cannot be written|is a folder"):
+        run_job([str(script)], tmp_path / place)
+
+
+@pytest.mark.parametrize(("target", "name"), [("pkg/train.py", "train"), ("pkg.train", "pkg.train")])
+def test_evidence_goes_beside_the_job(
+    target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = launch.default_evidence_path([target, "--lr", "1"])
+    assert path.parent == tmp_path / ".flatout"
+    assert path.name.startswith(f"{name}-2") and path.suffix == ".json"
+
+
+# -- how it ended
+
+
+def ending(code: int, *, interrupted: bool = False) -> Any:
+    return launch._End(code=code, interrupted=interrupted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"ended": "interrupted"}, Interrupted, "interrupted after 54 measured steps"),
+        ({"ended": "crashed", "error": "KeyError: 'x'"}, ScriptFailed, "raised KeyError: 'x' after 54"),
+    ],
+)
+def test_a_job_that_did_not_end_well_raises_and_names_its_evidence(
+    changes: dict[str, Any], error: type[FlatoutError], message: str
+) -> None:
+    evidence = builders.evidence(job=builders.job(**changes))
+    assert len(evidence.steps) == 54
+    with pytest.raises(error, match=message) as raised:
+        launch._check_ending(evidence, ending(0), Path("kept.json"), "train.py")
+    assert "kept.json" in str(raised.value)
+
+
+def test_a_job_without_steps_has_nothing_to_diagnose_and_says_whether_it_failed() -> None:
+    bare = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=0))
+    with pytest.raises(NothingMeasured, match=r"train\.py ended without a training step"):
+        launch._check_ending(bare, ending(0), Path("e.json"), "train.py")
+    elsewhere = dataclasses.replace(bare, missing=(f"{ranks.UNWATCHED} computed for 12 s",))
+    with pytest.raises(NothingMeasured, match=r"without a training step .*computed for 12 s"):
+        launch._check_ending(elsewhere, ending(0), Path("e.json"), "train.py")
+    usage = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=2, error="no data"))
+    with pytest.raises(ScriptFailed, match=r"train\.py ended with exit code 2 before any step.*: no data"):
+        launch._check_ending(usage, ending(0), Path("e.json"), "train.py")
+    raised = builders.evidence(steps=(), job=builders.job(ended="crashed", error="KeyError: 'x'"))
+    with pytest.raises(ScriptFailed, match=r"raised KeyError: 'x' before any step") as failure:
+        launch._check_ending(raised, ending(0), Path("e.json"), "train.py")
+    assert "e.json" not in str(failure.value)
+    early = builders.evidence(job=builders.job(ended="finished", exit_code=3))
+    launch._check_ending(early, ending(0), Path("e.json"), "train.py")  # its steps are worth a report
+
+
+def test_evidence_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    save_evidence(builders.evidence(), path)
+    before = launch._stamp(path)
+    with pytest.raises(ScriptFailed, match=r"train\.py was ended by SIGKILL before any step"):
+        launch._read(path, before, ending(-signal.SIGKILL), "train.py")
+    with pytest.raises(ScriptFailed, match="ended with exit code 3 before any step"):
+        launch._read(path, before, ending(3), "train.py")
+    with pytest.raises(Interrupted):
+        launch._read(path, before, ending(1, interrupted=True), "train.py")
+    assert load_evidence(path) == builders.evidence()  # and it is not lost
+    save_evidence(builders.cpu_evidence(), path)
+    assert launch._read(path, before, ending(0), "train.py") == builders.cpu_evidence()
+
+
+# -- nothing is left behind
+
+
+def sleeper(**environment: str) -> subprocess.Popen[bytes]:
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    return process
+
+
+def test_only_processes_of_the_job_are_ended() -> None:
+    """Also one that ignores SIGTERM; what this process started otherwise is not touched."""
+    ours, other = sleeper(**{launch.MARK: "job"}), sleeper(**{launch.MARK: "other"})
+    try:
+        launch._end_leftovers("job")
+        assert not psutil.pid_exists(ours.pid) or ours.poll() is not None
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_a_job_that_dies_hard_leaves_its_evidence_and_no_process(tmp_path: Path) -> None:
+    """The earlier evidence at the same place gives way to what was known of this run."""
+    body = """
+    import signal, subprocess
+    subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    num = 0
+    while True:
+        for x, y in DataLoader(data, batch_size=16, num_workers=1):
+            train_step(x, y)
+            num += 1
+            if num == 60:
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    write_script(tmp_path / "train.py", body, preamble=BY_HAND)
+    save_evidence(builders.evidence(), tmp_path / "e.json")
+    ran = diagnose("--save", "e.json", "train.py", folder=tmp_path)
+    assert ran.code == 2
+    assert len(ran.said) == 1
+    assert "e.json" in ran.said[0]
+    assert ran.left == ()
+    kept = load_evidence(tmp_path / "e.json")
+    assert (kept.job.ended, kept.job.command) == ("crashed", ("train.py",))
+    assert kept.sites or kept.steps
+
+
+# -- signals
+
+
+def test_an_interrupt_that_comes_too_early_is_held_until_the_job_is_known() -> None:
+    """Between starting a process and knowing it, an exception would leave it running."""
+    with launch._Signals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signals.release()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        signals.hold()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_during_the_clean_up_comes_after_it() -> None:
+    cleaned: list[int] = []
+
+    def clean() -> None:
+        with launch._Signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        clean()
+    assert cleaned

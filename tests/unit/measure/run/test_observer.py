@@ -1,0 +1,344 @@
+"""A whole diagnosis of a tiny loop in this process, and what an observer must never do to a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.data import DataLoader, Dataset
+
+import flatout
+from flatout.measure import PHASES
+from flatout.measure.evidence import Evidence, Site
+from flatout.measure.run.assemble import Assembly, Ending
+from flatout.measure.run.observer import Observer, ObserverOptions
+from flatout.measure.run.schedule import WarmUp
+from tests.support.measure import line_of
+
+HERE = Path(__file__)
+ROWS, WIDTH = 8, 6
+
+
+def line(marker: str) -> int:
+    return line_of(HERE, marker)
+
+
+class Slow(Dataset[Any]):
+    """A dataset whose samples take longer than the rest of the step."""
+
+    def __len__(self) -> int:
+        return ROWS * 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        end = time.perf_counter() + 4e-4
+        while time.perf_counter() < end:
+            pass
+        return torch.full((WIDTH,), float(index % 7))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, WIDTH)
+        self.out = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for i in range(len(x)):
+            kind = torch.tensor(i % 7)  # at: create
+            rows.append(self.out(x)[i] + self.embed(kind).sum())  # at: row
+        return torch.stack(rows)
+
+
+def train(observer: Observer, finished: Callable[[], bool]) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(Slow(), batch_size=ROWS)  # at: loader
+    while not finished():
+        for x in loader:
+            loss = model(x).pow(2).mean()  # at: call
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()  # at: item
+            if finished():
+                break
+
+
+@pytest.fixture(scope="module")
+def progress() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def evidence(progress: list[str]) -> Evidence:
+    """One diagnosis that the tests of its parts share."""
+    observer = Observer(
+        ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None, on_progress=progress.append
+    )
+    observer.install()
+    try:
+        train(observer, lambda: observer.finished)
+    finally:
+        observer.remove()
+    return Assembly(command=("train.py",), folder=str(HERE.parent)).evidence(observer, Ending("measured", 0))
+
+
+def test_nothing_is_missing(evidence: Evidence) -> None:
+    assert evidence.missing == ()
+    assert (evidence.job.ended, evidence.job.anchor, evidence.job.device) == ("measured", "SGD.step", "cpu")
+    assert evidence.job.warmup_reason
+
+
+def test_every_arm_has_its_steps_and_each_block_one_arm(evidence: Evidence, progress: list[str]) -> None:
+    arms = {step.arm for step in evidence.steps}
+    assert arms == {"warmup", "real", "cached", "half", "count", "kernels", "attribution", "memory"}
+    planned = [step for step in evidence.steps if step.arm != "warmup"]
+    by_block: dict[int, set[str]] = {}
+    for step in planned:
+        by_block.setdefault(step.block, set()).add(step.arm)
+    assert all(len(arms) == 1 for arms in by_block.values())
+    assert len(progress) == len(by_block)
+    assert [step.index for step in evidence.steps] == sorted(step.index for step in evidence.steps)
+
+
+def test_the_first_step_of_a_block_is_never_kept(evidence: Evidence) -> None:
+    planned = [step for step in evidence.steps if step.arm != "warmup"]
+    firsts = [step for step, before in zip(planned[1:], planned, strict=False) if step.block != before.block]
+    assert firsts
+    assert not any(step.kept for step in firsts)
+
+
+def test_the_phases_of_a_step_sum_to_the_step(evidence: Evidence) -> None:
+    for step in evidence.steps:
+        assert set(step.phases_s) == set(PHASES)
+        assert sum(step.phases_s.values()) == pytest.approx(step.step_s, rel=1e-4)
+    for phase in ("wait", "forward", "backward", "optimizer", "rest"):
+        assert (evidence.phase_s(phase) or 0) > 0
+    assert evidence.phase_s("transfer") == 0
+
+
+def test_steps_know_their_rows_and_what_they_are_made_of(evidence: Evidence) -> None:
+    assert {step.rows for step in evidence.kept("real")} == {ROWS}
+    assert {step.rows for step in evidence.kept("half")} == {ROWS // 2}
+    for step in evidence.kept("real"):
+        assert (step.num_batches, step.num_forwards, step.num_backwards) == (1, 1, 1)
+
+
+def test_a_loader_that_is_gone_is_a_measured_speedup(evidence: Evidence) -> None:
+    cached, half = evidence.counterfactual("cached"), evidence.counterfactual("half")
+    assert cached is not None and half is not None
+    assert cached.speedup_low > 1
+    assert (cached.baseline, half.baseline) == ("real", "cached")
+    assert cached.num_blocks >= 3
+    wait_s = evidence.phase_s("wait") or 0
+    assert cached.baseline_step_s - cached.step_s == pytest.approx(wait_s, rel=0.5)
+
+
+def site(evidence: Evidence, kind: str, op: str) -> Site:
+    (found,) = [each for each in evidence.sites if (each.kind, each.op) == (kind, op)]
+    return found
+
+
+def test_the_guilty_lines_are_counted_exactly(evidence: Evidence) -> None:
+    create, row, item = (
+        site(evidence, "create", "tensor"),
+        site(evidence, "row", "__getitem__"),
+        site(evidence, "sync", "item"),
+    )
+    assert (create.place.line, create.calls_per_step, create.via) == (line("create"), ROWS, None)
+    assert (row.place.line, row.calls_per_step, row.requires_grad) == (line("row"), ROWS, True)
+    assert (item.place.line, item.calls_per_step) == (line("item"), 1)
+    assert row.host_s is not None and row.host_s > 0
+    assert row.backward_s is not None and row.backward_s > 0
+    assert evidence.attributed_step_s is not None
+    assert row.host_s + row.backward_s < evidence.attributed_step_s
+
+
+def test_the_loader_is_described(evidence: Evidence) -> None:
+    (loader,) = evidence.loaders
+    assert loader.trains
+    assert loader.place is not None and loader.place.line == line("loader")
+    assert (loader.dataset, loader.batch_size, loader.num_workers) == ("Slow", ROWS, 0)
+    assert loader.fetch_s is not None and loader.wait_s is not None
+    assert loader.fetch_s.median_s <= loader.wait_s.median_s
+
+
+def test_the_model_call_is_described(evidence: Evidence) -> None:
+    (call,) = evidence.module_calls
+    assert (call.module, call.place.line, call.calls_per_step, call.rows) == ("Model", line("call"), 1, ROWS)
+
+
+def test_operators_and_memory_are_described(evidence: Evidence) -> None:
+    assert evidence.kernels is not None and evidence.memory is not None and evidence.precision is not None
+    assert evidence.kernels.num_kernels > 10
+    assert evidence.memory.peak_bytes is not None and evidence.memory.peak_bytes > 0
+    assert evidence.precision.parameter_dtypes == ("float32",)
+
+
+def test_the_source_around_each_place_travels_with_it(evidence: Evidence) -> None:
+    text = evidence.sources[HERE.name]
+    assert "# at: create" in text[str(line("create"))]
+    assert "# at: loader" in text[str(line("loader"))]
+
+
+# -- what an observer must never do
+
+
+@pytest.fixture
+def observer() -> Iterator[Observer]:
+    made = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    made.install()
+    yield made
+    made.remove()
+
+
+def steps(optimizer: torch.optim.Optimizer, num: int) -> None:
+    for _ in range(num):
+        optimizer.step()
+
+
+def sgd() -> torch.optim.SGD:
+    return torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+
+
+def test_an_observer_that_is_removed_in_the_middle_leaves_nothing_on(observer: Observer) -> None:
+    optimizer = sgd()
+    while observer.arm != "count":
+        optimizer.step()
+    assert len(_get_current_function_mode_stack()) == 1
+    observer.remove()
+    assert _get_current_function_mode_stack() == []
+    num = len(observer.rows)
+    steps(optimizer, 3)
+    flatout.step()
+    assert len(observer.rows) == num
+    assert not observer.finished
+
+
+def test_a_function_the_script_took_under_observation_is_harmless_afterwards(observer: Observer) -> None:
+    from torch.autograd import backward
+
+    observer.remove()
+    x = nn.Parameter(torch.ones(2))
+    for _ in range(9):
+        backward([x.sum()])
+    assert observer.rows == []
+
+
+def test_explicit_marks_beat_optimizers(observer: Observer) -> None:
+    optimizer = sgd()
+    for _ in range(4):
+        steps(optimizer, 2)
+        flatout.step()
+    assert observer.anchor.name == "flatout.step"
+    assert len(observer.rows) == 3
+
+
+def test_a_second_optimizer_makes_the_rarer_one_the_step(observer: Observer) -> None:
+    often, rarely = sgd(), sgd()
+    for _ in range(4):
+        steps(often, 2)
+        steps(rarely, 1)
+    assert len(observer.rows) == 3
+    assert observer.anchor.current is not None and observer.anchor.current[1] == id(rarely)
+
+
+def test_inference_without_an_optimizer_is_stepped_by_model_calls(observer: Observer) -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        for _ in range(9):
+            model(torch.ones(3, 2))
+    assert observer.anchor.name == "Linear call"
+    assert observer.rows
+
+
+def test_training_after_an_evaluation_starts_the_measurement_again(observer: Observer) -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        while observer.warm_up is not None:
+            model(torch.ones(3, 2))
+    optimizer = sgd()
+    steps(optimizer, 3)
+    assert observer.anchor.name == "SGD.step"
+    assert {row.arm for row in observer.rows} == {"warmup"}
+
+
+def test_without_counterfactuals_the_training_stays_as_written() -> None:
+    observer = Observer(
+        ObserverOptions(folder=str(HERE.parent), counterfactuals=False), on_finished=lambda: None
+    )
+    observer.install()
+    try:
+        train(observer, lambda: bool(observer.blocks))
+    finally:
+        observer.remove()
+    assert not {"cached", "half"} & {block.arm for block in observer.blocks}
+    assert any("left out" in message for message in observer.tools.missing)
+
+
+def test_a_loop_without_a_loader_has_no_counterfactuals(observer: Observer) -> None:
+    steps(sgd(), 12)
+    assert not {"cached", "half"} & {block.arm for block in observer.blocks}
+    assert any("no DataLoader batch" in message for message in observer.tools.missing)
+
+
+def test_warm_up_can_be_decided_elsewhere() -> None:
+    class Never(WarmUp):
+        def add(self, step_s: float) -> bool:
+            return False
+
+    observer = Observer(
+        ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None, make_warm_up=Never
+    )
+    observer.install()
+    try:
+        steps(sgd(), 50)
+    finally:
+        observer.remove()
+    assert len(observer.rows) == 49
+    assert observer.arm == "warmup"
+
+
+def test_steps_that_fell_back_to_real_batches_are_never_kept() -> None:
+    """Three rows cannot be halved: no step may pass for one on half a batch."""
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    observer.install()
+    data = DataLoader(torch.ones(90, 2), batch_size=3)  # type: ignore[arg-type]
+    optimizer = sgd()
+    try:
+        while not observer.finished:
+            for _x in data:
+                optimizer.step()
+    finally:
+        observer.remove()
+    evidence = Assembly(command=("x",), folder=".").evidence(observer, Ending("measured", 0))
+    assert any(step.arm == "half" for step in evidence.steps)
+    assert evidence.kept("half") == ()
+    assert evidence.counterfactual("half") is None
+    assert evidence.counterfactual("cached") is not None
+    assert any("half batch" in message for message in evidence.missing)
+
+
+def test_a_forked_process_is_not_observed(observer: Observer) -> None:
+    """It would take part in the measurement, end it, and write over its evidence."""
+    optimizer = sgd()
+    steps(optimizer, 2)
+    num = len(observer.rows)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        steps(optimizer, 5)
+        os.write(writer, str(len(observer.rows) - num).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 9) == b"0"
+    steps(optimizer, 1)
+    assert len(observer.rows) == num + 1

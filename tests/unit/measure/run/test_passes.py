@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+from flatout.measure.evidence import Arm
+from flatout.measure.loading.workers import LOG
+from flatout.measure.run.passes import Passes
+from flatout.measure.user_code import UserCode
+
+HERE = Path(__file__)
+
+
+@pytest.fixture
+def passes() -> Passes:
+    return Passes(UserCode(str(HERE.parent)))
+
+
+def train(num_steps: int, passes: Passes) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(num_steps):
+        rows = [torch.tensor([float(i)] * 4) for i in range(5)]
+        model(torch.stack(rows)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        passes.step_end()
+
+
+@pytest.mark.parametrize("arm", ["count", "attribution", "kernels", "memory"])
+def test_a_pass_leaves_nothing_on_when_it_ends(passes: Passes, arm: Arm) -> None:
+    if arm == "attribution":
+        passes.begin("count", "cpu")
+        passes.end("count", [0.1])
+    before = torch.compiler.get_stance() if hasattr(torch.compiler, "get_stance") else None
+    passes.begin(arm, "cpu")
+    assert bool(_get_current_function_mode_stack()) == (arm in ("count", "attribution"))
+    train(2, passes)
+    passes.end(arm, [0.1, 0.1])
+    assert passes.missing == []
+    assert passes.module_calls is None
+    assert _get_current_function_mode_stack() == []
+    assert LOG.profile is None
+    assert not torch.autograd.profiler._is_profiler_enabled
+    assert before is None or torch.compiler.get_stance() == before  # type: ignore[attr-defined]
+
+
+def test_each_pass_brings_its_evidence(passes: Passes) -> None:
+    arms: tuple[Arm, ...] = ("count", "kernels", "attribution", "memory")
+    for arm in arms:
+        passes.begin(arm, "cpu")
+        train(2, passes)
+        passes.end(arm, [0.25, 0.75])
+    assert passes.sites is not None and passes.modules is not None and passes.kernels is not None
+    (site,) = [site for site in passes.sites.evidence(None) if site.kind == "create" and site.op == "tensor"]
+    assert site.calls_per_step == 5
+    assert passes.modules.num_steps == 2
+    assert (passes.kernels.num_steps, passes.kernels.step_s) == (2, 0.5)
+    assert passes.attributed_step_s == 0.75
+    assert passes.backward_costs is not None
+    assert passes.memory is not None
+
+
+def test_an_instrument_that_fails_is_left_out_and_named(passes: Passes) -> None:
+    with torch.profiler.profile(acc_events=True):  # the job's own: ours must not take it away
+        passes.begin("kernels", "cpu")
+        passes.end("kernels", [0.1])
+    assert passes.kernels is None
+    assert len(passes.missing) == 1
+    assert passes.missing[0].startswith("kernels: the instrument failed: ")
+
+
+def test_ending_a_pass_that_never_began_does_nothing(passes: Passes) -> None:
+    arms: tuple[Arm, ...] = ("real", "count", "attribution", "kernels", "memory", "cached")
+    for arm in arms:
+        passes.end(arm, [])
+    assert passes.missing == []
+
+
+def test_a_mode_the_script_took_off_is_said(passes: Passes) -> None:
+    from flatout.measure.lines.function_modes import remove_mode
+
+    passes.begin("count", "cpu")
+    assert remove_mode(passes.sites)
+    passes.end("count", [0.1])
+    assert "took the counting mode off" in passes.missing[0]
+
+
+def test_a_process_forked_inside_a_pass_takes_the_modes_off(passes: Passes) -> None:
+    passes.begin("count", "cpu")
+    passes.leave_in_child()
+    assert _get_current_function_mode_stack() == []
+    passes.end("count", [0.1])
+
+
+def test_compiled_code_runs_eagerly_inside_a_pass_and_as_before_after_it(passes: Passes) -> None:
+    import torch._dynamo
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._stance.stance
+    passes.begin("count", "cpu")
+    assert eval_frame._stance.stance == "force_eager"
+    passes.end("count", [0.1])
+    assert eval_frame._stance.stance == before
+    assert sys.modules["torch._dynamo"] is torch._dynamo

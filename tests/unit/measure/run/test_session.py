@@ -1,0 +1,251 @@
+"""The observed process: how a script is run, ended and kept apart from its observation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.measure.evidence import Evidence
+from flatout.measure.evidence_file import load_evidence
+from flatout.measure.run.session import JobOptions
+from tests.support.measure import BY_HAND, FOREVER, PREAMBLE, Ran, diagnose, run, write_script
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    ran: Ran
+    evidence: Evidence
+    folder: Path
+
+
+def diagnosed(
+    folder: Path, body: str, *flags: str, arguments: tuple[str, ...] = ("train.py",), preamble: str = PREAMBLE
+) -> Diagnosed:
+    write_script(folder / "train.py", body, preamble=preamble)
+    ran = diagnose("--save", "e.json", "--seconds", "0.05", *flags, *arguments, folder=folder)
+    return Diagnosed(ran=ran, evidence=load_evidence(folder / "e.json"), folder=folder)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
+    """A script that would run for ever, with a pool, workers, a sibling, arguments and a finally block."""
+    folder = tmp_path_factory.mktemp("ended")
+    (folder / "sibling.py").write_text("NAME = 'sibling'\n")
+    body = """
+    import multiprocessing, sibling
+    from pathlib import Path
+    assert __name__ == "__main__"
+    print("arguments", sys.argv, sibling.NAME)
+    print("to stderr", file=sys.stderr)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    try:
+        while True:
+            for x, y in DataLoader(data, batch_size=16, num_workers=2):
+                try:
+                    train_step(x, y)
+                except Exception:
+                    print("an ordinary handler saw the end")
+    finally:
+        Path("finally.txt").write_text("ran")
+    """
+    return diagnosed(folder, body, "--json", arguments=("train.py", "--epochs", "3"))
+
+
+def test_a_script_is_ended_when_it_is_measured(ended: Diagnosed) -> None:
+    assert ended.ran.code in (0, 1)
+    assert ended.ran.said == ["flatout: Evidence is in e.json"]
+    assert (ended.evidence.job.ended, ended.evidence.job.exit_code) == ("measured", 0)
+    assert ended.evidence.job.command == ("train.py", "--epochs", "3")
+    assert ended.evidence.counterfactual("cached") is not None
+    assert ended.evidence.counterfactual("half") is not None
+
+
+def test_its_finally_blocks_run_and_its_handlers_see_nothing(ended: Diagnosed) -> None:
+    assert (ended.folder / "finally.txt").read_text() == "ran"
+    assert "ordinary handler" not in ended.ran.stderr
+
+
+def test_its_own_output_passes_through_beside_the_document(ended: Diagnosed) -> None:
+    document = ended.ran.json()
+    assert document["evidence"] == json.loads((ended.folder / "e.json").read_text())
+    assert "arguments ['train.py', '--epochs', '3'] sibling\n" in ended.ran.stderr
+    assert "to stderr\n" in ended.ran.stderr
+
+
+def test_processes_it_forks_end_quietly(ended: Diagnosed) -> None:
+    """A pool is ended by SIGTERM, which the observed process itself takes as an interrupt."""
+    assert "Traceback" not in ended.ran.stderr
+    assert "KeyboardInterrupt" not in ended.ran.stderr
+
+
+def test_nothing_of_it_is_left_running(ended: Diagnosed) -> None:
+    assert ended.ran.left == ()
+
+
+def test_its_workers_are_described(ended: Diagnosed) -> None:
+    (loader,) = ended.evidence.loaders
+    assert [worker.worker for worker in loader.workers] == [0, 1]
+    assert loader.place is not None and loader.place.file == "train.py"
+
+
+RUNS_ON = """
+losses = []
+for epoch in range(20):
+    for x, y in DataLoader(data, batch_size=16, shuffle=True, num_workers=1):
+        losses.append(train_step(x, y).item())
+print("sum", sum(losses), len(losses))
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def kept_running(tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
+    return diagnosed(tmp_path_factory.mktemp("kept"), RUNS_ON, "--keep-running")
+
+
+def test_a_job_that_runs_on_ends_with_its_own_code(kept_running: Diagnosed) -> None:
+    assert kept_running.ran.code == 7
+    assert (kept_running.evidence.job.ended, kept_running.evidence.job.exit_code) == ("measured", 7)
+    assert "flatout: measured; the script runs on" in kept_running.ran.said
+
+
+def test_a_job_that_runs_on_computes_what_it_would_have(kept_running: Diagnosed) -> None:
+    """Its losses are those of a run that nobody watched, down to the last bit."""
+    alone = run([sys.executable, "train.py"], folder=kept_running.folder)
+    assert alone.code == 7
+    (line,) = [line for line in alone.stdout.splitlines() if line.startswith("sum")]
+    assert line.endswith(" 320")
+    assert line in kept_running.ran.stdout
+    assert {step.arm for step in kept_running.evidence.steps}.isdisjoint({"cached", "half"})
+
+
+def test_a_module_that_swallows_everything_is_ended_by_force(tmp_path: Path) -> None:
+    """And it runs as `python -m` runs it: in its package, from the working folder."""
+    package = tmp_path / "pkg"
+    write_script(package / "__init__.py", "", preamble="")
+    write_script(package / "size.py", "BATCH_SIZE = 16\n", preamble="")
+    body = """
+    from .size import BATCH_SIZE
+    print(__package__, sys.argv[1:])
+    batches = iter(DataLoader(data, batch_size=BATCH_SIZE, num_workers=1))
+    while True:
+        try:
+            x, y = next(batches, (None, None))
+            if x is None:
+                batches = iter(DataLoader(data, batch_size=BATCH_SIZE))
+                continue
+            train_step(x, y)
+        except BaseException:
+            pass
+    """
+    write_script(package / "train.py", body, preamble=BY_HAND)
+    ran = diagnose("--save", "e.json", "--seconds", "0.05", "-m", "pkg.train", "--flag", folder=tmp_path)
+    assert ran.code in (0, 1)
+    assert ran.stdout.startswith("pkg ['--flag']\n")
+    assert ran.left == ()
+    assert "Traceback" not in ran.stderr
+    evidence = load_evidence(tmp_path / "e.json")
+    assert (evidence.job.ended, evidence.job.command) == ("measured", ("-m", "pkg.train", "--flag"))
+
+
+def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Path) -> None:
+    body = FOREVER.replace(
+        "        train_step", "        assert len(x) == 16, 'sixteen or nothing'\n        train_step"
+    )
+    found = diagnosed(tmp_path, body, preamble=BY_HAND)
+    assert found.ran.code in (0, 1)
+    assert "flatout: the script raised on half a batch; measuring again without that" in found.ran.said
+    assert "sixteen or nothing" not in found.ran.stderr
+    assert found.evidence.counterfactual("cached") is not None
+    assert found.evidence.counterfactual("half") is None
+    assert "half batch: the script raised on half a batch" in found.evidence.missing
+
+
+def test_options_are_what_the_launching_process_sends() -> None:
+    names = [field.name for field in dataclasses.fields(JobOptions)]
+    assert names == [
+        "command",
+        "module",
+        "folder",
+        "evidence_path",
+        "keep_running",
+        "seconds",
+        "half",
+        "progress_fd",
+        "parent",
+    ]
+
+
+def test_a_process_that_is_ended_right_after_its_fork_ends_quietly(tmp_path: Path) -> None:
+    """A signal that comes before the handlers of a forked process are its own again."""
+    body = """
+    import os, signal
+    interrupt = signal.getsignal(signal.SIGTERM)
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGTERM, interrupt)  # as it is for an instant in every forked process
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(9)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    write_script(tmp_path / "train.py", body, preamble="")
+    ran = diagnose("train.py", folder=tmp_path)
+    assert ran.stdout == "-15\n-15\n", ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_error_inside_a_model_shows_no_frame_of_the_instruments(tmp_path: Path) -> None:
+    body = """
+    class Failing(torch.nn.Module):
+        def forward(self, x):
+            raise KeyError("first")
+
+    try:
+        Failing()(torch.zeros(1))
+    except KeyError as error:
+        raise ValueError("second") from error
+    """
+    write_script(tmp_path / "train.py", body)
+    ran = diagnose("train.py", folder=tmp_path)
+    shown = [line.strip() for line in ran.stderr.splitlines() if line.startswith("  File ")]
+    assert ran.code == 2
+    assert [line.rpartition(" in ")[2] for line in shown if "train.py" in line] == [
+        "<module>",
+        "forward",
+        "<module>",
+    ]
+    assert all("train.py" in line or "torch" in line for line in shown)
+
+
+def test_a_script_that_does_not_parse_shows_its_own_line_alone(tmp_path: Path) -> None:
+    write_script(tmp_path / "train.py", "for step in range(3)\n    pass\n", preamble="")
+    ran = diagnose("train.py", folder=tmp_path)
+    assert ran.code == 2
+    (place,) = [line for line in ran.stderr.splitlines() if line.startswith("  File ")]
+    assert place.endswith('train.py", line 1')
+
+
+def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(tmp_path: Path) -> None:
+    body = """
+    import multiprocessing, time
+
+    def compute():
+        while time.process_time() < 1.5:
+            pass
+
+    process = multiprocessing.get_context("fork").Process(target=compute)
+    process.start()
+    process.join()
+    """
+    write_script(tmp_path / "train.py", body)
+    ran = diagnose("train.py", folder=tmp_path)
+    (line,) = ran.stderr.splitlines()
+    assert ran.code == 2
+    assert "without a training step; processes that the script started computed for" in line
+    assert line.endswith("torchrun -m flatout diagnose watches every rank it starts")
