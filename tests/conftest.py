@@ -13,9 +13,18 @@ import pytest
 # A framework under test must fail at once, not wait for a hub it cannot reach.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A deadline is an absolute time, and a shared machine has none to promise.
-hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("house")
+# A deadline is an absolute time, and a shared machine has none to promise.  `make test` tries the same examples
+# every time, so that it fails for a change and not for a seed; `make fuzz` tries others, and what it finds
+# becomes an `@example` of its test.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "fuzz",
+    deadline=None,
+    max_examples=500,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("fuzz" if os.environ.get("FLATOUT_FUZZ") else "same")
 
 
 @functools.cache

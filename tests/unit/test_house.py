@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "flatout"
 UNIT = ROOT / "tests" / "unit"
 RULES = SOURCE / "doctor" / "rules"
-MAX_LINES = 400
 HELP_CPU_S = 0.5
 
 # Rooms of the design that later work builds; a dependency may name one before its first file exists.
@@ -197,11 +196,6 @@ def test_types_are_shipped() -> None:
     assert (SOURCE / "py.typed").is_file()
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {"packages": ["src/flatout"]}
-
-
-def test_no_source_file_holds_two_ideas() -> None:
-    counts = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in source_files()}
-    assert {path: lines for path, lines in counts.items() if lines > MAX_LINES} == {}
 
 
 # Dependencies
