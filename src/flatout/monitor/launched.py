@@ -95,8 +95,8 @@ def _end_by_interrupt(interrupted: list[bool]) -> None:
 
 def begin(options: LaunchOptions) -> None:
     """Watch this process, and torch as soon as it is there; end the run with the process."""
-    from flatout.monitor.job import Watch, watch
     from flatout.monitor.sinks.chosen import opened
+    from flatout.monitor.watch_job import Watch, watch
     from flatout.runs import read_run, write_run
 
     stack = ExitStack()
@@ -136,8 +136,8 @@ def _end(run: Any, stack: ExitStack) -> None:
     """The last words: what bounded the run, and where it is kept."""
     if os.getpid() != run.pid:  # a forked child has neither the threads nor the files to end
         return
-    from flatout.monitor.job import end_watching
     from flatout.monitor.verdict import verdict
+    from flatout.monitor.watch_job import end_watching
 
     samples = run.sampler.recent() if run.sampler is not None else ()
     end_watching()

@@ -16,8 +16,8 @@ from typing import Any
 from flatout.measure.clock import ident
 from flatout.measure.patches import Patches
 from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
-from flatout.monitor.job import Watch, watch
 from flatout.monitor.reporter import Reporter
+from flatout.monitor.watch_job import Watch, watch
 
 
 def watch_unmodified(torch: Any, **options: Any) -> Watch[Any]:

@@ -80,7 +80,7 @@ def test_a_count_that_was_begun_again_is_no_negative_rate(tmp_path: Path) -> Non
 
 JOB = """
 import sys, pathlib
-from flatout.monitor.job import watch
+from flatout.monitor.watch_job import watch
 watched = watch(iter(sys.stdin.readline, ''), line=False, history=False, folder=pathlib.Path(sys.argv[1]))
 print('ready', flush=True)
 for line in watched:

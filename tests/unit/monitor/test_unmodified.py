@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.monitor.channel import Progress, read_channel
-from flatout.monitor.job import end_watching, watch
 from flatout.monitor.unmodified import watch_unmodified
+from flatout.monitor.watch_job import end_watching, watch
 from flatout.runs import CHANNEL_FILE, list_runs
 
 ROWS = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))

@@ -12,8 +12,8 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.monitor.history import replay
-from flatout.monitor.job import end_watching, watch
 from flatout.monitor.sinks.chosen import SinkChoice
+from flatout.monitor.watch_job import end_watching, watch
 from flatout.monitor.watching import MACHINE, WatchOptions, latest_job, meter_of, watching
 from flatout.runs import list_runs, read_run
 from tests.support.monitor import kept_run, story

@@ -13,8 +13,8 @@ import pytest
 from flatout.errors import BadInput
 from flatout.monitor.channel import Progress, read_channel
 from flatout.monitor.history import read_tier
-from flatout.monitor.job import Watch, end_watching, watch
 from flatout.monitor.sample import Sample
+from flatout.monitor.watch_job import Watch, end_watching, watch
 from flatout.runs import CHANNEL_FILE, list_runs, read_run, state_of
 
 
@@ -165,7 +165,7 @@ def test_a_job_with_no_place_to_write_runs_unwatched(
 def test_a_script_ends_its_run_and_its_line_when_it_ends(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from flatout.monitor.job import watch\n"
+        "from flatout.monitor.watch_job import watch\n"
         "for batch in watch(range(5), folder=pathlib.Path(sys.argv[1]), name='x', hz=10): pass\n"
         "print('torch' in sys.modules)\n"
     )
@@ -181,7 +181,7 @@ def test_a_script_ends_its_run_and_its_line_when_it_ends(tmp_path: Path) -> None
 def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
     code = (
         "import os, sys, pathlib, signal\n"
-        "from flatout.monitor.job import watch\n"
+        "from flatout.monitor.watch_job import watch\n"
         "for batch in watch(range(500), folder=pathlib.Path(sys.argv[1]), line=False):\n"
         "    if batch == 400: os.kill(os.getpid(), signal.SIGKILL)\n"
     )
