@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flatout.monitor.watch_job import watch
+from flatout.monitor.job.watch import watch
 
 Step = Callable[[], None]
 Arm = Callable[[Step], AbstractContextManager[Step]]

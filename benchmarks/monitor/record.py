@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout.monitor.history import line_of, read_tier
+from flatout.monitor.past.history import line_of, read_tier
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.verdict import verdict
+from flatout.monitor.verdicts.verdict import verdict
 
 HERE = Path(__file__).parent
 CASES = {"starved": 13.0, "healthy": 13.0, "small_kernels": 11.0, "leaking": 46.0}

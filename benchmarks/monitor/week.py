@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from flatout.monitor.history import HistoryWriter, replay
+from flatout.monitor.past.history import HistoryWriter, replay
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 
 NUM_GPUS = 8

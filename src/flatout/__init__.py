@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flatout.measure.evidence_file import load_evidence as load_evidence
     from flatout.measure.run.steps import step as step
     from flatout.memory.estimate import MemoryEstimate as MemoryEstimate
-    from flatout.monitor.watch_job import watch as watch
+    from flatout.monitor.job.watch import watch as watch
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _HOMES = {
     "load_evidence": "flatout.measure.evidence_file",
     "plan": "flatout.api",
     "step": "flatout.measure.run.steps",
-    "watch": "flatout.monitor.watch_job",
+    "watch": "flatout.monitor.job.watch",
 }
 
 __all__ = [

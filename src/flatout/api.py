@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from flatout.memory.estimate import MemoryEstimate
     from flatout.memory.forecast import Parallel
     from flatout.memory.job import Precision
-    from flatout.monitor.compare import Comparison
-    from flatout.monitor.sinks.chosen import SinkChoice
-    from flatout.monitor.summary import Summary
+    from flatout.monitor.past.compare import Comparison
+    from flatout.monitor.past.summary import Summary
+    from flatout.monitor.sinks.choice import SinkChoice
     from flatout.planner.apply import Backup
     from flatout.planner.forecast import Forecast
     from flatout.planner.lengths import Lengths
@@ -165,8 +165,8 @@ def watch_script(
 ) -> NoReturn:
     """Become `command`, an unmodified script under watch; its exit code and its signals are its own."""
     from flatout.measure.run.launch import check_command
-    from flatout.monitor.launched import LaunchOptions, launch
-    from flatout.monitor.sinks.chosen import SinkChoice
+    from flatout.monitor.job.run_script import LaunchOptions, launch
+    from flatout.monitor.sinks.choice import SinkChoice
 
     check_command(command, module=module)
     options = LaunchOptions(
@@ -184,17 +184,17 @@ def report_run(
     run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
 ) -> Summary:
     """The figures of a run that is kept; also written as a page and as plots where these are named."""
-    from flatout.monitor.recorded import read_recorded
-    from flatout.monitor.summary import summarise
+    from flatout.monitor.past.recorded import read_recorded
+    from flatout.monitor.past.summary import summarise
     from flatout.runs import find_run
 
     recorded = read_recorded(find_run(str(run), root))
     if png is not None:
-        from flatout.monitor.plots import plot_run
+        from flatout.monitor.past.plots import plot_run
 
         plot_run(recorded, png)
     if html is not None:
-        from flatout.monitor.report import write_page
+        from flatout.monitor.past.report import write_page
 
         write_page(recorded, html)
     return summarise(recorded)
@@ -202,8 +202,8 @@ def report_run(
 
 def compare_runs(first: str | Path, second: str | Path, *, root: Path | None = None) -> Comparison:
     """Two runs that are kept, and the differences between them that are more than noise."""
-    from flatout.monitor.compare import compare
-    from flatout.monitor.recorded import read_recorded
+    from flatout.monitor.past.compare import compare
+    from flatout.monitor.past.recorded import read_recorded
     from flatout.runs import find_run
 
     return compare(*(read_recorded(find_run(str(run), root)) for run in (first, second)))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from flatout.monitor.recorded import read_recorded
-from flatout.monitor.report import page
+from flatout.monitor.past.recorded import read_recorded
+from flatout.monitor.past.report import page
 from tests.support.monitor import HOSTILE, kept_run, story
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

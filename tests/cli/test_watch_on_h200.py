@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.monitor.history import parse_lines
+from flatout.monitor.past.history import parse_lines
 from flatout.monitor.sample import Sample
-from flatout.monitor.verdict import ENOUGH_SAMPLES, verdict, verdicts
+from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, verdict, verdicts
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 EXPECTED = {"starved": "data", "healthy": "healthy", "small_kernels": "host", "leaking": "memory"}

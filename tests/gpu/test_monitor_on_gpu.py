@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flatout.monitor import watch_job as job_module
-from flatout.monitor.gpus import GpuMeter
+from flatout.monitor.job import watch as job_module
+from flatout.monitor.job.watch import watch
+from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.watch_job import watch
 
 pytestmark = pytest.mark.gpu
 

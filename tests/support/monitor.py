@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from flatout.monitor.history import HistoryWriter
+from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.runs import Run, create_run, end_run
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from flatout.measure import PHASES
-from flatout.monitor.attached import JobMeter
-from flatout.monitor.channel import SCALARS, ChannelWriter
-from flatout.monitor.gpus import GpuMeter
+from flatout.monitor.job.channel import SCALARS, ChannelWriter
+from flatout.monitor.job.job_meter import JobMeter
+from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
 from flatout.runs import CHANNEL_FILE, Run, create_run

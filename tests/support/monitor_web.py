@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from flatout.monitor.history import HistoryWriter
+from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.runs import Run, create_run
 

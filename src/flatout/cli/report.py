@@ -13,8 +13,8 @@ import typer
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.monitor.compare import Comparison, Difference, Unit
-    from flatout.monitor.summary import Summary
+    from flatout.monitor.past.compare import Comparison, Difference, Unit
+    from flatout.monitor.past.summary import Summary
 
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of runs; default .flatout/runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -133,8 +133,8 @@ def _summary_table(summary: Summary) -> Any:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    from flatout.monitor.curves import show_time
-    from flatout.monitor.report import show_joules
+    from flatout.monitor.past.curves import show_time
+    from flatout.monitor.past.report import show_joules
 
     yield "run", f"{summary.name} ({summary.folder}), {summary.state}"
     yield "lasted", show_time(summary.duration_s)
@@ -205,7 +205,7 @@ def show(value: float | None, unit: Unit) -> str:
     if unit == "share":
         return show_share(value)
     if unit == "J":
-        from flatout.monitor.report import show_joules
+        from flatout.monitor.past.report import show_joules
 
         return show_joules(value)
     return f"{value:.4g} W" if unit == "W" else f"{value:.4g}/s"

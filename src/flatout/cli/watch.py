@@ -16,8 +16,8 @@ import typer
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
+    from flatout.monitor.open_sampler import WatchOptions
     from flatout.monitor.sample import Sample
-    from flatout.monitor.watching import WatchOptions
 
 DEFAULT_SPEED = 60.0
 LOOPBACK = "127.0.0.1"
@@ -95,7 +95,7 @@ def watch(
         is_web=web,
         one_answer=once or json_output,
     )
-    from flatout.monitor.sinks.chosen import SinkChoice
+    from flatout.monitor.sinks.choice import SinkChoice
 
     sinks = SinkChoice(
         jsonl=_path(jsonl), csv=_path(csv), tensorboard=_path(tensorboard), prometheus=prometheus
@@ -119,7 +119,7 @@ def watch(
             )
         )
     else:
-        from flatout.monitor.watching import WatchOptions
+        from flatout.monitor.open_sampler import WatchOptions
 
         options = WatchOptions(pid=pid, hz=hz, log=log, sinks=sinks)
         if once:
@@ -180,7 +180,7 @@ def _page_beside(
 ) -> None:
     """Before this process becomes the script; nothing starts where the script or the extra is missing."""
     from flatout.measure.run.launch import check_command
-    from flatout.monitor.web.beside import start_page
+    from flatout.monitor.web.page_process import start_page
 
     check_command(command, module=module)
     for needed in ("starlette", "uvicorn"):
@@ -189,8 +189,8 @@ def _page_beside(
 
 
 def _live(options: WatchOptions, *, json_output: bool) -> int:
-    from flatout.monitor.following import Documents, Lines, follow_live
-    from flatout.monitor.watching import watching
+    from flatout.monitor.open_sampler import watching
+    from flatout.monitor.terminal.follow import Documents, Lines, follow_live
 
     on_screen = sys.stdout.isatty() and not json_output
     write = Documents(sys.stdout) if json_output else Lines(sys.stdout)
@@ -202,7 +202,7 @@ def _once(options: WatchOptions, *, json_output: bool) -> None:
     """The second sample: rates need two readings, one period apart."""
     import time
 
-    from flatout.monitor.watching import watching
+    from flatout.monitor.open_sampler import watching
 
     with watching(options, on_note=_say) as sampler:
         sampler.take()
@@ -219,13 +219,13 @@ def _once(options: WatchOptions, *, json_output: bool) -> None:
 def _picture(samples: Sequence[Sample]) -> None:
     from rich.console import Console
 
-    from flatout.monitor.screen import Screen
+    from flatout.monitor.terminal.screen import Screen
 
     Console(highlight=False).print(Screen(samples=samples, is_still=True))
 
 
 def _web(options: WatchOptions, *, host: str | None, port: int | None) -> None:
-    from flatout.monitor.watching import watching
+    from flatout.monitor.open_sampler import watching
     from flatout.monitor.web.server import serve
 
     with watching(options, on_note=_say) as sampler, sampler:
@@ -242,9 +242,9 @@ def _replay(
     host: str | None,
     port: int | None,
 ) -> int:
-    from flatout.monitor.following import Documents, Lines, follow_replay
-    from flatout.monitor.history import replay
-    from flatout.monitor.playback import Playback
+    from flatout.monitor.past.history import replay
+    from flatout.monitor.past.playback import Playback
+    from flatout.monitor.terminal.follow import Documents, Lines, follow_replay
     from flatout.runs import find_run
 
     folder = find_run(wanted, root)
@@ -281,7 +281,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from flatout.monitor.curves import show_time
+    from flatout.monitor.past.curves import show_time
     from flatout.page.printable import printable
 
     table = Table(

@@ -19,10 +19,10 @@ from dataclasses import replace
 from types import TracebackType
 
 from flatout.errors import BadInput, FlatoutError
-from flatout.monitor.attached import JobMeter
-from flatout.monitor.gpus import GpuMeter
-from flatout.monitor.machine import HostMeter
-from flatout.monitor.processes import ProcessMeter
+from flatout.monitor.job.job_meter import JobMeter
+from flatout.monitor.meters.gpus import GpuMeter
+from flatout.monitor.meters.host import HostMeter
+from flatout.monitor.meters.processes import ProcessMeter
 from flatout.monitor.sample import GpuSample, JobSample, Sample
 
 LOWEST_HZ, HIGHEST_HZ = 0.1, 10.0

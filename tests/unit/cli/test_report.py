@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from flatout.cli.report import compare, report, show
 from flatout.errors import BadInput
-from flatout.monitor.compare import Unit
+from flatout.monitor.past.compare import Unit
 from tests.support.monitor import HOSTILE, kept_run, story
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from flatout.codec import encode, rounded
 from flatout.measure import PHASES
 from flatout.monitor.sample import Sample, lean
-from flatout.monitor.window import Verdict
+from flatout.monitor.verdicts.window import Verdict
 
 DIGITS = 5
 MOST_NOTES = 40

@@ -15,12 +15,12 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from flatout.monitor.past.history_tail import RunLog
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.web.catalogue import Catalogue
 from flatout.monitor.web.events import BEAT, RETRY, event
-from flatout.monitor.web.follow import RunLog
-from flatout.monitor.web.stream import Position, Stream
+from flatout.monitor.web.run_list import Catalogue
+from flatout.monitor.web.run_stream import Position, Stream
 
 MOST_CLIENTS = 200
 MOST_OPEN = 4  # runs side by side

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
-from flatout.monitor.verdict import verdicts
+from flatout.monitor.verdicts.verdict import verdicts
 from flatout.monitor.web.events import (
     charted,
     event,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flatout.monitor.history import HistoryWriter
+from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web import feed as room
 from flatout.monitor.web.feed import MOST_OPEN, Feed

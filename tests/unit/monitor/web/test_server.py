@@ -20,14 +20,14 @@ import pytest
 
 from flatout.errors import BadInput, MissingExtra
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.verdict import (
+from flatout.monitor.verdicts.verdict import (
     COMPUTE_RULES,
     DATA_RULES,
     HOST_RULES,
     SMALL_KERNEL_RULES,
     TRANSFER_RULES,
 )
-from flatout.monitor.web import stream as stream_room
+from flatout.monitor.web import run_stream as stream_room
 from flatout.monitor.web.access import POLICY
 from flatout.monitor.web.server import KINDS, PageServer, serve, static_files
 from tests.support.monitor_web import HOSTILE, START_S, Listener, connect, fetch, logged_run, sample

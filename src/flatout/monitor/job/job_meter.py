@@ -1,0 +1,142 @@
+"""The monitor's view of a job: its channel, read twice, gives the figures of the time between.
+
+The same code serves a monitor inside the job and one beside it that was given the job's number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from flatout.errors import BadInput
+from flatout.monitor.job.channel import Progress, find_channel, read_channel
+from flatout.monitor.sample import GpuSample, JobSample, JobState
+from flatout.runs import CHANNEL_FILE, Run, is_alive, read_run
+
+NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
+NO_STEP = "no step ended in this span"
+ONLY_MEMORY = "of this GPU there is what the job's torch tells: its memory"
+NO_RECORD = "the job has not reported yet"
+
+
+class JobMeter:
+    """Reads one job; `gpu_uuid` is the GPU it computes on, once it has said so.
+
+    `told_gpu` is a GPU that NVML does not know, by what the job's torch tells of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run: Run = read_run(folder)
+        self.gpu_uuid: str | None = None
+        self.told_gpu: GpuSample | None = None
+        self._last: Progress | None = None
+        self._is_own = self.run.pid == os.getpid()
+
+    @property
+    def pid(self) -> int:
+        return self.run.pid
+
+    def read(self, time_s: float) -> JobSample:
+        """The job since the reading before; `time_s` is since the epoch."""
+        progress = read_channel(self.folder / CHANNEL_FILE)
+        if progress is None:
+            return self._sample(state=self._state(None), missing={"steps": NO_RECORD})
+        before, self._last = self._last, progress
+        self.gpu_uuid = progress.gpu_uuid or self.gpu_uuid
+        if progress.device_name is not None:
+            self.told_gpu = _told_gpu(progress)
+        missing: dict[str, str] = {}
+        if not progress.sees_data:
+            missing["phases"] = NO_DATA
+        span_s, steps, samples, phases, device_phases = 0.0, 0, None, None, None
+        # Totals that fell were begun again, and their difference means nothing.
+        if before is not None and progress.number > before.number and progress.steps >= before.steps:
+            span_s, steps = progress.time_s - before.time_s, progress.steps - before.steps
+            samples = _difference(progress.samples, before.samples)
+            phases = _shares(progress.host_s, before.host_s) if progress.sees_data else None
+            if progress.device_s is not None and before.device_s is not None and progress.sees_data:
+                device_phases = _shares(progress.device_s, before.device_s)
+        if not steps:
+            missing |= dict.fromkeys(("step_s", "steps_per_s"), NO_STEP)
+        is_timed = steps > 0 and span_s > 0 and before is not None
+        # The phases leave out what lies between two loops, such as an evaluation.
+        stepping_s = sum(progress.host_s.values()) - sum(before.host_s.values()) if before else 0.0
+        return self._sample(
+            state=self._state(progress),
+            steps=progress.steps,
+            samples=progress.samples,
+            step_s=stepping_s / steps if is_timed else None,
+            steps_per_s=steps / span_s if is_timed else None,
+            samples_per_s=samples / span_s if samples and is_timed else None,
+            since_step_s=max(time_s - progress.time_s, 0.0),
+            phases=phases,
+            device_phases=device_phases,
+            loss=progress.loss,
+            learning_rate=progress.learning_rate,
+            allocated_bytes=progress.allocated_bytes,
+            reserved_bytes=progress.reserved_bytes,
+            peak_allocated_bytes=progress.peak_allocated_bytes,
+            missing=missing,
+        )
+
+    def _sample(self, **figures: object) -> JobSample:
+        run = self.run
+        return JobSample(
+            pid=run.pid,
+            name=run.name,
+            rank=run.rank,
+            world_size=run.world_size,
+            **figures,  # type: ignore[arg-type]
+        )
+
+    def _state(self, progress: Progress | None) -> JobState:
+        if progress is not None and progress.ended:
+            return "ended"
+        if self._is_own:
+            return "running"
+        # Only a job that reports says when it ends; of another it is not known that it died.
+        gone: JobState = "died" if (self.folder / CHANNEL_FILE).exists() else "ended"
+        if not is_alive(self.run.pid, self.run.process_started_s):
+            return gone
+        try:
+            status = psutil.Process(self.run.pid).status()
+        except psutil.Error:
+            return gone
+        return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
+
+
+def attach(pid: int) -> JobMeter:
+    """The job with this number; BadInput where it reports nothing."""
+    channel = find_channel(pid)
+    if channel is None:
+        alive = psutil.pid_exists(pid)
+        problem = "reports no steps" if alive else "is not running"
+        raise BadInput(
+            f"process {pid} {problem}",
+            hint="a job reports when it iterates over flatout.watch(loader)" if alive else None,
+        )
+    return JobMeter(channel.parent)
+
+
+def _told_gpu(progress: Progress) -> GpuSample:
+    return GpuSample(
+        index=0,
+        name=progress.device_name,
+        memory_used_bytes=progress.device_used_bytes,
+        memory_total_bytes=progress.device_total_bytes,
+        missing=dict.fromkeys(("utilisation_share", "sm_active_share", "power_w"), ONLY_MEMORY),
+    )
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _shares(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float] | None:
+    spent_s = {phase: max(after[phase] - before[phase], 0.0) for phase in after}
+    total_s = sum(spent_s.values())
+    return {phase: seconds / total_s for phase, seconds in spent_s.items()} if total_s > 0 else None

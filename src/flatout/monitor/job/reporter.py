@@ -1,0 +1,181 @@
+"""The job's side of the channel: counts steps, times waits, and writes the totals now and then.
+
+A step costs a few microseconds: two readings of the clock and, at most a hundred times a second, one small
+write.  It never waits for the GPU, and whatever goes wrong here stays here: a value that is no number is
+unknown, and a channel that cannot be written is closed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.measure.clock import EXCLUDED, WAIT, Clock, now
+from flatout.monitor.job.channel import NUM_PHASES, ChannelWriter
+from flatout.monitor.job.torch_device import UNKNOWN, AppleSide, DeviceSide, device_of_job
+
+WRITE_EVERY_S = 0.01  # no monitor reads more often than ten times a second
+_NO_DEVICE = [UNKNOWN] * NUM_PHASES
+
+
+class Reporter:
+    """One per process; only the thread that made it is timed."""
+
+    def __init__(self, channel: Path) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.is_explicit = False  # the job says itself where its steps end
+        self._pid = os.getpid()
+        self._writer = ChannelWriter(channel)
+        self._clock = Clock()
+        self._clock.enter(EXCLUDED)  # nothing before the first step is part of one
+        self._host_s = [0.0] * NUM_PHASES
+        self._device: DeviceSide | AppleSide | None = None
+        self._asks_device = True
+        self._sees_data = False
+        self._knows_samples = False
+        self._loss = UNKNOWN
+        self._learning_rate = UNKNOWN
+        self._written_at_s = 0.0
+
+    @property
+    def error(self) -> str | None:
+        return self._writer.error
+
+    def begin(self) -> None:
+        """A loop begins, or goes on."""
+        if self._clock.stack[-1] == EXCLUDED:
+            self._clock.leave()
+
+    def pause(self) -> None:
+        """What follows, an evaluation or the end, is no part of a step."""
+        if self._clock.stack[-1] != EXCLUDED:
+            self._clock.enter(EXCLUDED)
+            if self._device is not None:
+                self._ask_device(self._device.pause)
+
+    def before_wait(self) -> None:
+        self._sees_data = True
+        if self._device is not None:
+            self._ask_device(self._device.before_wait, now())
+        self._clock.enter(WAIT)
+
+    def after_wait(self, batch: Any = None) -> None:
+        self._clock.leave()
+        if self._device is not None:
+            self._ask_device(self._device.after_wait)
+        rows = _rows(batch)
+        if rows is not None:
+            self.samples += rows
+            self._knows_samples = True
+
+    def enter(self, region: int) -> None:
+        if region == WAIT:
+            self._sees_data = True
+        self._clock.enter(region)
+
+    def leave(self) -> None:
+        self._clock.leave()
+
+    def step(self, *, loss: Any = None, learning_rate: Any = None, samples: int | None = None) -> None:
+        """A step has ended."""
+        self.begin()
+        self.steps += 1
+        if samples is not None:
+            self.samples += samples
+            self._knows_samples = True
+        if learning_rate is not None:
+            self._learning_rate = _number(learning_rate)
+        if loss is not None:
+            self._note_loss(loss)
+        if now() - self._written_at_s >= WRITE_EVERY_S:
+            self.write()
+
+    def _note_loss(self, loss: Any) -> None:
+        if not getattr(loss, "is_cuda", False):
+            self._loss = _number(loss)
+        elif self._device is not None:
+            self._ask_device(self._device.note_loss, loss)
+
+    def _ask_device(self, question: Callable[..., None], *arguments: Any) -> None:
+        """A GPU whose work failed raises the job's error at whoever asks first; that must not be us."""
+        try:
+            question(*arguments)
+        except RuntimeError:
+            self._device = None
+            self._asks_device = False
+
+    def restart_count(self) -> None:
+        """From here on the job itself says where a step ends; what was counted before were batches."""
+        self.is_explicit = True
+        self.steps = 0
+
+    def write(self, *, ended: bool = False) -> None:
+        if os.getpid() != self._pid:  # a forked child shares the file, but it is not the job
+            return
+        totals = self._clock.take()
+        self._host_s = [old + fresh for old, fresh in zip(self._host_s, totals, strict=False)]
+        if self._asks_device and not ended:
+            self._ask_device(self._find_device)
+        device = self._device
+        memory, device_memory, loss = (UNKNOWN, UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN), self._loss
+        if device is not None:
+            memory, device_memory = device.memory, device.device_memory
+            loss = device.loss if math.isnan(loss) else loss
+        scalars = [
+            time.time(),
+            float(self.steps),
+            float(self.samples) if self._knows_samples else UNKNOWN,
+            float(ended),
+            float(self._sees_data),
+            loss,
+            self._learning_rate,
+            *memory,
+            *device_memory,
+        ]
+        if device is None:
+            self._writer.write(scalars, self._host_s, _NO_DEVICE)
+        else:
+            self._writer.write(scalars, self._host_s, device.totals_s, device.gpu_id, device.name)
+        self._written_at_s = now()
+
+    def _find_device(self) -> None:
+        if self._device is None:
+            self._device = device_of_job()
+        if self._device is not None:
+            self._device.collect()
+
+    def close(self) -> None:
+        if os.getpid() == self._pid:
+            self.write(ended=True)
+            self._writer.close()
+
+
+def _number(value: Any) -> float:
+    """A number, or a tensor of the host; unknown for anything else, and for a tensor that is not here."""
+    device = getattr(value, "device", "cpu")
+    if getattr(device, "type", device) != "cpu":
+        return UNKNOWN
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        return UNKNOWN
+
+
+def _rows(batch: Any) -> int | None:
+    """The rows of a batch: the first length of its first tensor."""
+    for _ in range(3):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else None
+        if isinstance(batch, Mapping) and batch:
+            batch = next(iter(batch.values()))
+        elif isinstance(batch, (list, tuple)) and batch:
+            batch = batch[0]
+        else:
+            return None
+    return None

@@ -1,0 +1,250 @@
+"""`flatout.watch`: a job that reports its steps, and shows how it does while it runs.
+
+    for batch in flatout.watch(loader):          # a step per batch; the wait for each is timed
+        ...
+
+    with flatout.watch(loader) as watch:         # steps that the job counts itself, with their figures
+        for batch in watch:
+            ...
+            watch.step(loss=loss, lr=scheduler.get_last_lr()[0])
+
+A process has one watched run, however many loops it has: the loops of later epochs join the run of the
+first.  The run ends with the outermost `with`, or with the process.  Of several ranks each reports, and rank
+0 alone shows the line and keeps the log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from flatout.errors import BadInput
+from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, TRANSFER, WAIT
+from flatout.monitor.job.reporter import Reporter
+from flatout.monitor.sample import Sample
+
+Batch = TypeVar("Batch")
+LINE_SPAN_S = 10.0
+CONSEQUENCE = "the job goes on, but what is kept of it is not whole"
+PHASES = {
+    "wait": WAIT,
+    "transfer": TRANSFER,
+    "forward": FORWARD,
+    "backward": BACKWARD,
+    "optimizer": OPTIMIZER,
+}
+
+
+class WatchedRun:
+    """The run of this process: its folder, its reporter, and the sampler that watches it."""
+
+    def __init__(
+        self,
+        *,
+        name: str | None,
+        hz: float,
+        line: bool,
+        history: bool,
+        listeners: Sequence[Callable[[Sample], None]],
+        root: Path | None,
+    ) -> None:
+        from flatout.monitor.job.job_meter import JobMeter
+        from flatout.monitor.past.history import HistoryWriter
+        from flatout.monitor.sampler import Sampler, period_of
+        from flatout.monitor.terminal.live_line import LineWriter
+        from flatout.runs import CHANNEL_FILE, create_run, this_run
+
+        period_of(hz)  # before there is a folder
+        run = this_run(name, time_s=time.time())
+        self.pid = os.getpid()
+        self.folder = create_run(run, root)
+        self.reporter = Reporter(self.folder / CHANNEL_FILE)
+        self.num_open = 0  # `with` blocks
+        self.on_own_report: Callable[[], None] | None = None  # the job reports itself: nobody else must
+        self._closers: list[Callable[[], None]] = []
+        self.sampler: Sampler | None = None
+        if run.rank not in (None, 0):
+            return
+        shown = LineWriter()
+        self.sampler = Sampler(
+            hz=hz,
+            job=JobMeter(self.folder),
+            listeners=listeners,
+            on_failure=lambda failure: shown.say(f"flatout: {failure}; {CONSEQUENCE}"),
+        )
+        if history:
+            writer = HistoryWriter(self.folder)
+            self.sampler.listeners.append(writer)
+            self._closers.append(writer.close)
+        if line:
+            recent = self.sampler.recent
+            self.sampler.listeners.append(lambda sample: shown.write(recent(LINE_SPAN_S)))
+        self._closers.append(shown.close)
+        self.sampler.start()
+
+    def own_reporter(self) -> Reporter:
+        """The reporter, for a job that speaks for itself."""
+        if self.on_own_report is not None:
+            self.on_own_report()
+            self.on_own_report = None
+        return self.reporter
+
+    def close(self) -> None:
+        from flatout.runs import end_run
+
+        if os.getpid() != self.pid:
+            return
+        self.reporter.close()
+        if self.sampler is not None:
+            self.sampler.stop()
+        for close in self._closers:
+            with contextlib.suppress(OSError):
+                close()
+        with contextlib.suppress(OSError, BadInput):
+            end_run(self.folder, time_s=time.time())
+
+
+_run: WatchedRun | None = None
+_warned = False
+
+
+class Watch(Generic[Batch]):
+    """A loop under watch: iterate over it, or call `step`; see the module for both."""
+
+    def __init__(self, iterable: Iterable[Batch] | None, run: WatchedRun | None) -> None:
+        self._iterable = iterable
+        self.run = run  # None: nothing could be set up, and the job runs unwatched
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run is kept; None for a job that runs unwatched."""
+        return None if self.run is None else self.run.folder
+
+    @property
+    def latest(self) -> Sample | None:
+        """The last sample that was taken."""
+        sampler = None if self.run is None else self.run.sampler
+        return None if sampler is None else sampler.latest
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._iterable is None:
+            raise BadInput("this watch has nothing to iterate over", hint="flatout.watch(loader)")
+        if self.run is None:
+            yield from self._iterable
+            return
+        reporter = self.run.own_reporter()
+        reporter.begin()
+        try:
+            reporter.before_wait()  # starting the workers of a loader is a wait for data
+            try:
+                source = iter(self._iterable)
+            finally:
+                reporter.after_wait()
+            while True:
+                batch = None
+                reporter.before_wait()
+                try:
+                    batch = next(source)
+                except StopIteration:
+                    return
+                finally:
+                    reporter.after_wait(batch)
+                yield batch
+                if not reporter.is_explicit:
+                    reporter.step()
+        finally:
+            reporter.pause()
+
+    def step(self, *, loss: Any = None, lr: Any = None, samples: int | None = None) -> None:
+        """A step has ended.  A loss on the GPU is read later, without waiting for it.
+
+        `samples` are the rows it took, where batches are not iterated over here.
+        """
+        if self.run is None:
+            return
+        reporter = self.run.own_reporter()
+        if not reporter.is_explicit:
+            reporter.restart_count()
+        reporter.step(loss=loss, learning_rate=lr, samples=samples)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a part of the step by the host's clock: wait, transfer, forward, backward or optimizer."""
+        if name not in PHASES:
+            raise BadInput(f"no phase {name!r}", hint=f"one of {', '.join(PHASES)}")
+        return contextlib.nullcontext() if self.run is None else _timed(self.run.reporter, PHASES[name])
+
+    def __enter__(self) -> Watch[Batch]:
+        if self.run is not None:
+            self.run.num_open += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.run is not None:
+            self.run.num_open -= 1
+            if not self.run.num_open:
+                end_watching()
+
+
+@contextlib.contextmanager
+def _timed(reporter: Reporter, region: int) -> Iterator[None]:
+    reporter.enter(region)
+    try:
+        yield
+    finally:
+        reporter.leave()
+
+
+def watch(
+    iterable: Iterable[Batch] | None = None,
+    *,
+    name: str | None = None,
+    hz: float = 1.0,
+    line: bool = True,
+    history: bool = True,
+    listeners: Sequence[Callable[[Sample], None]] = (),
+    folder: Path | None = None,
+) -> Watch[Batch]:
+    """Watch this job: `iterable` is its loader; see the module.
+
+    `hz` samples are taken a second; `line` shows the live line and `history` keeps the log; every sample is
+    given to `listeners`, the sinks among them; one that raises is told about once and harms nobody.  Runs are
+    kept in `folder`, by default .flatout/runs.  What is chosen at the first call holds for the run.
+    """
+    global _run, _warned
+    if _run is None or _run.pid != os.getpid():
+        try:
+            _run = WatchedRun(name=name, hz=hz, line=line, history=history, listeners=listeners, root=folder)
+        except OSError as error:
+            _run = None
+            if not _warned:
+                _warned = True
+                print(
+                    f"flatout: this job runs unwatched, its run cannot be kept: {error} "
+                    "(choose a folder with FLATOUT_RUNS)",
+                    file=sys.stderr,
+                )
+        else:
+            atexit.register(end_watching)
+    return Watch(iterable, _run)
+
+
+def end_watching() -> None:
+    """End the run of this process; a later `watch` begins another."""
+    global _run
+    run, _run = _run, None
+    if run is not None:
+        atexit.unregister(end_watching)
+        run.close()

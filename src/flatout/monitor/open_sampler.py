@@ -1,0 +1,148 @@
+"""What `flatout watch` puts together: whose job it is, the sampler, the sinks and the log.
+
+Any process can be watched.  One that reports its steps is known by its channel; of any other there is what
+the operating system and the driver say, and the verdict says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from flatout.errors import BadInput
+from flatout.hardware.visible import VARIABLE
+from flatout.monitor.job.channel import find_channel
+from flatout.monitor.job.job_meter import JobMeter
+from flatout.monitor.past.history import HistoryWriter
+from flatout.monitor.sampler import Sampler
+from flatout.monitor.sinks.choice import SinkChoice, opened
+from flatout.runs import (
+    CHANNEL_FILE,
+    RUN_FILE,
+    Run,
+    create_run,
+    end_run,
+    list_runs,
+    process_started_s,
+    read_run,
+    state_of,
+    this_run,
+)
+
+MACHINE = "machine"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchOptions:
+    """What to watch, how often, and where samples go besides the screen."""
+
+    pid: int | None = None  # None: the latest running job of the runs folder, if there is one
+    hz: float = 1.0
+    log: Path | None = None  # keep a run in this folder
+    sinks: SinkChoice = field(default_factory=SinkChoice)
+
+
+@contextlib.contextmanager
+def watching(
+    options: WatchOptions, *, on_note: Callable[[str], None] = lambda note: None
+) -> Iterator[Sampler]:
+    """A sampler that is not started yet; its log and its sinks are whole when this ends."""
+    with contextlib.ExitStack() as stack:
+        kept: Path | None = None
+        if options.pid is not None:
+            scratch = options.log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
+            job: JobMeter | None = meter_of(options.pid, scratch)
+            if job is not None and job.folder.parent == scratch:
+                kept = job.folder
+        else:
+            job = latest_job()
+        sampler = Sampler(hz=options.hz, job=job)
+        sampler.listeners += stack.enter_context(opened(options.sinks, on_note=on_note))
+        if options.log is not None:
+            kept = kept or _own_folder(options.log, job)
+            writer = HistoryWriter(kept)
+            sampler.listeners.append(writer)
+            stack.callback(_end, kept, writer)
+            on_note(f"the log is kept in {kept}")
+        stack.callback(sampler.stop)
+        yield sampler
+
+
+def _own_folder(root: Path, job: JobMeter | None) -> Path:
+    name = MACHINE if job is None else job.run.name
+    return _created(this_run(name, time_s=time.time()), root)
+
+
+def _created(run: Run, root: Path) -> Path:
+    try:
+        return create_run(run, root)
+    except OSError as error:
+        hint = "--log DIR names another folder"
+        raise BadInput(f"{root} cannot hold a log: {error.strerror}", hint=hint) from None
+
+
+def _end(folder: Path, writer: HistoryWriter) -> None:
+    with contextlib.suppress(OSError, BadInput):
+        writer.close()
+        end_run(folder, time_s=time.time())
+
+
+def meter_of(pid: int, scratch: Path) -> JobMeter:
+    """The job with this number, or the one that it started; for one that reports nothing, a run in `scratch`.
+
+    The number that a shell knows may be that of a launcher: `uv run`, `torchrun`, a script of commands.
+    """
+    folder = _reporting_folder(pid)
+    if folder is not None:
+        return JobMeter(folder)
+    try:
+        process = psutil.Process(pid)
+        name, started_s = process.name(), process_started_s(pid)
+    except (psutil.Error, ValueError):  # a negative number is no process's
+        raise BadInput(f"process {pid} is not running", hint="flatout watch --list shows the runs") from None
+    command: tuple[str, ...] = ()
+    visible: str | None = None
+    with contextlib.suppress(psutil.Error):
+        command = tuple(process.cmdline())
+        visible = process.environ().get(VARIABLE)
+    run = Run(
+        name=name,
+        pid=pid,
+        process_started_s=started_s,
+        started_s=time.time(),
+        command=command,
+        visible_devices=visible,
+    )
+    return JobMeter(_created(run, scratch))
+
+
+def _reporting_folder(pid: int) -> Path | None:
+    """Of the process, else of what it started; of several ranks the first."""
+    started: list[int] = []
+    with contextlib.suppress(
+        psutil.Error, ValueError
+    ):  # gone, not ours to look at, or no number of a process
+        started = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    for numbers in ([pid], started):
+        channels = (find_channel(number) for number in numbers)
+        folders = {channel.parent for channel in channels if channel is not None}
+        found = sorted(folder for folder in folders if (folder / RUN_FILE).exists())
+        if found:
+            return min(found, key=lambda folder: read_run(folder).rank or 0)
+    return None
+
+
+def latest_job() -> JobMeter | None:
+    """The running job of the runs folder that started last; None where none runs."""
+    for folder, run in list_runs():
+        # A log of the machine has no channel, because it is no job's; of several ranks the first speaks.
+        is_job = (folder / CHANNEL_FILE).exists() and run.rank in (None, 0)
+        if is_job and state_of(run) == "running":
+            return JobMeter(folder)
+    return None

@@ -1,0 +1,7 @@
+"""Runs afterwards: the log, its figures, and what is made of them.
+
+history.py    the log of a run, in three tiers;  history_tail.py  its end, and what is appended
+playback.py   the log played again
+recorded.py   a whole run in some hundred points;  summary.py  its figures;  compare.py  of two runs
+report.py     one HTML page (curves.py, report.css);  plots.py  one picture
+"""

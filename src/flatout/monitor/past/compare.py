@@ -1,0 +1,248 @@
+"""Two runs side by side, with the differences that matter and those that are noise.
+
+A run's figure is a mean over stretches of it that differ among themselves: a shared machine, a warm-up, an
+epoch's end.  What two runs differ by is believed only where it stands out from that: the interval of the
+ratio comes from drawing whole blocks of neighbouring points again (neighbours are alike, so points are not
+independent), and a difference under one percent is not worth a word even where it is certain.  The first
+tenth of each run is left out: caches, autotuning and compilation live there.
+
+Two runs are not an experiment.  Whatever else changed between them (another GPU, another batch, a neighbour
+on the machine) is in the difference, and the comparison says which of these it can see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flatout.codec import encode
+from flatout.measure import PHASES
+from flatout.monitor.past.recorded import Recorded
+from flatout.monitor.past.summary import Summary, job_gpu, summarise, weights
+from flatout.monitor.sample import Sample
+
+NUM_RESAMPLES = 2000
+FEWEST_POINTS = 8
+WARM_UP_SHARE = 0.1
+WORTH_SAYING = 0.01
+
+Outcome = Literal["better", "worse", "higher", "lower", "within noise", "too short to tell", "unknown"]
+Unit = Literal["s", "bytes", "W", "J", "per s", "share"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One figure of both runs."""
+
+    name: str
+    unit: Unit
+    first: float | None
+    second: float | None
+    outcome: Outcome
+    ratio: float | None = None  # second over first
+    ratio_low: float | None = None  # 95 % interval; None for what has no spread, such as a peak
+    ratio_high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Two runs and what tells them apart."""
+
+    first: Summary
+    second: Summary
+    differences: tuple[Difference, ...]
+    caveats: tuple[str, ...]  # what else is different between them
+
+    @property
+    def that_matter(self) -> tuple[Difference, ...]:
+        return tuple(each for each in self.differences if each.outcome in ("better", "worse"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "flatout-comparison", "version": 1, **encode(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Figure:
+    """How a figure is read from a point, and which direction of it is good; None: neither."""
+
+    name: str
+    unit: Unit
+    of: Callable[[Sample], float | None]
+    less_is_better: bool | None
+    by_steps: bool = False  # a mean over steps, not over time
+
+
+def _job(name: str) -> Callable[[Sample], float | None]:
+    return lambda point: None if point.job is None else getattr(point.job, name)
+
+
+def _gpu(name: str) -> Callable[[Sample], float | None]:
+    return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
+
+
+def _phase(phase: str) -> Callable[[Sample], float | None]:
+    """Seconds of a step: a share that falls because another phase grew is no gain."""
+
+    def read(point: Sample) -> float | None:
+        job = point.job
+        if job is None or job.step_s is None or job.phases is None or not job.phases.get(phase):
+            return None
+        return job.step_s * job.phases[phase]
+
+    return read
+
+
+FIGURES = (
+    _Figure(name="step time", unit="s", of=_job("step_s"), less_is_better=True, by_steps=True),
+    _Figure(name="steps per second", unit="per s", of=_job("steps_per_s"), less_is_better=False),
+    _Figure(name="samples per second", unit="per s", of=_job("samples_per_s"), less_is_better=False),
+    *(
+        _Figure(name=f"step: {phase}", unit="s", of=_phase(phase), less_is_better=True, by_steps=True)
+        for phase in PHASES
+    ),
+    _Figure(name="GPU utilisation", unit="share", of=_gpu("utilisation_share"), less_is_better=None),
+    _Figure(name="SM activity", unit="share", of=_gpu("sm_active_share"), less_is_better=None),
+    _Figure(name="power", unit="W", of=_gpu("power_w"), less_is_better=None),
+    _Figure(
+        name="energy per step", unit="J", of=_job("energy_per_step_j"), less_is_better=True, by_steps=True
+    ),
+    _Figure(
+        name="energy per sample", unit="J", of=_job("energy_per_sample_j"), less_is_better=True, by_steps=True
+    ),
+)
+# Peaks have no spread: they are what they are.
+Peak = tuple[str, bool | None, Callable[[Summary], float | None]]  # whether less is better
+PEAKS: tuple[Peak, ...] = (
+    ("peak memory of tensors", True, lambda summary: summary.peak_allocated_bytes),
+    ("peak memory reserved", True, lambda summary: summary.peak_reserved_bytes),
+    # Of these two the job may not be the only user.
+    ("peak memory of the GPU", None, lambda summary: summary.device_memory_bytes),
+    ("peak memory of the host", None, lambda summary: summary.host_memory_bytes),
+)
+
+
+def compare(first: Recorded, second: Recorded) -> Comparison:
+    """The figures that at least one of the runs knows, in the order of FIGURES."""
+    summaries = (summarise(first), summarise(second))
+    longest_s = max(summaries[0].step_s or 0.0, summaries[1].step_s or 0.0)
+    found = [_difference(figure, first.points, second.points, step_s=longest_s) for figure in FIGURES]
+    found += [_peak(peak, *summaries) for peak in PEAKS]
+    known = [each for each in found if each.first is not None or each.second is not None]
+    return Comparison(
+        first=summaries[0],
+        second=summaries[1],
+        differences=tuple(known),
+        caveats=tuple(_caveats(first, second, summaries)),
+    )
+
+
+def _difference(
+    figure: _Figure, first: Sequence[Sample], second: Sequence[Sample], *, step_s: float
+) -> Difference:
+    a, b = _weighted(figure, first), _weighted(figure, second)
+    means = _mean(a), _mean(b)
+    if means[0] is None or means[1] is None or means[0] <= 0 or means[1] <= 0:
+        is_same = means[0] is not None and means[0] == means[1]
+        outcome: Outcome = "within noise" if is_same else "unknown"
+        return Difference(
+            name=figure.name, unit=figure.unit, first=means[0], second=means[1], outcome=outcome
+        )
+    ratio = means[1] / means[0]
+    if min(len(a), len(b)) < FEWEST_POINTS:
+        return Difference(
+            name=figure.name,
+            unit=figure.unit,
+            first=means[0],
+            second=means[1],
+            outcome="too short to tell",
+            ratio=ratio,
+        )
+    low, high = _interval(a, b)
+    outcome = _outcome(ratio, low, high, less_is_better=figure.less_is_better)
+    if figure.unit == "s" and abs(means[1] - means[0]) < WORTH_SAYING * step_s:
+        outcome = "within noise"  # a phase can double and still be nothing of the step
+    return Difference(
+        name=figure.name,
+        unit=figure.unit,
+        first=means[0],
+        second=means[1],
+        outcome=outcome,
+        ratio=ratio,
+        ratio_low=min(low, ratio),
+        ratio_high=max(high, ratio),
+    )
+
+
+def _outcome(ratio: float, low: float, high: float, *, less_is_better: bool | None) -> Outcome:
+    if low <= 1.0 <= high or abs(ratio - 1.0) < WORTH_SAYING:
+        return "within noise"
+    if less_is_better is None:
+        return "higher" if ratio > 1 else "lower"
+    return "better" if (ratio < 1) == less_is_better else "worse"
+
+
+def _peak(peak: Peak, a: Summary, b: Summary) -> Difference:
+    name, less_is_better, figure = peak
+    first, second = figure(a), figure(b)
+    if first is None or second is None or first <= 0:
+        return Difference(name=name, unit="bytes", first=first, second=second, outcome="unknown")
+    ratio = second / first
+    outcome = _outcome(ratio, ratio, ratio, less_is_better=less_is_better)
+    return Difference(name=name, unit="bytes", first=first, second=second, outcome=outcome, ratio=ratio)
+
+
+Weighted = list[tuple[float, float]]  # (value, weight)
+
+
+def _weighted(figure: _Figure, points: Sequence[Sample]) -> Weighted:
+    if figure.by_steps:
+        pairs: list[tuple[Sample, float]] = [(point, float(steps)) for point, steps in weights(points)]
+    else:
+        pairs = [(point, point.span_s or 1.0) for point in points]
+    pairs = pairs[math.floor(len(pairs) * WARM_UP_SHARE) :]
+    return [(value, weight) for point, weight in pairs if (value := figure.of(point)) is not None]
+
+
+def _mean(values: Weighted) -> float | None:
+    whole = sum(weight for _, weight in values)
+    return sum(value * weight for value, weight in values) / whole if whole > 0 else None
+
+
+def _interval(first: Weighted, second: Weighted) -> tuple[float, float]:
+    """95 % of the ratio of means, each run's points drawn again in blocks."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+
+    def means(values: Weighted) -> Any:
+        table = np.array(values)
+        num = len(table)
+        size = max(round(math.sqrt(num)), 1)
+        # The sums of every block of neighbours; blocks go round the end, so each point counts as often.
+        members = (np.arange(num)[:, None] + np.arange(size)) % num
+        weight = table[:, 1]
+        sums, counts = (table[:, 0] * weight)[members].sum(axis=1), weight[members].sum(axis=1)
+        drawn = random.integers(num, size=(NUM_RESAMPLES, math.ceil(num / size)))
+        return sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+
+    low, high = np.percentile(means(second) / means(first), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _caveats(first: Recorded, second: Recorded, summaries: tuple[Summary, Summary]) -> list[str]:
+    found = []
+    a, b = summaries
+    if a.gpu_name != b.gpu_name:
+        found.append(f"they ran on different GPUs: {a.gpu_name or 'none'} and {b.gpu_name or 'none'}")
+    rows = [each.samples / each.steps if each.samples and each.steps else None for each in summaries]
+    if rows[0] and rows[1] and abs(rows[0] / rows[1] - 1) > WORTH_SAYING:
+        sizes = f"{rows[0]:.4g} and {rows[1]:.4g} samples"
+        found.append(f"their steps differ in size: {sizes}; compare per sample, not per step")
+    for number, recorded in enumerate((first, second), start=1):
+        if recorded.state == "died":
+            found.append(f"run {number} died before its end")
+        elif recorded.state == "running":
+            found.append(f"run {number} is still running")
+    return found

@@ -1,0 +1,157 @@
+"""A whole run, reduced to what a page can show: some hundred points and a verdict for every stretch.
+
+A log of weeks does not fit into memory, so it is read once, in order, a stretch at a time: each stretch gives
+its verdict and a few points, every one the merger of the samples it stands for.  Where the points are
+minutes apart, the tier of minutes is read instead of the seconds it was made from; the last minute of the
+run, in which it may have died, always comes from the finest tier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.errors import BadInput
+from flatout.monitor.merging import merge
+from flatout.monitor.past.history import GRAINS, parse_lines, read_tier, replay, segments, whole_lines
+from flatout.monitor.sample import Sample
+from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
+from flatout.monitor.verdicts.window import Verdict, Window
+from flatout.runs import Run, RunState, read_run, state_of
+
+NUM_STRETCHES = 60
+POINTS_PER_STRETCH = 5
+SHORTEST_STRETCH_S = 10.0
+MINUTE_S = 60.0
+MOST_NOTES = 50
+TAIL_FILES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """A part of the run and what bounded it; None: it holds too little to say."""
+
+    start_s: float  # since the epoch
+    end_s: float
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """A run as its log tells it."""
+
+    folder: Path
+    run: Run
+    state: RunState
+    points: tuple[Sample, ...]  # in order of time; at least one
+    stretches: tuple[Stretch, ...]
+    notes: tuple[tuple[float, str], ...]  # what happened, and when
+
+    @property
+    def start_s(self) -> float:
+        first = self.points[0]
+        return first.time_s - (first.span_s or 0.0)
+
+    @property
+    def end_s(self) -> float:
+        return self.points[-1].time_s
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def read_recorded(folder: Path) -> Recorded:
+    """The run in a folder; BadInput where there is none, or no sample of it."""
+    run = read_run(folder)
+    start_s, end_s = _ends(folder)
+    stretch_s = max((end_s - start_s) / NUM_STRETCHES, SHORTEST_STRETCH_S)
+    points: list[Sample] = []
+    stretches: list[Stretch] = []
+    notes: deque[tuple[float, str]] = deque(maxlen=MOST_NOTES)
+    for samples in _groups(_samples(folder, stretch_s / POINTS_PER_STRETCH), start_s, stretch_s):
+        stretches.append(
+            Stretch(start_s=_start_s(samples[0]), end_s=samples[-1].time_s, verdict=_verdict(samples))
+        )
+        points += _points(samples, stretch_s / POINTS_PER_STRETCH, start_s)
+        notes += [(sample.time_s, note) for sample in samples for note in sample.notes]
+    return Recorded(
+        folder=folder,
+        run=run,
+        state=state_of(run),
+        points=tuple(points),
+        stretches=tuple(stretches),
+        notes=tuple(notes),
+    )
+
+
+def _ends(folder: Path) -> tuple[float, float]:
+    """When the log begins and ends, without reading all of it."""
+    firsts = [next(read_tier(folder, grain.name), None) for grain in GRAINS]
+    starts = [_start_s(first) for first in firsts if first is not None]
+    ends = [sample.time_s for grain in GRAINS for sample in _tail(folder, grain.name)]
+    if not starts or not ends:
+        raise BadInput(f"the run {folder.name} has no samples", hint="it ended before the first was taken")
+    return min(starts), max(ends)
+
+
+def _samples(folder: Path, point_s: float) -> Iterator[Sample]:
+    if point_s < MINUTE_S:
+        yield from replay(folder)
+        return
+    # The hours for what lies before the first minute, the minutes, and what came after the last of them.
+    first_minute = next(read_tier(folder, "minutes"), None)
+    end_s = float("-inf")
+    for sample in read_tier(folder, "hours"):
+        if first_minute is None or _start_s(sample) < _start_s(first_minute) - 1.0:
+            yield sample
+            end_s = sample.time_s
+    for sample in read_tier(folder, "minutes", after_s=end_s):
+        yield sample
+        end_s = sample.time_s
+    for sample in _tail(folder, "raw"):
+        if sample.time_s > end_s:
+            yield sample
+
+
+def _tail(folder: Path, tier: str) -> list[Sample]:
+    """The samples of the last files of a tier; torn lines are dropped."""
+    files = segments(folder, tier)[-TAIL_FILES:]
+    return [sample for path in files for sample in parse_lines(whole_lines(path) or b"")]
+
+
+def _groups(samples: Iterator[Sample], start_s: float, length_s: float) -> Iterator[list[Sample]]:
+    """Samples of the same stretch together."""
+    group: list[Sample] = []
+    for sample in samples:
+        if group and _slot(sample, start_s, length_s) != _slot(group[-1], start_s, length_s):
+            yield group
+            group = []
+        group.append(sample)
+    if group:
+        yield group
+
+
+def _slot(sample: Sample, start_s: float, length_s: float) -> int:
+    # A sample stands for the time before it: one at the end of a slot belongs to that slot.
+    return max(math.ceil((sample.time_s - start_s) / length_s) - 1, 0)
+
+
+def _points(samples: list[Sample], length_s: float, start_s: float) -> list[Sample]:
+    return [merge(group) for group in _groups(iter(samples), start_s, length_s)]
+
+
+def _verdict(samples: Sequence[Sample]) -> Verdict | None:
+    """The same questions as live, asked of a stretch of any length."""
+    samples = stepping(samples)
+    if len(samples) < ENOUGH_SAMPLES:
+        return None
+    window = Window(samples=samples, mean=merge(samples))
+    return next((answer for question in QUESTIONS if (answer := question(window)) is not None), None)
+
+
+def _start_s(sample: Sample) -> float:
+    return sample.time_s - (sample.span_s or 0.0)

@@ -1,0 +1,191 @@
+"""The figures of a whole run: what its steps took, where their time went, memory, power and energy.
+
+Step time is the time of all steps over their number, not a mean of means; energy is the difference of the
+driver's counter at both ends.  Memory is the peak.  Anything nobody measured is None.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import encode
+from flatout.monitor.job.channel import read_channel
+from flatout.monitor.merging import merge
+from flatout.monitor.past.recorded import Recorded, Stretch
+from flatout.monitor.sample import GpuSample, JobSample, Sample
+from flatout.monitor.verdicts.window import Verdict
+from flatout.runs import CHANNEL_FILE
+
+SUMMARY_FORMAT = "flatout-run-summary"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundShare:
+    """How much of a run something bounded it."""
+
+    bound: str
+    share: float
+    sentence: str  # said of a typical stretch of it
+    action: str
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """One run in figures."""
+
+    name: str
+    folder: str
+    command: tuple[str, ...]
+    state: str
+    started_s: float
+    duration_s: float
+    gpu_name: str | None = None
+    steps: int | None = None
+    samples: int | None = None
+    step_s: float | None = None
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    phases: dict[str, float] | None = None
+    device_phases: dict[str, float] | None = None
+    last_loss: float | None = None
+    utilisation_share: float | None = None
+    sm_active_share: float | None = None
+    device_memory_bytes: int | None = None  # the most that was in use on the job's GPU, by anybody
+    device_memory_total_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    cpu_share: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    energy_per_step_j: float | None = None
+    energy_per_sample_j: float | None = None
+    bounds: tuple[BoundShare, ...] = ()  # the largest share first
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": SUMMARY_FORMAT, "version": 1, **encode(self)}
+
+
+def summarise(recorded: Recorded) -> Summary:
+    whole = merge(recorded.points)
+    job = None if whole.job is None else _to_its_end(whole.job, recorded.folder)
+    gpu = job_gpu(whole)
+    steps = total(recorded.points, lambda job: job.steps)
+    rows = total(recorded.points, lambda job: job.samples)
+    energy_j = energy_of_job(recorded.points)
+    return Summary(
+        name=recorded.run.name,
+        folder=recorded.folder.name,
+        command=recorded.run.command,
+        state=recorded.state,
+        started_s=recorded.run.started_s,
+        duration_s=recorded.duration_s,
+        gpu_name=None if gpu is None else gpu.name,
+        steps=None if job is None else job.steps,
+        samples=None if job is None else job.samples,
+        step_s=mean_step_s(recorded.points),
+        steps_per_s=None if job is None else job.steps_per_s,
+        samples_per_s=None if job is None else job.samples_per_s,
+        phases=None if job is None else job.phases,
+        device_phases=None if job is None else job.device_phases,
+        last_loss=None if job is None else job.loss,
+        utilisation_share=None if gpu is None else gpu.utilisation_share,
+        sm_active_share=None if gpu is None else gpu.sm_active_share,
+        device_memory_bytes=None if gpu is None else gpu.memory_used_bytes,
+        device_memory_total_bytes=None if gpu is None else gpu.memory_total_bytes,
+        peak_allocated_bytes=None if job is None else job.peak_allocated_bytes,
+        peak_reserved_bytes=None if job is None else job.reserved_bytes,
+        host_memory_bytes=whole.host.memory_used_bytes,
+        cpu_share=whole.host.cpu_share,
+        power_w=None if gpu is None else gpu.power_w,
+        energy_j=energy_j,
+        energy_per_step_j=_over(energy_j, steps),
+        energy_per_sample_j=_over(energy_j, rows),
+        bounds=bound_shares(recorded),
+    )
+
+
+def _to_its_end(job: JobSample, folder: Path) -> JobSample:
+    """With the steps after the last sample, which stand in the channel alone."""
+    last = read_channel(folder / CHANNEL_FILE)
+    if last is None or not last.steps:
+        return job
+    loss = job.loss if last.loss is None else last.loss
+    return replace(job, steps=last.steps, samples=last.samples, loss=loss)
+
+
+def job_gpu(sample: Sample) -> GpuSample | None:
+    """The GPU the job computes on; of a machine without a job, the first."""
+    if sample.job is None:
+        return sample.gpus[0] if sample.gpus else None
+    return sample.job_gpu
+
+
+def weights(points: Sequence[Sample]) -> Iterator[tuple[Sample, int]]:
+    """Every point of a job with the number of steps that ended in it, where that is known."""
+    known = [point for point in points if point.job is not None and point.job.steps is not None]
+    for before, point in itertools.pairwise(known):
+        assert before.job is not None and point.job is not None
+        steps = (point.job.steps or 0) - (before.job.steps or 0)
+        if steps > 0:  # a count that fell was begun again
+            yield point, steps
+
+
+def mean_step_s(points: Sequence[Sample]) -> float | None:
+    timed = [(point.job.step_s, n) for point, n in weights(points) if point.job and point.job.step_s]
+    if not timed:
+        # One point holds the whole run.
+        return next((point.job.step_s for point in points if point.job and point.job.step_s), None)
+    return sum(step_s * n for step_s, n in timed) / sum(n for _, n in timed)
+
+
+def total(points: Sequence[Sample], counter: Callable[[Any], int | None]) -> int | None:
+    """How far a counter of the job went between the first point and the last."""
+    values = [
+        value for point in points if point.job is not None and (value := counter(point.job)) is not None
+    ]
+    return values[-1] - values[0] if len(values) > 1 and values[-1] > values[0] else None
+
+
+def energy_of_job(points: Sequence[Sample]) -> float | None:
+    """Joules of the job's GPU from the first point to the last; a counter that fell counts for nothing."""
+    counted = [gpu.energy_j for point in points if (gpu := job_gpu(point)) is not None]
+    values = [value for value in counted if value is not None]
+    if len(values) < 2:
+        return None
+    spent_j = sum(max(after - before, 0.0) for before, after in itertools.pairwise(values))
+    return spent_j or None
+
+
+def bound_shares(recorded: Recorded) -> tuple[BoundShare, ...]:
+    """What bounded the run for which share of the time that a verdict was possible."""
+    judged = [(each, each.verdict) for each in recorded.stretches if each.verdict is not None]
+    whole_s = sum(stretch.end_s - stretch.start_s for stretch, _ in judged)
+    if whole_s <= 0:
+        return ()
+    groups: dict[str, list[tuple[Stretch, Verdict]]] = {}
+    for stretch, verdict in judged:
+        groups.setdefault(verdict.bound, []).append((stretch, verdict))
+    found = []
+    for bound, group in groups.items():
+        # The middle one speaks for all: the first and the last are half something else.
+        spoken = group[len(group) // 2][1]
+        found.append(
+            BoundShare(
+                bound=bound,
+                share=sum(stretch.end_s - stretch.start_s for stretch, _ in group) / whole_s,
+                sentence=spoken.sentence,
+                action=spoken.action,
+                rules=spoken.rules,
+            )
+        )
+    return tuple(sorted(found, key=lambda each: -each.share))
+
+
+def _over(amount: float | None, number: int | None) -> float | None:
+    return None if amount is None or not number else amount / number

@@ -1,0 +1,215 @@
+"""The live line: one line that says how the machine and the job do, under any job's own output.
+
+    GPU 8.2/15.8 GiB (52 %) | util 85 % | CPU 45 % | RAM 67 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s
+
+On a terminal it is rewritten in place, below what the job prints.  While the job draws bars with tqdm, the
+line is one more of tqdm's own bars: tqdm then moves the cursor for all of them, and none is broken.
+Elsewhere (a log file, a notebook, above bars of rich) it is a plain line once a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from flatout.monitor.merging import merge
+from flatout.monitor.sample import GpuSample, Sample
+from flatout.monitor.terminal.job_output import JobOutput
+from flatout.units import UNKNOWN, show_share
+
+GIB = 2**30
+PLAIN_EVERY_S = 60.0
+CLEAR_LINE = "\r\x1b[K"
+CLEAR_BELOW = "\r\x1b[J"
+
+
+def live_line(samples: Sequence[Sample]) -> str:
+    """The line for some recent samples: what the last of them does not know is taken from those before."""
+    sample = merge(samples)
+    latest = samples[-1]
+    # A share of CPU time lies between two readings: before the second there is none to be missing.
+    cpu = [] if sample.span_s is None else [f"CPU {show_share(sample.host.cpu_share)}"]
+    return " | ".join([*_gpu_parts(latest), *cpu, _ram(latest), *_job(sample)])
+
+
+def _gpu_parts(sample: Sample) -> list[str]:
+    if not sample.gpus:
+        return []
+    gpu = sample.job_gpu
+    if gpu is not None:
+        return _one_gpu(gpu)
+    if len(sample.gpus) == 1:
+        return _one_gpu(sample.gpus[0])
+    return [part for each in sample.gpus for part in _one_gpu(each, number=f" {each.index}")[:1]]
+
+
+def _one_gpu(gpu: GpuSample, *, number: str = "") -> list[str]:
+    if gpu.lost:
+        return [f"GPU{number} lost"]
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    if used is None or not total:
+        memory = f"GPU{number} {UNKNOWN}"
+    else:
+        memory = f"GPU{number} {used / GIB:.1f}/{total / GIB:.1f} GiB ({show_share(used / total)})"
+    activity = [f"util {show_share(gpu.utilisation_share)}"]
+    if gpu.sm_active_share is not None:
+        activity.append(f"SM {show_share(gpu.sm_active_share)}")
+    return [memory, *activity]
+
+
+def _ram(sample: Sample) -> str:
+    used, total = sample.host.memory_used_bytes, sample.host.memory_total_bytes
+    return f"RAM {show_share(used / total if used is not None and total else None)}"
+
+
+def _job(sample: Sample) -> list[str]:
+    job = sample.job
+    if job is None:
+        return []
+    parts = []
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.4g}" if math.isfinite(job.loss) else f"loss {job.loss}")
+    if job.learning_rate is not None:
+        parts.append(f"lr {job.learning_rate:.2g}")
+    rate = job.steps_per_s
+    if rate is not None:  # a job that has not come to its steps, or reports none, has no rate to be missing
+        parts.append(f"{rate:.3g} it/s" if rate >= 1 else f"{1 / rate:.3g} s/it")
+    if job.state != "running":
+        parts.append(job.state)
+    return parts
+
+
+class LineWriter:
+    """Writes the live line to a stream, by default to stderr as it is at that moment."""
+
+    def __init__(self, stream: TextIO | None = None, *, plain_every_s: float = PLAIN_EVERY_S) -> None:
+        self._stream = stream
+        self._plain_every_s = plain_every_s
+        self._began_at_s: float | None = None
+        self._written_at_s: float | None = None
+        self._bar: Any = None
+        self._open_on: TextIO | None = None  # where a line without its end stands
+        self._job_output = JobOutput(self._wipe)
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        stream = self._stream or sys.stderr
+        if not is_writable(stream):
+            return
+        if not _is_terminal(stream):
+            self._write_plain(stream, samples)
+            return
+        line = live_line(samples)[: max(_columns(stream) - 3, 1)]
+        tqdm = _tqdm_in_use(self._bar)
+        if tqdm is None:
+            self._leave_bars(stream)
+        elif self._bar is None:
+            self._join_bars(tqdm, stream)
+        if self._bar is not None:
+            self._bar.set_description_str(line)
+            return
+        for each in (stream, sys.stdout):
+            self._job_output.hear(each)
+        with self._job_output.lock:
+            if not self._job_output.is_mid_line:
+                # What others write, such as a library in C, is appended: two spaces keep it apart.
+                self._put(stream, f"{CLEAR_LINE}{line}  ")
+                self._open_on = stream
+
+    def _put(self, stream: TextIO, text: str) -> None:
+        self._job_output.write_unheard(stream, text)
+
+    def _wipe(self) -> None:
+        stream, self._open_on = self._open_on, None
+        if stream is not None and is_writable(stream):
+            self._put(stream, CLEAR_LINE)
+
+    def _join_bars(self, tqdm: Any, stream: TextIO) -> None:
+        if self._open_on is not None:
+            with tqdm.external_write_mode(file=stream), self._job_output.lock:
+                self._wipe()
+        # Neither a total nor a bar: only the text, on a line that tqdm keeps free for it.
+        self._bar = tqdm(bar_format="{desc}", leave=False, file=stream, dynamic_ncols=True)
+
+    def _leave_bars(self, stream: TextIO) -> None:
+        """The job's bars are gone, and with them the line from which tqdm counts to ours."""
+        if self._bar is None:
+            return
+        bar, self._bar = self._bar, None
+        bar.pos = 0
+        bar.close()
+        self._put(stream, CLEAR_BELOW)
+
+    def _write_plain(self, stream: TextIO, samples: Sequence[Sample]) -> None:
+        time_s = samples[-1].time_s
+        if self._began_at_s is None:
+            self._began_at_s = time_s
+        since_s = self._began_at_s if self._written_at_s is None else self._written_at_s
+        is_first_rate = self._written_at_s is None and _has_rates(samples)
+        if is_first_rate or time_s - since_s >= self._plain_every_s:
+            self._written_at_s = time_s
+            stream.write(f"{live_line(samples)}\n")
+            stream.flush()
+
+    def say(self, message: str) -> None:
+        """A line of its own, above the live line and the job's bars."""
+        stream = self._stream or sys.stderr
+        if not is_writable(stream):
+            return
+        if self._bar is not None:
+            self._bar.write(message, file=stream)
+            return
+        with self._job_output.lock:
+            self._wipe()
+            self._put(stream, f"{message}\n")
+
+    def _end_line(self, stream: TextIO) -> None:
+        with self._job_output.lock:
+            if self._open_on is not None:
+                self._put(stream, "\n")
+                self._open_on = None
+
+    def close(self) -> None:
+        stream = self._stream or sys.stderr
+        if self._bar is not None and is_writable(stream) and _tqdm_in_use(self._bar) is None:
+            self._leave_bars(stream)
+        elif self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if is_writable(stream):
+            self._end_line(stream)
+        self._job_output.close()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """What a job puts in place of stderr may know little; rich puts there what prints whole lines."""
+    return getattr(stream, "isatty", bool)() and not hasattr(stream, "rich_proxied_file")
+
+
+def is_writable(stream: TextIO | None) -> bool:
+    """A job may close its stderr, or have none."""
+    return stream is not None and not getattr(stream, "closed", False)
+
+
+def _has_rates(samples: Sequence[Sample]) -> bool:
+    """Whether a log has something to begin with: the machine's shares and, of a job, its steps."""
+    sample = merge(samples)
+    return sample.span_s is not None and (sample.job is None or sample.job.steps_per_s is not None)
+
+
+def _columns(stream: TextIO) -> int:
+    """Of the terminal that is written to, which is not the one of stdout where that goes into a file."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
+    except (AttributeError, OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def _tqdm_in_use(own_bar: Any) -> Any:
+    """The job's tqdm while it draws a bar that is not ours; None for a job that draws none."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    num_bars = len(getattr(tqdm, "_instances", ()))
+    return tqdm if num_bars > (own_bar is not None) else None

@@ -1,0 +1,159 @@
+"""What harms a run whatever its steps do: memory that runs out, a job that stands still, clocks held down.
+
+These rest on curves, counters and the driver's own word, not on where the time of a step goes.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from flatout.monitor.sample import GpuSample, Sample
+from flatout.monitor.verdicts.trend import Rise, rising
+from flatout.monitor.verdicts.window import Verdict, Window
+from flatout.units import show_bytes, show_seconds, show_share
+
+FULL_WITHIN_S = 900.0
+LEAST_RISE = 0.005  # of the memory there is
+STALL_STEPS = 10.0
+SHORTEST_STALL_S = 30.0
+# At its own power limit an H200 that multiplies matrices runs at 72 to 84 % of its highest clock.
+HELD_CLOCK_SHARE = 0.6
+FAULTS = ("hardware slowdown", "thermal limit (software)", "thermal limit (hardware)", "power brake")
+LEAK_RULES = ("FO501",)
+
+
+# Memory
+
+
+def memory_runs_out(window: Window) -> Verdict | None:
+    return _gpu_memory(window) or _host_memory(window)
+
+
+def _gpu_memory(window: Window) -> Verdict | None:
+    """The allocator's own curve at the ends of steps: level in a healthy run, whatever the cache does."""
+    gpu, job = window.gpu, window.job
+    if gpu is None or gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
+        return None
+    is_own = job is not None and job.allocated_bytes is not None
+    points = [
+        (sample.time_s, _allocated(sample) if is_own else _used(sample, gpu)) for sample in window.samples
+    ]
+    rise = rising(points, least=LEAST_RISE * gpu.memory_total_bytes)
+    if rise is None:
+        return None
+    cached_bytes = 0
+    if job is not None and job.reserved_bytes is not None and job.allocated_bytes is not None:
+        cached_bytes = max(job.reserved_bytes - max(job.allocated_bytes, job.peak_allocated_bytes or 0), 0)
+    room_bytes = max(gpu.memory_total_bytes - gpu.memory_used_bytes, 0) + cached_bytes
+    what = "memory that tensors hold" if is_own else f"memory of GPU {gpu.index}"
+    action = (
+        "something keeps the tensors of past steps: run flatout diagnose, or save a checkpoint and stop"
+        if is_own
+        else "save a checkpoint and lower the batch size (flatout plan finds the largest that fits)"
+    )
+    return _full_soon(rise, room_bytes, what, action, LEAK_RULES if is_own else ())
+
+
+def _host_memory(window: Window) -> Verdict | None:
+    host = window.samples[-1].host
+    if host.memory_total_bytes is None or host.memory_used_bytes is None:
+        return None
+    points = [(sample.time_s, sample.host.memory_used_bytes) for sample in window.samples]
+    rise = rising(points, least=LEAST_RISE * host.memory_total_bytes)
+    if rise is None:
+        return None
+    where = "the container's memory" if host.memory_limited_by == "the control group" else "the host's memory"
+    action = "find what the loader or the loop collects in lists, or lower num_workers"
+    return _full_soon(rise, host.memory_total_bytes - host.memory_used_bytes, where, action, ())
+
+
+def _full_soon(rise: Rise, room_bytes: int, what: str, action: str, rules: tuple[str, ...]) -> Verdict | None:
+    left_s = room_bytes / rise.bytes_per_s
+    if left_s > FULL_WITHIN_S:
+        return None
+    return Verdict(
+        bound="memory",
+        sentence=f"{what} grows without end and runs out in about {show_seconds(left_s)}",
+        action=action,
+        evidence=(
+            f"it grows by {show_bytes(rise.bytes_per_s)} a second, for {show_seconds(rise.span_s)} so far",
+            f"it went up at {show_share(rise.steady_share)} of the readings",
+            f"{show_bytes(room_bytes)} are left",
+        ),
+        rules=rules,
+    )
+
+
+def _allocated(sample: Sample) -> int | None:
+    return None if sample.job is None else sample.job.allocated_bytes
+
+
+def _used(sample: Sample, gpu: GpuSample) -> int | None:
+    same = sample.gpu(gpu.index)
+    return None if same is None else same.memory_used_bytes
+
+
+# A job that stands still
+
+
+def stands_still(window: Window) -> Verdict | None:
+    job = window.samples[-1].job
+    if job is None or job.state in ("ended", "died") or not job.steps:
+        return None
+    if job.state == "stopped":
+        return Verdict(
+            bound="stalled",
+            sentence=f"process {job.pid} is stopped by a signal",
+            action=f"continue it with kill -CONT {job.pid}",
+            evidence=("the operating system reports the state 'stopped'",),
+        )
+    usual = [each.job.step_s for each in window.samples if each.job is not None and each.job.step_s]
+    usual_s = statistics.median(usual) if usual else 0.0
+    if job.since_step_s is None or job.since_step_s < max(SHORTEST_STALL_S, STALL_STEPS * usual_s):
+        return None
+    known = f"; before that a step took {show_seconds(usual_s)}" if usual else ""
+    return Verdict(
+        bound="stalled",
+        sentence=f"no step has ended for {show_seconds(job.since_step_s)}",
+        action=f"an evaluation or a checkpoint may be running; py-spy dump --pid {job.pid} shows where it is",
+        evidence=(f"step {job.steps} ended {show_seconds(job.since_step_s)} ago{known}",),
+    )
+
+
+# Clocks
+
+
+def is_held_down(window: Window) -> Verdict | None:
+    """The driver's own word; a power cap is how a GPU at work looks, unless its clock is held far down."""
+    gpu = window.gpu
+    if gpu is None:
+        return None
+    told = [
+        same.throttle_reasons
+        for sample in window.samples
+        if (same := sample.gpu(gpu.index)) is not None and same.throttle_reasons is not None
+    ]
+    if not told:
+        return None
+    clock = gpu.sm_clock_hz / gpu.sm_clock_max_hz if gpu.sm_clock_hz and gpu.sm_clock_max_hz else None
+    counts = {
+        reason: sum(reason in reasons for reasons in told) / len(told) for reason in (*FAULTS, "power cap")
+    }
+    faults = [reason for reason in FAULTS if counts[reason] >= 0.3]
+    is_capped = counts["power cap"] >= 0.5 and clock is not None and clock < HELD_CLOCK_SHARE
+    if not faults and not is_capped:
+        return None
+    reason = faults[0] if faults else "power cap"
+    action = (
+        f"raise the power limit of {gpu.power_limit_w:.0f} W if it is below the board's own"
+        if reason == "power cap" and gpu.power_limit_w
+        else "check cooling, power supply and what else runs in the machine"
+    )
+    shown = "" if clock is None else f" at {show_share(clock)} of its highest clock"
+    return Verdict(
+        bound="throttled",
+        sentence=f"GPU {gpu.index} is held down by its {reason}{shown}",
+        action=action,
+        evidence=tuple(f"{name}: {show_share(counts[name])} of the samples" for name in [*faults, reason][:1])
+        + ((f"{gpu.temperature_c:.0f} °C at most",) if gpu.temperature_c is not None else ()),
+    )

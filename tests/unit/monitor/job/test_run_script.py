@@ -1,0 +1,213 @@
+"""Scripts under watch in processes of their own: theirs are the output, the signals and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flatout.codec import encode
+from flatout.monitor.job.channel import read_channel
+from flatout.monitor.job.run_script import MODULE, AfterImport, LaunchOptions
+from flatout.monitor.sinks.choice import SinkChoice
+from flatout.runs import CHANNEL_FILE, list_runs
+
+TRAIN = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+print("arguments", sys.argv[1:], __name__)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+for x, in DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=4):
+    model(x).sum().backward()
+    optimizer.step()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def start(folder: Path, source: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(source)
+    chosen = LaunchOptions(command=("script.py", *arguments), **options)  # type: ignore[arg-type]
+    return subprocess.Popen(
+        [sys.executable, "-m", MODULE, json.dumps(encode(chosen))],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FLATOUT_RUNS": str(folder / "runs")},
+    )
+
+
+def run(folder: Path, source: str, *arguments: str, **options: object) -> tuple[int, str, str]:
+    process = start(folder, source, *arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_an_unmodified_script_is_watched_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    sinks = SinkChoice(jsonl=str(tmp_path / "samples.jsonl"))
+    code, out, err = run(tmp_path, TRAIN, "7", "--lr", "3", sinks=sinks, name="mine")
+    assert code == 7, err
+    assert out == "arguments ['7', '--lr', '3'] __main__\n"
+    ((folder, found),) = list_runs(tmp_path / "runs")
+    assert (found.name, found.command[1:]) == ("mine", ("script.py", "7", "--lr", "3"))
+    assert found.ended_s is not None
+    progress = read_channel(folder / CHANNEL_FILE)
+    assert progress is not None
+    assert (progress.steps, progress.samples, progress.learning_rate) == (6, 24, 0.25)
+    assert f"flatout report {folder.name}" in err
+    assert (tmp_path / "samples.jsonl").read_text().startswith('{"format":"flatout-sample"')
+
+
+def test_a_script_without_torch_stays_without_it(tmp_path: Path) -> None:
+    source = "import os, sys; os.environ['OMP_NUM_THREADS'] = '3'; print('torch' in sys.modules, sys.path[0])"
+    code, out, _ = run(tmp_path, source)
+    assert (code, out) == (0, f"False {tmp_path}\n")
+
+
+def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "def f():\n    return 1 / 0\nf()\n")
+    assert code == 1
+    assert "ZeroDivisionError" in err and 'script.py", line 2' in err
+    assert "launched" not in err and "runpy" not in err
+
+
+def test_an_interrupt_reaches_the_script(tmp_path: Path) -> None:
+    source = (
+        "try:\n    print('ready', flush=True); input()\n"
+        "except KeyboardInterrupt:\n    print('interrupted'); raise SystemExit(9)\n"
+    )
+    process = start(tmp_path, source)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (9, "interrupted\n"), err
+
+
+def test_an_interrupt_that_nobody_catches_ends_the_script_as_it_would_alone(tmp_path: Path) -> None:
+    source = "kept = open('kept.txt', 'w'); kept.write('all'); print('ready', flush=True); input()"
+    process = start(tmp_path, source)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, err
+    assert "KeyboardInterrupt" in err and "launched" not in err
+    ((_, found),) = list_runs(tmp_path / "runs")
+    assert found.ended_s is not None
+    assert (tmp_path / "kept.txt").read_text() == "all"
+
+
+def test_a_forked_child_ends_without_its_parents_sinks(tmp_path: Path) -> None:
+    source = """
+import os, sys
+child = os.fork()
+if not child:
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    code, out, err = run(tmp_path, source, sinks=SinkChoice(prometheus=0))
+    assert (code, out) == (0, "7\n"), err
+    assert err.count("the run is kept") == 1
+
+
+@pytest.mark.parametrize("gone", ["sys.stderr = None", "sys.stderr.close()", "os.close(2)"])
+def test_a_script_without_stderr_goes_on_and_keeps_its_stdout(tmp_path: Path, gone: str) -> None:
+    source = f"import os, sys\n{gone}\nprint('mine'); sys.exit(4)"
+    code, out, err = run(tmp_path, source, hz=10.0)
+    assert (code, out) == (4, "mine\n")
+    assert "Traceback" not in err
+
+
+def test_what_cannot_be_set_up_is_one_line_before_the_script_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sinks = SinkChoice(csv=str(tmp_path / "file" / "table.csv"))
+    for options in ({"sinks": sinks}, {"hz": 100.0}):
+        code, out, err = run(tmp_path, "print('started')", **options)
+        assert (code, out) == (2, "")
+        assert err.startswith("flatout: ") and err.count("\n") == 1
+        assert list_runs(tmp_path / "runs") == ()
+
+
+def test_a_full_disk_is_said_once_and_harms_nobody(tmp_path: Path) -> None:
+    source = """
+import resource
+from flatout.monitor.job import watch as job
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+while not any("HistoryWriter" in note for sample in job._run.sampler.recent() for note in sample.notes):
+    pass
+print("done")
+"""
+    sinks = SinkChoice(jsonl=str(tmp_path / "samples.jsonl"))
+    code, out, err = run(tmp_path, source, hz=10.0, sinks=sinks)
+    assert (code, out) == (0, "done\n"), err
+    for name in ("HistoryWriter", "JsonLines"):
+        assert err.count(f"flatout: {name} failed: ") == 1
+    assert "what is kept of it is not whole" in err
+    assert "Traceback" not in err
+
+
+def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
+    from flatout.runs import state_of
+
+    process = start(tmp_path, "print('ready', flush=True); input()")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.communicate(timeout=60)
+    ((_, found),) = list_runs(tmp_path / "runs")
+    assert state_of(found) == "died"
+
+
+def test_workers_that_are_spawned_find_the_script(tmp_path: Path) -> None:
+    source = """
+import multiprocessing
+def double(x):
+    return 2 * x
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+"""
+    code, out, err = run(tmp_path, source)
+    assert (code, out) == (0, "[2, 4]\n"), err
+
+
+def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    options = LaunchOptions(command=("pkg.train", "--x"), module=True)
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE, json.dumps(encode(options))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "FLATOUT_RUNS": str(tmp_path / "runs")},
+    )
+    assert done.stdout == "__main__ ['--x']\n"
+
+
+def test_a_callback_after_an_import_comes_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lately_imported.py").write_text("value = 3")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[ModuleType] = []
+    finder = AfterImport("lately_imported", seen.append)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    import lately_imported  # type: ignore[import-not-found]
+    import lately_imported as again
+
+    assert seen == [lately_imported] and again.value == 3
+    assert finder not in sys.meta_path
+    assert type(lately_imported.__spec__.loader).__name__ == "SourceFileLoader"
+    del sys.modules["lately_imported"]

@@ -1,0 +1,148 @@
+"""The log of a run: bounded whatever is written, whole after any cut, and replayed without gaps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flatout.monitor.past.history import GRAINS, Grain, HistoryWriter, read_tier, replay, segments
+from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
+
+SMALL = (
+    Grain(name="raw", period_s=0.0, budget_bytes=20_000, segment_bytes=4_000),
+    Grain(name="minutes", period_s=60.0, budget_bytes=10_000, segment_bytes=2_000),
+    Grain(name="hours", period_s=3600.0, budget_bytes=6_000, segment_bytes=1_000),
+)
+START_S = 1.7e9 - 1.7e9 % 3600
+
+
+def sample(second: float, *, num_gpus: int = 1) -> Sample:
+    return Sample(
+        time_s=START_S + second,
+        span_s=1.0,
+        host=HostSample(cpu_share=0.5, memory_used_bytes=10**9 + int(second)),
+        gpus=tuple(
+            GpuSample(index=n, utilisation_share=(second % 100) / 100, energy_j=3e8 + second)
+            for n in range(num_gpus)
+        ),
+        job=JobSample(pid=1, steps=int(second), loss=1 / (second + 1)),
+    )
+
+
+def write(folder: Path, seconds: Iterable[float], *, grains: tuple[Grain, ...] = SMALL) -> HistoryWriter:
+    writer = HistoryWriter(folder, grains=grains)
+    for second in seconds:
+        writer(sample(second))
+    return writer
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_short_run_is_replayed_sample_by_sample(tmp_path: Path) -> None:
+    write(tmp_path, range(100), grains=GRAINS).close()
+    found = list(replay(tmp_path))
+    assert [one.time_s for one in found] == [START_S + second for second in range(100)]
+    assert found[7].job is not None
+    assert found[7].job.loss == pytest.approx(0.125)
+    assert found[7].gpus[0].energy_j == 3e8 + 7  # a counter keeps its digits
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(num=st.integers(1, 1500), step_s=st.sampled_from([0.1, 1.0, 10.0, 600.0]))
+def test_a_log_stays_in_its_budget_and_is_replayed_in_order(
+    tmp_path_factory: pytest.TempPathFactory, num: int, step_s: float
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    writer = write(folder, (n * step_s for n in range(num)))
+    budget = sum(grain.budget_bytes for grain in SMALL)
+    assert size_of(folder) <= budget
+    writer.close()
+    assert size_of(folder) <= budget + 3 * 1_000
+    times = [one.time_s for one in replay(folder)]
+    assert times == sorted(set(times))
+    assert times[-1] == pytest.approx(START_S + (num - 1) * step_s, abs=0.01)
+
+
+def test_old_parts_are_replayed_coarsely_and_without_gaps(tmp_path: Path) -> None:
+    write(tmp_path, range(0, 6 * 3600, 15)).close()
+    found = list(replay(tmp_path))
+    spans = [one.span_s for one in found]
+    assert spans[0] is not None and spans[0] > 60
+    assert spans[-1] == 1.0
+    # A sample here stands for one second of every fifteen.
+    for before, after in itertools.pairwise(found):
+        assert after.span_s is not None
+        assert after.time_s - after.span_s - before.time_s <= 15.0
+
+
+def test_a_minute_is_the_mean_of_its_samples(tmp_path: Path) -> None:
+    write(tmp_path, range(180)).close()
+    minutes = list(read_tier(tmp_path, "minutes"))
+    assert [one.span_s for one in minutes] == [60.0, 60.0, 60.0]
+    assert minutes[0].gpus[0].utilisation_share == pytest.approx(29.5 / 100, abs=1e-4)
+    assert minutes[1].job is not None
+    assert minutes[1].job.steps == 119
+    (hour,) = read_tier(tmp_path, "hours")
+    assert hour.span_s == 180.0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_cut_anywhere_loses_the_last_line_at_most(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    write(folder, range(10), grains=GRAINS)
+    (path,) = segments(folder, "raw")
+    whole = path.read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:cut])
+    complete = whole[:cut].count(b"\n")
+    # A line that lacks only its end is whole all the same.
+    assert len(list(read_tier(folder, "raw"))) - complete in (0, 1)
+
+
+def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, range(3), grains=GRAINS)
+    (path,) = segments(tmp_path, "raw")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\x00\xff garbage\n" + lines[2])
+    assert len(list(read_tier(tmp_path, "raw"))) == 2
+
+
+def test_a_log_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, grains=SMALL)
+    for second in range(500):
+        writer(sample(second))
+        if second % 50 == 0:
+            *_, last = read_tier(tmp_path, "raw", after_s=START_S + second - 5)
+            assert last.time_s == START_S + second
+
+
+def test_full_files_are_compressed_and_the_current_one_is_not(tmp_path: Path) -> None:
+    write(tmp_path, range(60))
+    suffixes = [path.suffix for path in segments(tmp_path, "raw")]
+    assert suffixes[-1] == ".jsonl"
+    assert set(suffixes[:-1]) == {".gz"}
+
+
+def test_a_compression_that_was_cut_off_leaves_the_file_it_came_from(tmp_path: Path) -> None:
+    write(tmp_path, range(5), grains=GRAINS)
+    (tmp_path / ".raw-000001.jsonl.gz").write_bytes(b"half")
+    assert len(list(read_tier(tmp_path, "raw"))) == 5
+
+
+def test_the_budgets_of_the_product_hold_a_week_of_eight_gpus_in_fifty_megabytes() -> None:
+    assert sum(grain.budget_bytes for grain in GRAINS) < 50e6
+
+
+def test_what_a_writer_holds_does_not_grow(tmp_path: Path) -> None:
+    writer = write(tmp_path, (n / 10 for n in range(5000)))
+    assert all(len(tier._pending) <= 60 for tier in writer._tiers)
