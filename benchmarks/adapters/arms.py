@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from models import NAMES, shell, specs, with_one_adapter
 from torch import Tensor, nn
 
-from flatout.engines.adapters.bank import AdapterBank
-from flatout.engines.adapters.blocks import Block
-from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.products import Path
-from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.products import Path
 
 Loss = Callable[[nn.Module, Tensor, Any], Tensor]
 

@@ -11,8 +11,8 @@ from limits import wait
 from models import NAMES, shell
 from torch import Tensor, nn
 
-from flatout.engines.adapters.blocks import Block
-from flatout.engines.adapters.encoder import PackedEncoder, pooled
+from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
 
 
 def phase_two(model: Any, *, rows: int, length: int, epochs: int, device: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.engines.adapters.bank import AdapterSpec
+from flatout.engines.adapters.lora.bank import AdapterSpec
 
 RANKS = (16, 24, 32, 32, 32)
 NAMES = ("sentiment", "qa", "summarisation", "code", "translation")

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.multiplex.decoder import Decoder
-from flatout.multiplex.generate import Generator
-from flatout.multiplex.requests import Request
-from flatout.multiplex.runner import Mode
+from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.requests import Request
+from flatout.multiplex.decode.steppers import Mode
+from flatout.multiplex.models.decoder import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)

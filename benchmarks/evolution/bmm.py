@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decoder import Decoder, Projection
+from flatout.multiplex.decode.steppers import State
 from flatout.multiplex.kernels import step as fused
+from flatout.multiplex.models.decoder import Decoder, Projection
 from flatout.multiplex.rows import Rows
-from flatout.multiplex.runner import State
 
 
 class BatchedProducts:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from arms import Load
 
-from flatout.multiplex.decoder import Decoder
+from flatout.multiplex.models.decoder import Decoder
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # measured on an H200: a copy, a large bf16 product
 REPEATS = 7

@@ -13,7 +13,7 @@ from arms import Load
 from bmm import BatchedProducts
 from shapes import Shape
 
-from flatout.multiplex.decoder import Decoder
+from flatout.multiplex.models.decoder import Decoder
 
 
 def hugging_face(shape: Shape, *, rows: int, prompt: int, new: int) -> float:

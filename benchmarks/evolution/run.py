@@ -28,7 +28,7 @@ from limits import alone_s, peak_s  # noqa: E402
 from shapes import SHAPES, build  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.multiplex.decoder import Decoder  # noqa: E402
+from flatout.multiplex.models.decoder import Decoder  # noqa: E402
 
 
 def timed(arm: Any, decoder: Decoder) -> tuple[float, int]:

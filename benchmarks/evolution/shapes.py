@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
+from flatout.multiplex.models.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,9 @@ from subjects import Subject, prompts_of
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
 from flatout.engines.steering.trials.steered_model import Steering, steered_model
-from flatout.multiplex.decoder import Decoder
-from flatout.multiplex.runner import State, Stepper
-from flatout.multiplex.sampling import Sampling
+from flatout.multiplex.decode.sampling import Sampling
+from flatout.multiplex.decode.steppers import State, Stepper
+from flatout.multiplex.models.decoder import Decoder
 
 ENDING_SHARE = 1 / 48  # of the vocabulary ends a text where texts are to differ in length
 

@@ -30,7 +30,7 @@ from racing import FAILURES, show  # noqa: E402
 from subjects import open_subject  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.multiplex.families import read_decoder  # noqa: E402
+from flatout.multiplex.models.families import read_decoder  # noqa: E402
 
 Section = Callable[[], list[dict[str, Any]]]
 

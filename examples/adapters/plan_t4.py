@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, RobertaConfig
 
-from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.blocks import Block
-from flatout.engines.adapters.encoder import PackedEncoder
+from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
+from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
 from flatout.engines.adapters.tasks import TaskBatch, task_named
 from flatout.engines.adapters.tasks.decoder import Decoder

@@ -23,7 +23,7 @@ def test_the_snippets_run(tmp_path: Path) -> None:
 
 
 def test_the_table_names_every_family() -> None:
-    from flatout.multiplex.families import FAMILIES
+    from flatout.multiplex.models.families import FAMILIES
 
     names = {
         "llama": "Llama",

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters import attention, branches
-from flatout.engines.adapters.bank import AdapterBank
-from flatout.engines.adapters.blocks import layout
-from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.products import Path, add_product, add_products
-from flatout.engines.adapters.stepping import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora import attention, branches
+from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.lora.blocks import layout
+from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.products import Path, add_product, add_products
 from flatout.engines.adapters.training.phase3_joint import JointStep
 from tests.support.adapters import opened, phase_run, save_tiny, tiny_settings
 from tests.support.adapters_packed import (

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.multiplex import linear as linear_module
-from flatout.multiplex import noise
 from flatout.multiplex.factors import Factors
-from flatout.multiplex.linear import linear
-from flatout.multiplex.noise import draw_factors, normals, uniforms
+from flatout.multiplex.noise import draws
+from flatout.multiplex.noise.draws import draw_factors, normals, uniforms
+from flatout.multiplex.products import linear as linear_module
+from flatout.multiplex.products.linear import linear
 from flatout.multiplex.rows import Rows, RowTables
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +42,7 @@ def draw(device: str, dtype: torch.dtype, *, count: int = 5003, first: int = 3) 
 def test_a_gpu_draws_the_numbers_of_a_cpu(
     dtype: torch.dtype, kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noise, "HAS_TRITON", kernel and noise.HAS_TRITON)
+    monkeypatch.setattr(draws, "HAS_TRITON", kernel and draws.HAS_TRITON)
     assert torch.equal(draw("cuda", dtype).cpu(), draw("cpu", dtype))
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from flatout.errors import BadInput
-from flatout.multiplex.decoder import Decoder
-from flatout.multiplex.families import read_decoder
-from flatout.multiplex.generate import Generator
-from flatout.multiplex.requests import Request
+from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.requests import Request
+from flatout.multiplex.decode.sampling import Sampling
+from flatout.multiplex.decode.steppers import Mode
+from flatout.multiplex.models.decoder import Decoder
+from flatout.multiplex.models.families import read_decoder
 from flatout.multiplex.rows import Rows
-from flatout.multiplex.runner import Mode
-from flatout.multiplex.sampling import Sampling
 from tests.support.multiplex import (
     FUSIBLE,
     fusible_model,

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.blocks import Block, Blocks
-from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.evaluation.results import (
     ConfidenceBin,
     Evaluation,
@@ -24,6 +21,9 @@ from flatout.engines.adapters.evaluation.results import (
     ShownRow,
 )
 from flatout.engines.adapters.evaluation.score_routings import Subject
+from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
+from flatout.engines.adapters.lora.blocks import Block, Blocks
+from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.report.page import RunReport
 from flatout.engines.adapters.tasks import encode_all, task_named
 from flatout.engines.adapters.tasks.decoder import Decoder

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.blocks import Block, Blocks, block_of
+from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
+from flatout.engines.adapters.lora.blocks import Block, Blocks, block_of
 
 VOCABULARY, WIDTH = 97, 32
 RANKS = (16, 24, 32)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decoder import Attention, Decoder, Norm, Projection
+from flatout.multiplex.decode.steppers import State
 from flatout.multiplex.factors import Factors
+from flatout.multiplex.models.decoder import Attention, Decoder, Norm, Projection
 from flatout.multiplex.rows import Rows
-from flatout.multiplex.runner import State
 
 # Tiny random models of every family that `multiplex` reads, and what Hugging Face says of them
 

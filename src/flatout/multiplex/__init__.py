@@ -13,8 +13,8 @@ steered                     a vector for each row added at a layer
 Generator, Request          generation by slots that run different variants
 read_decoder, Decoder       a Hugging Face model as products over its own storage
 
-The operator itself is `flatout.multiplex.linear.linear`, and the shortest way to tokens is
-`flatout.multiplex.generate.generate`: a function cannot be offered here under the name of its module.
+The operator itself is `flatout.multiplex.products.linear.linear`, and the shortest way to tokens is
+`flatout.multiplex.decode.generator.generate`: a function cannot be offered here under the name of its module.
 
 Names are resolved on first use, so that importing this package imports no torch.
 """
@@ -25,41 +25,41 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flatout.multiplex.decoder import Decoder as Decoder
-    from flatout.multiplex.decoder import Projection as Projection
+    from flatout.multiplex.decode.generator import Generator as Generator
+    from flatout.multiplex.decode.requests import Completion as Completion
+    from flatout.multiplex.decode.requests import Request as Request
+    from flatout.multiplex.decode.sampling import Sampling as Sampling
     from flatout.multiplex.factors import Factors as Factors
-    from flatout.multiplex.families import read_decoder as read_decoder
-    from flatout.multiplex.generate import Generator as Generator
-    from flatout.multiplex.noise import FullNoise as FullNoise
-    from flatout.multiplex.noise import draw_factors as draw_factors
-    from flatout.multiplex.noise import draw_full as draw_full
-    from flatout.multiplex.noise import normals as normals
-    from flatout.multiplex.requests import Completion as Completion
-    from flatout.multiplex.requests import Request as Request
+    from flatout.multiplex.models.decoder import Decoder as Decoder
+    from flatout.multiplex.models.decoder import Projection as Projection
+    from flatout.multiplex.models.families import read_decoder as read_decoder
+    from flatout.multiplex.noise.draws import FullNoise as FullNoise
+    from flatout.multiplex.noise.draws import draw_factors as draw_factors
+    from flatout.multiplex.noise.draws import draw_full as draw_full
+    from flatout.multiplex.noise.draws import normals as normals
     from flatout.multiplex.rows import Rows as Rows
     from flatout.multiplex.rows import RowTables as RowTables
-    from flatout.multiplex.sampling import Sampling as Sampling
     from flatout.multiplex.swap import install as install
     from flatout.multiplex.swap import multiplexed as multiplexed
     from flatout.multiplex.vectors import steered as steered
 
 _HOMES = {
-    "Completion": "requests",
-    "Decoder": "decoder",
+    "Completion": "decode.requests",
+    "Decoder": "models.decoder",
     "Factors": "factors",
-    "FullNoise": "noise",
-    "Generator": "generate",
-    "Projection": "decoder",
-    "Request": "requests",
+    "FullNoise": "noise.draws",
+    "Generator": "decode.generator",
+    "Projection": "models.decoder",
+    "Request": "decode.requests",
     "RowTables": "rows",
     "Rows": "rows",
-    "Sampling": "sampling",
-    "draw_factors": "noise",
-    "draw_full": "noise",
+    "Sampling": "decode.sampling",
+    "draw_factors": "noise.draws",
+    "draw_full": "noise.draws",
     "install": "swap",
     "multiplexed": "swap",
-    "normals": "noise",
-    "read_decoder": "families",
+    "normals": "noise.draws",
+    "read_decoder": "models.families",
     "steered": "vectors",
 }
 

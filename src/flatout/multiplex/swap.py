@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from flatout.errors import BadInput
 from flatout.multiplex.factors import Factors
-from flatout.multiplex.linear import linear
-from flatout.multiplex.noise import FullNoise
+from flatout.multiplex.noise.draws import FullNoise
+from flatout.multiplex.products.linear import linear
 from flatout.multiplex.rows import Rows, RowTables
 
 _ATTRIBUTE = "_multiplex_change"

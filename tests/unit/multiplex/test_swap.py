@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatout.errors import BadInput
 from flatout.multiplex.factors import Factors
-from flatout.multiplex.noise import FullNoise, draw_factors, draw_full
+from flatout.multiplex.noise.draws import FullNoise, draw_factors, draw_full
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.swap import install, multiplexed
 

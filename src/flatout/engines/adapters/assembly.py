@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters import loading
-from flatout.engines.adapters.bank import DEFAULT_TARGETS, AdapterBank, AdapterSpec
-from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.precision import choose_precision
+from flatout.engines.adapters.lora.bank import DEFAULT_TARGETS, AdapterBank, AdapterSpec
+from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.precision import choose_precision
 from flatout.engines.adapters.routing.features import width_of
 from flatout.engines.adapters.routing.router import Router
 from flatout.engines.adapters.settings import AdaptConfig, TaskConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.atomic_files import write_whole
-from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
+from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.multiplex.generate import Generator
-from flatout.multiplex.requests import Completion, Request
+from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.requests import Completion, Request
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.reward_pool import RewardPool, Scores
     from flatout.engines.evolution.tasks import Prompt
     from flatout.engines.evolution.texts import Texts
-    from flatout.multiplex.decoder import Decoder
-    from flatout.multiplex.sampling import Sampling
+    from flatout.multiplex.decode.sampling import Sampling
+    from flatout.multiplex.models.decoder import Decoder
 
 
 def score_texts(

@@ -25,8 +25,8 @@ import torch
 
 from flatout.engines.evolution.masters import squares
 from flatout.errors import BadInput
-from flatout.multiplex.noise import UNIT, Side, normals
-from flatout.multiplex.philox import philox, stream_key
+from flatout.multiplex.noise.draws import UNIT, Side, normals
+from flatout.multiplex.noise.philox import philox, stream_key
 
 if TYPE_CHECKING:
     from torch import Tensor

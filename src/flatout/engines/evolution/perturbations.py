@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from flatout.engines.evolution.stacks import Names, Stack
-from flatout.multiplex import noise
-from flatout.multiplex.noise import FullNoise
+from flatout.multiplex.noise import draws
+from flatout.multiplex.noise.draws import FullNoise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class Resident:
     stacks: dict[Names, Stack]
     factors: dict[str, Factors]  # the same by target
     capacity: int
-    refill: noise.Refill
+    refill: draws.Refill
     variants: range = range(0)
     epoch: int | None = None
 
@@ -87,7 +87,7 @@ class Perturbations:
     def full(self, name: str, *, variants: range, epoch: int) -> FullNoise:
         """The noise of one of the others."""
         vector = self._others[name]
-        return noise.draw_full(
+        return draws.draw_full(
             name,
             width=len(vector),
             seed=self.recipe.seed,
@@ -122,7 +122,7 @@ class Perturbations:
         factors = {
             name: stack[number] for names, stack in stacks.items() for number, name in enumerate(names)
         }
-        refill = noise.Refill(factors, seed=self.recipe.seed)
+        refill = draws.Refill(factors, seed=self.recipe.seed)
         return Resident(stacks=stacks, factors=factors, capacity=capacity, refill=refill)
 
     def _drawn(self, names: Names, *, variants: range, epoch: int) -> Stack:
@@ -131,7 +131,7 @@ class Perturbations:
             self._table.fill(names, stack, variants=variants, epoch=epoch)
             return stack
         factors = {name: stack[number] for number, name in enumerate(names)}
-        noise.Refill(factors, seed=self.recipe.seed)(epoch=epoch, pairs=variants)
+        draws.Refill(factors, seed=self.recipe.seed)(epoch=epoch, pairs=variants)
         return stack
 
     def _empty(self, names: Names, *, capacity: int) -> Stack:
@@ -141,7 +141,7 @@ class Perturbations:
             torch.zeros(len(names), capacity, rank, width, dtype=dtype, device=weight.device)
             for width in weight.shape
         )
-        scale = self.recipe.sigma / math.sqrt(rank) * noise.unit(dtype) ** 2
+        scale = self.recipe.sigma / math.sqrt(rank) * draws.unit(dtype) ** 2
         return Stack(shrink, expand, tuple(self._scales.get(name, scale) for name in names))
 
     def _dtype(self, weight: Tensor) -> torch.dtype:

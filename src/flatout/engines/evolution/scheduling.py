@@ -18,7 +18,7 @@ from flatout.errors import BadInput, BatchDoesNotFit
 from flatout.units import show_bytes
 
 if TYPE_CHECKING:
-    from flatout.multiplex.decoder import Decoder
+    from flatout.multiplex.models.decoder import Decoder
 
 CPU_ROWS = 64  # beyond it a product on a CPU is no faster per row
 GPU_ROWS = 2048  # beyond it a decode step is bound by the cache, not by the weights

@@ -16,7 +16,7 @@ from flatout.decisions import Decision
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.settings import EvolveConfig
-    from flatout.multiplex.decoder import Decoder
+    from flatout.multiplex.models.decoder import Decoder
 
 # SmolLM2-135M, 512 members: 0.006 and 0.05 took sums of two-digit numbers from 2 % to 73 % in 100 epochs.
 SHARE_OF_WEIGHTS = 0.03

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import nn
 
 from flatout.errors import BadInput
-from flatout.multiplex.decoder import Decoder
+from flatout.multiplex.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -31,9 +31,9 @@ from flatout.engines.evolution.texts import Texts, open_tokenizer
 from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.interrupts import Interrupts
-from flatout.multiplex.families import read_decoder
-from flatout.multiplex.requests import Completion
-from flatout.multiplex.sampling import Sampling
+from flatout.multiplex.decode.requests import Completion
+from flatout.multiplex.decode.sampling import Sampling
+from flatout.multiplex.models.families import read_decoder
 
 CHECKPOINTS, MODEL, PLOT = "checkpoints", "model", "rewards.png"
 POSITIONS_STEP = 64  # slots grow by so many positions, so that few lengths of prompts need another generator

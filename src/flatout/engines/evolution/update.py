@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flatout.engines.evolution.stacks import Stack
-    from flatout.multiplex.noise import FullNoise
+    from flatout.multiplex.noise.draws import FullNoise
 
 # Variants per product: it bounds the fp32 copies of int8 factors.  A constant, so that sums run in the same
 # order in every process.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decoder import Block, Decoder
 from flatout.multiplex.factors import Factors
+from flatout.multiplex.models.decoder import Block, Decoder
 
 
 def why_not(

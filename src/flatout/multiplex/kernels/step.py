@@ -23,15 +23,15 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from flatout.multiplex.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
+from flatout.multiplex.decode.steppers import EOS, LENGTH, State
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.kernels.attend import attend
 from flatout.multiplex.kernels.choose import advance, best_of_chunks
 from flatout.multiplex.kernels.gate import gate_up
 from flatout.multiplex.kernels.norm import add_norm
 from flatout.multiplex.kernels.split import shrink_rows, split_heads
+from flatout.multiplex.models.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
 from flatout.multiplex.rows import RowTables
-from flatout.multiplex.runner import EOS, LENGTH, State
 
 CHUNKS = 8
 

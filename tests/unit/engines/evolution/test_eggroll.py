@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from flatout.engines.evolution.eggroll import Eggroll
 from flatout.errors import BadInput
-from flatout.multiplex.generate import generate
-from flatout.multiplex.sampling import Sampling
+from flatout.multiplex.decode.generator import generate
+from flatout.multiplex.decode.sampling import Sampling
 from tests.support.evolution import small_net, tiny_llama
 
 

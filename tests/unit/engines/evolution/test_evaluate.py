@@ -8,9 +8,9 @@ from flatout.engines.evolution.evaluate import mean_score, plain_tokens_per_s, s
 from flatout.engines.evolution.reward_pool import RewardPool, Scores
 from flatout.engines.evolution.tasks import task_named
 from flatout.engines.evolution.texts import Texts
-from flatout.multiplex.families import read_decoder
-from flatout.multiplex.requests import Completion, Request
-from flatout.multiplex.sampling import Sampling
+from flatout.multiplex.decode.requests import Completion, Request
+from flatout.multiplex.decode.sampling import Sampling
+from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import tiny_llama
 
 

@@ -11,8 +11,8 @@ import torch
 
 from flatout.engines.evolution.loading import end_tokens, open_model, save_model
 from flatout.errors import BadInput
-from flatout.multiplex.families import read_decoder
-from flatout.multiplex.generate import generate
+from flatout.multiplex.decode.generator import generate
+from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import save_tiny, tiny_llama
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flatout.engines.evolution.scheduling import CPU_ROWS, GPU_ROWS, Needs, Schedule, needs_of, schedule
 from flatout.errors import BadInput, BatchDoesNotFit
-from flatout.multiplex.families import read_decoder
+from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import tiny_llama
 
 CPU = Needs(row_bytes=1000, variant_bytes=1000, free_bytes=None)

@@ -4,7 +4,7 @@ import torch
 
 from flatout.engines.evolution import step_sizes
 from flatout.engines.evolution.settings import EvolveConfig
-from flatout.multiplex.families import read_decoder
+from flatout.multiplex.models.families import read_decoder
 from tests.support import multiplex as tiny_models
 
 

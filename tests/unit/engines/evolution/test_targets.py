@@ -13,7 +13,7 @@ from flatout.engines.evolution.targets import (
     vectors,
 )
 from flatout.errors import BadInput
-from flatout.multiplex.families import read_decoder
+from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import small_net, tiny_llama
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flatout.engines.evolution import update
 from flatout.engines.evolution.stacks import Stack
 from flatout.multiplex.factors import Factors
-from flatout.multiplex.noise import FullNoise, draw_factors, draw_full
+from flatout.multiplex.noise.draws import FullNoise, draw_factors, draw_full
 
 
 def factors(variants: range, *, rank: int, dtype: torch.dtype = torch.int8, parameter: str = "a") -> Factors:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.multiplex.families import read_decoder
-from flatout.multiplex.runner import State
+from flatout.multiplex.decode.steppers import State
+from flatout.multiplex.models.families import read_decoder
 from tests.support.kernels import DEVICE, Numbers, needs_device
 from tests.support.multiplex import fusible_model
 

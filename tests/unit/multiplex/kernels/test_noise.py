@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.multiplex import noise
-from flatout.multiplex.philox import stream_key
+from flatout.multiplex.noise import draws
+from flatout.multiplex.noise.philox import stream_key
 from tests.support.kernels import DEVICE, needs_device
 
 pytestmark = needs_device
@@ -21,13 +21,13 @@ def test_the_kernel_draws_the_numbers_of_the_cpu(dtype: torch.dtype, first: int,
     whole = torch.full((4, count + 3), 77, dtype=dtype, device=DEVICE)
     fill_with_triton(
         whole[:, :count],
-        values=noise.table(dtype, DEVICE),
+        values=draws.table(dtype, DEVICE),
         key=stream_key(SEED, "w", "full"),
         epoch=EPOCH,
         pairs=pairs.to(DEVICE),
         first=first,
     )
-    drawn = noise.normals(
+    drawn = draws.normals(
         seed=SEED, epoch=EPOCH, parameter="w", side="full", pairs=pairs, count=count, first=first, dtype=dtype
     )
     assert torch.equal(whole[:, :count].cpu(), drawn)
@@ -43,10 +43,10 @@ def test_one_launch_draws_many_tensors(dtype: torch.dtype) -> None:
     keys = [stream_key(SEED, name, "shrink") for name in widths]
     pairs = range(2**31 - 1, 2**31 + 2)
     fill_all(
-        part_table(outs, keys), values=noise.table(dtype, DEVICE), epoch=EPOCH, pairs=pairs, largest=4097
+        part_table(outs, keys), values=draws.table(dtype, DEVICE), epoch=EPOCH, pairs=pairs, largest=4097
     )
     for (name, width), out in zip(widths.items(), outs, strict=True):
-        drawn = noise.normals(
+        drawn = draws.normals(
             seed=SEED, epoch=EPOCH, parameter=name, side="shrink", pairs=pairs, count=width, dtype=dtype
         )
         assert torch.equal(out[:3].cpu(), drawn)

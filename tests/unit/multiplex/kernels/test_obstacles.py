@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flatout.multiplex.factors import Factors
-from flatout.multiplex.families import read_decoder
 from flatout.multiplex.kernels.obstacles import why_not
+from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import FUSIBLE, SIZES, fusible_model, integer_factors, tiny_model
 
 

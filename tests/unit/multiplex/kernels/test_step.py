@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from flatout.multiplex.families import read_decoder
+from flatout.multiplex.models.families import read_decoder
 from flatout.multiplex.rows import Rows
 from tests.support.kernels import DEVICE, needs_device
 from tests.support.multiplex import fusible_model, integer_factors, largest_error, logits_of

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.encoder import PackedEncoder
 from flatout.engines.adapters.evaluation.plans import READ, Plan, num_passes, plans_of, wanted
 from flatout.engines.adapters.evaluation.results import (
     ROUTINGS,
@@ -27,6 +26,7 @@ from flatout.engines.adapters.evaluation.results import (
     Scores,
     ShownRow,
 )
+from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.routing.quality import judge
 from flatout.engines.adapters.routing.router import Fallback, Route, Router

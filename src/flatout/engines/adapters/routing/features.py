@@ -24,8 +24,8 @@ from torch import Tensor
 
 from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.data import TokenBudgetBatches
-from flatout.engines.adapters.blocks import block_of
-from flatout.engines.adapters.encoder import PackedEncoder, pooled
+from flatout.engines.adapters.lora.blocks import block_of
+from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:

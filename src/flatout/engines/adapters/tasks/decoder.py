@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.engines.adapters.chunked_loss import chunked_argmax
+from flatout.engines.adapters.lora.chunked_loss import chunked_argmax
 from flatout.errors import BadInput
 
 HEAD_WIDTH = 64

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.chunked_loss import chunked_argmax, chunked_cross_entropy
+from flatout.engines.adapters.lora.chunked_loss import chunked_argmax, chunked_cross_entropy
 from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.rows import text_field
 from flatout.engines.adapters.tasks.task import (

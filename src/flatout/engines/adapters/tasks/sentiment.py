@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.engines.adapters.encoder import pooled
+from flatout.engines.adapters.lora.encoder import pooled
 from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.metrics import accuracy, macro_f1
 from flatout.engines.adapters.tasks.rows import text_field

@@ -29,8 +29,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.blocks import Block, block_of
-from flatout.engines.adapters.chunked_loss import IGNORED as IGNORED  # a target that is not there
+from flatout.engines.adapters.lora.blocks import Block, block_of
+from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.rows import read_rows
 from flatout.engines.run.settings import check_keys

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flatout.data.batching import TokenBudgetBatches
-from flatout.engines.adapters.blocks import Block
+from flatout.engines.adapters.lora.blocks import Block
 from flatout.engines.adapters.tasks.task import IGNORED, Example, Task, TaskBatch
 from flatout.errors import BadInput
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import Assembly
-from flatout.engines.adapters.precision import needs_scaler
-from flatout.engines.adapters.stepping import SHARED, AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.precision import needs_scaler
 from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
 from flatout.engines.adapters.training.checkpoint import Progress

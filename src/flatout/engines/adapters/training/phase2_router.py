@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import Assembly, under
+from flatout.engines.adapters.lora.fused_step import StepSettings
 from flatout.engines.adapters.routing.features import features_of
 from flatout.engines.adapters.routing.losses import RouterLosses
 from flatout.engines.adapters.routing.router import Router
-from flatout.engines.adapters.stepping import StepSettings
 from flatout.engines.adapters.tasks import Example
 from flatout.engines.adapters.training.phase import TOTAL, PhaseRun
 from flatout.errors import BadInput

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from flatout.decisions import Decision
 from flatout.engines.adapters.assembly import Assembly
-from flatout.engines.adapters.recorder import Recorder
+from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, StepSettings, half_precision
+from flatout.engines.adapters.lora.recorder import Recorder
 from flatout.engines.adapters.routing.router import Route
 from flatout.engines.adapters.settings import PhaseThree
-from flatout.engines.adapters.stepping import SHARED, AdapterOptimizer, StepSettings, half_precision
 from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TrainingBatches
 from flatout.engines.adapters.training.phase import TOTAL, PhaseRun

@@ -21,14 +21,14 @@ import torch
 
 from flatout.engines.steering.trials.steered_model import Steering
 from flatout.errors import BadInput
-from flatout.multiplex import forward
-from flatout.multiplex.cache import Cache, Prefixes, bucket_of
+from flatout.multiplex.decode import forward
+from flatout.multiplex.decode.cache import Cache, Prefixes, bucket_of
 from flatout.multiplex.rows import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.multiplex.decoder import Attention, Block, Decoder
+    from flatout.multiplex.models.decoder import Attention, Block, Decoder
     from flatout.multiplex.rows import RowTables
 
 ROW_TOKENS = 256  # branch tokens behind one trunk; the mask grows with their square

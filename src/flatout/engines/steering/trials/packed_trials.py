@@ -20,16 +20,16 @@ import torch
 from flatout.engines.steering.trials.branches import Branch, Grove, check_steering
 from flatout.engines.steering.trials.steered_model import Steering
 from flatout.errors import BadInput
-from flatout.multiplex.families import read_decoder
-from flatout.multiplex.generate import Generator
-from flatout.multiplex.requests import Completion, Request
+from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.requests import Completion, Request
+from flatout.multiplex.models.families import read_decoder
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from flatout.multiplex.decoder import Decoder
-    from flatout.multiplex.runner import Mode
-    from flatout.multiplex.sampling import Sampling
+    from flatout.multiplex.decode.sampling import Sampling
+    from flatout.multiplex.decode.steppers import Mode
+    from flatout.multiplex.models.decoder import Decoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flatout.engines.adapters.chunked_loss import chunked_cross_entropy
+from flatout.engines.adapters.lora.chunked_loss import chunked_cross_entropy
 from flatout.engines.adapters.tasks.decoder import Decoder, heads_for
 from flatout.errors import BadInput
 

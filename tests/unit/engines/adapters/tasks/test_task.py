@@ -233,8 +233,8 @@ def test_rows_of_other_tasks_enter_neither_loss_nor_gradient() -> None:
     """All tasks in one pass of an encoder: other rows elsewhere change nothing here."""
     from transformers import BertConfig, BertModel
 
-    from flatout.engines.adapters.bank import AdapterBank, AdapterSpec
-    from flatout.engines.adapters.encoder import PackedEncoder
+    from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
+    from flatout.engines.adapters.lora.encoder import PackedEncoder
 
     torch.manual_seed(0)
     config = BertConfig(

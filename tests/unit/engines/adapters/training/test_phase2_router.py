@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flatout.engines.adapters.assembly import under
-from flatout.engines.adapters.encoder import PackedEncoder
-from flatout.engines.adapters.stepping import StepSettings
+from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.fused_step import StepSettings
 from flatout.engines.adapters.training.phase2_router import (
     RouterOptimizer,
     frozen_features,

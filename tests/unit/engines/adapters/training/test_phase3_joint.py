@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters import graphs
+from flatout.engines.adapters.lora import graphs
 from flatout.engines.adapters.settings import PhaseThree
 from flatout.engines.adapters.training.phase3_joint import (
     JointStep,

@@ -10,7 +10,7 @@ from flatout.engines.steering.trials import branches as module
 from flatout.engines.steering.trials.branches import Branch, Grove
 from flatout.engines.steering.trials.steered_model import Steering, steered_model
 from flatout.errors import BadInput
-from flatout.multiplex.families import read_decoder
+from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import FAMILIES, VOCABULARY, prompts_of, shared_model
 
 WIDTH = 48

@@ -1,0 +1,13 @@
+"""Low-rank adapters on a frozen encoder, several trained in one pass.
+
+bank            factors and gradients of all adapters in two buffers
+blocks          batches of several tasks laid end to end as one sequence of tokens
+products, low_rank, siblings, branches      thin products over ranges of tokens, and their derivatives
+preparation     what the shapes of a batch decide
+encoder         the packed encoder; encoder_layers, attention and added_norm are its parts
+optimizer       an AdamW, a schedule and a norm to clip to for each adapter
+fused_step      a training step of all adapters
+recorder        when a step is recorded as a CUDA graph; graphs records it
+precision       the numbers the encoder computes in
+chunked_loss    cross-entropy over a vocabulary without whole logits
+"""

@@ -1,0 +1,392 @@
+"""A frozen encoder that reads the batches of several adapters in one pass.
+
+The blocks of all tasks go through the Hugging Face model once, as one row of N tokens (`layers`).  Its linear
+maps add the correction of the adapter that owns each range of tokens (`low_rank`), its attention keeps rows
+apart (`attention`), and everything else in an encoder works token by token and never sees the difference.
+
+The model is not rebuilt: while a pass runs, the forward of adapted linear maps and the name of the attention
+function are ours; between passes, and for anyone else who calls it, it is the plain model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from itertools import groupby
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.decisions import Decision
+from flatout.engines.adapters.lora import attention, low_rank, siblings
+from flatout.engines.adapters.lora.attention import Kernel
+from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.lora.blocks import Block, Blocks, Frame, Shapes, layout, rows_of, shapes_of
+from flatout.engines.adapters.lora.encoder_layers import layers_of
+from flatout.engines.adapters.lora.preparation import Prepared, prepared_for
+from flatout.engines.adapters.lora.products import Dense, Path, Products
+from flatout.errors import BadInput
+
+KEPT_FRAMES = 32  # shapes of batches whose tensors are kept
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group:
+    """Maps that read the same x, and in a pass what the first call computed for those that follow."""
+
+    names: list[str]
+    stacked: siblings.Stacked | None = None  # made when it is first needed
+    bound: dict[Hashable, siblings.BoundStack] = field(default_factory=dict)  # by the kind of products
+    x: Tensor | None = None
+    results: tuple[Tensor, ...] = ()
+
+    def empty(self) -> None:
+        self.x, self.results = None, ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """The pass under way, as the linear maps see it."""
+
+    products: Products
+    siblings: Products  # of maps that share their input
+    dropout: low_rank.Dropout | None
+    gain: Tensor | None
+
+
+class PackedEncoder:
+    """`model`, a Hugging Face encoder, with the adapters of `bank` in its linear maps.
+
+    The base is cast to `dtype`, frozen and put into eval mode.  `close` (or the end of a `with`) gives the
+    model its own forwards, its mode and its trainable parameters back; its precision stays.  `path` is the
+    kind of products, whatever the shapes; None chooses.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bank: AdapterBank | None,
+        *,
+        dtype: torch.dtype | None = None,
+        path: Path | None = None,
+    ) -> None:
+        attention.register()
+        self.model: Any = model
+        config: Any = model.config
+        self.bank = bank
+        first = next(model.parameters())
+        self.dtype = dtype or first.dtype
+        self.device = first.device
+        if bank is not None and (bank.dtype, bank.device) != (self.dtype, self.device):
+            raise BadInput(
+                f"the bank is in {bank.dtype} on {bank.device}, the encoder in {self.dtype} on {self.device}",
+                hint="make both with the same dtype and device",
+            )
+        self.width = int(config.hidden_size)
+        self.kernel: Decision[Kernel] = attention.choose_kernel(device=self.device, dtype=self.dtype)
+        self._path = path
+        self._pass: _Pass | None = None
+        self._calls: list[tuple[str, Tensor]] | None = None  # which map read which input, where that is asked
+        self._groups: list[_Group] = []
+        self._places: dict[str, tuple[_Group, int]] = {}
+        self._prepared: OrderedDict[Shapes, Prepared] = OrderedDict()
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+        self._scales = torch.tensor(bank.scales if bank is not None else [], device=self.device)
+        self._positions, self._longest = _positions(model)
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self._was_training = model.training
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._pooler = getattr(model, "pooler", None)
+        self._opened: list[nn.Module] = []
+        self._layers = layers_of(model)
+        try:
+            self._open()
+            self._find_siblings(self._check())
+        except BadInput:
+            self.close()
+            raise
+
+    def __call__(
+        self,
+        blocks: Blocks,
+        *,
+        adapters: bool = True,
+        mixture: Tensor | None = None,
+        dropout: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """The last states of every block, [rows, length, width] each, in the encoder's dtype.
+
+        `adapters=False` is the plain model.  `mixture` [rows of all blocks, adapters] runs every row with a
+        weighted sum of all adapters, differentiable to the weights.  `dropout` is that of the adapters;
+        training wants it on.  The backward adds the gradients of the factors to `bank.gradients`.
+        """
+        prepared = self.prepare(shapes_of(blocks))
+        if adapters and self.bank is not None and prepared.products is not None:
+            self.bank.refresh()
+            self._pass = self._pass_of(prepared, mixture=mixture, dropout=dropout)
+        return rows_of(self._run(blocks, prepared), prepared.frame.shapes)
+
+    def depths(self, block: Block) -> tuple[Tensor, ...]:
+        """The plain model's states of one block: of its words alone, then after each layer."""
+        prepared = self.prepare(shapes_of((block,)))
+        found = self._run_whole((block,), prepared, output_hidden_states=True).hidden_states
+        return tuple(rows_of(states, prepared.frame.shapes)[0] for states in found)
+
+    def _run(self, blocks: Blocks, prepared: Prepared) -> Tensor:
+        """The last states of all blocks side by side, under the pass that is set."""
+        if self._layers is None:
+            states: Tensor = self._run_whole(blocks, prepared).last_hidden_state
+            return states
+        bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
+        try:
+            states = self.model.embeddings(**self._inputs(blocks, prepared.frame)).squeeze(0)
+            residual = states
+            for layer in self._layers:
+                states, residual = layer(states, residual, bounds)
+            return states
+        finally:
+            self._end_pass()
+
+    def _run_whole(self, blocks: Blocks, prepared: Prepared, **options: Any) -> Any:
+        """What the model itself gives."""
+        bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
+        config = self.model.config
+        before = config._attn_implementation
+        config._attn_implementation = attention.PACKED
+        try:
+            with attention.rows(bounds):
+                return self.model(**self._inputs(blocks, prepared.frame), **options)
+        finally:
+            config._attn_implementation = before
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._pass = None
+        for group in self._groups:
+            group.empty()
+
+    def prepare(self, shapes: Shapes) -> Prepared:
+        """What blocks of these shapes need; kept for the next batch of the same shapes."""
+        known = self._prepared.get(shapes)
+        if known is not None:
+            self._prepared.move_to_end(shapes)
+            return known
+        longest = max(shape.length for shape in shapes)
+        if self._longest is not None and longest > self._longest:
+            raise BadInput(
+                f"a row of {longest} tokens; the encoder has positions for {self._longest}",
+                hint="set max_length to that, or cut the texts",
+            )
+        prepared = prepared_for(shapes, bank=self.bank, device=self.device, dtype=self.dtype, path=self._path)
+        self._prepared[shapes] = prepared
+        if len(self._prepared) > KEPT_FRAMES:
+            self._prepared.popitem(last=False)
+        return prepared
+
+    def close(self) -> None:
+        """Give the model back as it was, but for its precision."""
+        for module in self._opened:
+            del vars(module)["forward"]
+        self._opened.clear()
+        if self._pooler is not None:
+            self.model.pooler = self._pooler
+        for parameter in self._trained:
+            parameter.requires_grad_(True)
+        self._trained.clear()
+        self.model.train(self._was_training)
+
+    def __enter__(self) -> PackedEncoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self.model.to(self.dtype).eval().requires_grad_(False)
+        if self._pooler is not None:
+            self.model.pooler = None  # it reads the first token of the whole pack
+        if self.bank is None:
+            return
+        modules = dict(self.model.named_modules())
+        for name, site in self.bank.sites.items():
+            module = modules.get(name)
+            if type(module) is not nn.Linear or module.weight.shape != (site.num_out, site.num_in):
+                raise BadInput(
+                    f"the model has no linear map {name!r} of this size", hint="the bank is another model's"
+                )
+            if "forward" in vars(module):
+                raise BadInput(
+                    f"{name} has another forward already", hint="close the first encoder of this model"
+                )
+            vars(module)["forward"] = self._forward_of(module, name)
+            self._opened.append(module)
+
+    def _forward_of(self, module: nn.Linear, name: str) -> Callable[[Tensor], Tensor]:
+        assert self.bank is not None
+        bank, site = self.bank, self.bank.sites[name]
+        of = low_rank.Map(
+            weight=module.weight,
+            bias=module.bias,
+            shrink=bank.working[:, :, site.shrink],
+            expand=bank.working[:, :, site.expand],
+            shrink_gradient=bank.gradients[:, :, site.shrink],
+            expand_gradient=bank.gradients[:, :, site.expand],
+        )
+
+        bound: dict[Hashable, low_rank.BoundMap] = {}
+
+        def forward(x: Tensor) -> Tensor:
+            now = self._pass
+            if now is None:
+                if self._calls is not None:
+                    self._calls.append((name, x))
+                return F.linear(x, of.weight, of.bias)
+            if name in self._places:
+                return self._with_siblings(x, name, now)
+            kind = now.products.kind
+            own = bound.get(kind)
+            if own is None:
+                own = bound[kind] = of.bound(now.products)
+            return low_rank.adapted_linear(
+                x, of=own, products=now.products, anchor=self._anchor, dropout=now.dropout, gain=now.gain
+            )
+
+        return forward
+
+    def _with_siblings(self, x: Tensor, name: str, now: _Pass) -> Tensor:
+        """The result of one map of a group: the first of them that is called computes all."""
+        group, place = self._places[name]
+        if group.x is not x:
+            kind = now.siblings.kind
+            own = group.bound.get(kind)
+            if own is None:
+                group.stacked = group.stacked or self._stack(group.names)
+                own = group.bound[kind] = group.stacked.bound(now.siblings)
+            group.x = x
+            group.results = siblings.adapted_siblings(
+                x,
+                of=own,
+                products=now.siblings,
+                anchor=self._anchor,
+                dropout=now.dropout,
+                gain=now.gain,
+            )
+        return group.results[place]
+
+    def _stack(self, names: list[str]) -> siblings.Stacked:
+        assert self.bank is not None
+        linears = [self.model.get_submodule(name) for name in names]
+        return siblings.stack(
+            self.bank,
+            [self.bank.sites[name] for name in names],
+            weights=[linear.weight for linear in linears],
+            biases=[linear.bias for linear in linears],
+        )
+
+    def _find_siblings(self, calls: list[tuple[str, Tensor]]) -> None:
+        """Group the maps that read one and the same input, by the calls of a pass."""
+        for _, same in groupby(calls, key=lambda call: id(call[1])):
+            names = [name for name, _ in same]
+            assert self.bank is not None
+            if siblings.stackable([self.bank.sites[name] for name in names]):
+                self._groups.append(_Group(names=names))
+                self._places |= {name: (self._groups[-1], place) for place, name in enumerate(names)}
+
+    def _pass_of(self, prepared: Prepared, *, mixture: Tensor | None, dropout: bool) -> _Pass:
+        assert self.bank is not None and prepared.products is not None
+        drop = prepared.dropout if dropout else None
+        if mixture is None:
+            together = None if _is_recorded(self.device) else prepared.siblings
+            return _Pass(
+                products=prepared.products,
+                siblings=together or prepared.products,
+                dropout=drop,
+                gain=None,
+            )
+        shapes = prepared.frame.shapes
+        expected = (sum(shape.num_rows for shape in shapes), len(self.bank))
+        if mixture.shape != expected:
+            raise BadInput(
+                f"a mixture of {tuple(mixture.shape)} for {expected[0]} rows and {expected[1]} adapters",
+                hint="give a weight for every row and adapter",
+            )
+        weights = (mixture * self._scales).split([shape.num_rows for shape in shapes])
+        of_tokens = torch.cat(
+            [
+                part[:, None].expand(-1, shape.length, -1).reshape(shape.num_tokens, -1)
+                for part, shape in zip(weights, shapes, strict=True)
+            ]
+        )
+        gain = of_tokens[:, :, None].expand(-1, -1, self.bank.rank).flatten(1).to(self.dtype)
+        every = Dense(first=0, last=len(self.bank), gain=gain)
+        return _Pass(products=every, siblings=every, dropout=drop, gain=gain)
+
+    def _inputs(self, blocks: Blocks, made: Frame) -> dict[str, Tensor]:
+        inputs = {"input_ids": _packed([block.ids for block in blocks])}
+        if self._positions is not None:
+            inputs["position_ids"] = made.positions + self._positions if self._positions else made.positions
+        if self._takes_types and any(block.types is not None for block in blocks):
+            kinds = [torch.zeros_like(block.ids) if block.types is None else block.types for block in blocks]
+            inputs["token_type_ids"] = _packed(kinds)
+        return inputs
+
+    @torch.no_grad()
+    def _check(self) -> list[tuple[str, Tensor]]:
+        """Two rows of different lengths must come out as they do alone: not every encoder can be packed.
+
+        Returns the linear maps in the order of their calls, with their inputs.
+        """
+        ids = torch.arange(3, 13, device=self.device).view(2, 5) % int(self.model.config.vocab_size)
+        lengths = torch.tensor([5, 3], device=self.device)
+        alone = self.model(input_ids=ids[1:, :3]).last_hidden_state
+        tolerance = 1e-3 if self.dtype == torch.float32 else 1e-1
+        while True:
+            calls: list[tuple[str, Tensor]] = []
+            self._calls = calls
+            (packed,) = self((Block(adapter=0, ids=ids, lengths=lengths),), adapters=False)
+            self._calls = None
+            if torch.allclose(packed[1:, :3], alone, rtol=tolerance, atol=tolerance):
+                return calls
+            if self._layers is None:
+                raise BadInput(
+                    f"{type(self.model).__name__} gives other states when rows are packed",
+                    hint="take one with absolute positions that sees both ways: BERT, RoBERTa, MiniLM",
+                )
+            self._layers = None  # its layers are not those of its family
+
+
+def _is_recorded(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _packed(parts: list[Tensor]) -> Tensor:
+    flat = [part.reshape(1, -1) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+
+def _positions(model: nn.Module) -> tuple[int | None, int | None]:
+    """The number of a row's first position and how many there are.
+
+    RoBERTa's follow the padding's.  None where the model takes no positions, or does not look them up.
+    """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return None, None
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return first, module.num_embeddings - first
+    return 0, None
+
+
+def pooled(states: Tensor, lengths: Tensor) -> Tensor:
+    """The mean of each row's real tokens: [rows, length, width] -> [rows, width]."""
+    places = torch.arange(states.shape[1], device=states.device)
+    real = (places < lengths[:, None]).to(states.dtype)
+    return torch.einsum("blh,bl->bh", states, real) / lengths[:, None]

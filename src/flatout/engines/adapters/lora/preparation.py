@@ -1,0 +1,91 @@
+"""What the shapes of a batch decide, made once for all batches of these shapes: where tokens lie, and with
+which products the adapters correct them.
+
+Maps that share their input have a second choice.  Batched products do the least arithmetic, but need three
+launches where dense ones need one (`siblings`); up to some ten thousand tokens the GPU is done with either
+before the host has launched the next, so there the fewest launches win.  A recorded step launches nothing and
+keeps to the least arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flatout.decisions import Decision
+from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.lora.blocks import Frame, Shapes, frame
+from flatout.engines.adapters.lora.low_rank import Dropout
+from flatout.engines.adapters.lora.products import DENSE_RANKS, Path, Products, choose_path, products_of
+from flatout.errors import BadInput
+
+LAUNCH_BOUND_TOKENS = 16_384  # of a pass, up to which its launches outlast its kernels: assumed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What shapes alone decide: whoever captures a CUDA graph holds on to it."""
+
+    frame: Frame
+    products: Products | None = None
+    siblings: Products | None = None  # of maps that share their input, where that saves launches
+    path: Decision[Path] | None = None
+    dropout: Dropout | None = None
+
+
+def prepared_for(
+    shapes: Shapes,
+    *,
+    bank: AdapterBank | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    path: Path | None = None,
+) -> Prepared:
+    """Everything for blocks of these shapes; `path` is the kind of products, None chooses."""
+    made = frame(shapes, device=device)
+    if bank is None:
+        return Prepared(frame=made)
+    for shape in shapes:
+        if not 0 <= shape.adapter < len(bank):
+            raise BadInput(f"a block of adapter {shape.adapter}", hint=f"the bank holds {len(bank)}")
+    if not bank.rank:
+        return Prepared(frame=made, dropout=_dropout(made, bank))
+    decision = choose_path(made.spans, device=device, dtype=dtype, rank=bank.rank)
+
+    def products(kind: Path) -> Products:
+        return products_of(
+            kind,
+            made.spans,
+            ranks=tuple(spec.rank for spec in bank.specs),
+            scales=bank.scales,
+            rank=bank.rank,
+            dtype=dtype,
+            device=device,
+        )
+
+    saves_launches = (
+        path is None
+        and decision.value == "batched"
+        and 1 < len(made.spans) <= DENSE_RANKS // bank.rank
+        and made.num_tokens <= LAUNCH_BOUND_TOKENS
+    )
+    return Prepared(
+        frame=made,
+        products=products(path or decision.value),
+        siblings=products("dense") if saves_launches else None,
+        path=decision,
+        dropout=_dropout(made, bank),
+    )
+
+
+def _dropout(made: Frame, bank: AdapterBank) -> Dropout | None:
+    kept = [1.0 - bank.specs[span.adapter].dropout for span in made.spans]
+    if all(keep == 1.0 for keep in kept):
+        return None
+    if len(set(kept)) == 1:
+        return Dropout(keep=kept[0], keep_of_tokens=None)
+    keep_of_tokens = torch.empty(made.num_tokens, 1, device=bank.device)
+    for span, keep in zip(made.spans, kept, strict=True):
+        keep_of_tokens[span.start : span.stop] = keep
+    return Dropout(keep=None, keep_of_tokens=keep_of_tokens)

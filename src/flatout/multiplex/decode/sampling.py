@@ -1,0 +1,71 @@
+"""The next token of every row.
+
+One uniform number in [0, 1) per row, keyed by (seed, request key, position), is mapped through the inverse of
+the row's cumulative distribution.  Nothing depends on the slot or on the other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flatout.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Temperature 0 takes the likeliest token; `top_k`, then `top_p`, restrict the choice otherwise."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.temperature < 0:
+            raise BadInput(f"temperature is {self.temperature}", hint="0 is greedy, above 0 samples")
+        if self.top_k is not None and self.top_k < 1:
+            raise BadInput(f"top_k is {self.top_k}", hint="at least 1, or None for no limit")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise BadInput(f"top_p is {self.top_p}", hint="above 0 and up to 1, or None for no limit")
+
+
+def pick(
+    logits: Tensor,
+    sampling: Sampling,
+    *,
+    keys: Tensor,
+    positions: Tensor,
+    stream: Tensor | None = None,
+) -> Tensor:
+    """A token [n] for each row of logits [n, V]; `positions` are where the tokens will stand.
+
+    `stream` is `noise.uniform_key` of the seed, for a step that is compiled.
+    """
+    from flatout.multiplex.noise.draws import uniforms
+
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    draw = uniforms(seed=sampling.seed, keys=keys, positions=positions, stream=stream)[:, None]
+    scores = logits.float() / sampling.temperature
+    if sampling.top_k is not None:
+        scores, tokens = scores.topk(min(sampling.top_k, scores.shape[-1]), dim=-1)
+    elif sampling.top_p is not None:
+        scores, tokens = scores.sort(dim=-1, descending=True, stable=True)
+    else:
+        return _drawn(scores.softmax(-1), draw)[:, 0]
+    share = scores.softmax(-1)
+    if sampling.top_p is not None:  # a token stays if those before it hold less than top_p
+        share = share.masked_fill(share.cumsum(-1) - share >= sampling.top_p, 0)
+    return tokens.gather(-1, _drawn(share, draw))[:, 0]
+
+
+def _drawn(share: Tensor, draw: Tensor) -> Tensor:
+    """The column [n, 1] at which the cumulated share of a row passes `draw` of its total."""
+    cumulated = share.cumsum(-1)
+    passed = cumulated <= draw * cumulated[:, -1:]
+    return passed.sum(-1, keepdim=True).clamp(max=share.shape[-1] - 1)
