@@ -92,7 +92,7 @@ def report(subject: str, rows: Mapping[str, Any], *, folder: Path, save: bool) -
 
 
 def cpu_name() -> str:
-    from flatout.hardware import read_host
+    from flatout.hardware.host import read_host
 
     host = read_host()
     return f"{host.cpu_model or 'CPU'}, {host.cores:g} cores" if host.cores else str(host.cpu_model)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from models import RANKS
 
-from flatout.hardware import all_datasheets
+from flatout.hardware.matching import all_datasheets
 
 
 def step_flops(model: Any, *, tokens: int, length: int) -> float:

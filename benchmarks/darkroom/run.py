@@ -41,7 +41,7 @@ from train import SIZES  # noqa: E402
 
 import flatout  # noqa: E402
 from flatout.errors import FlatoutError  # noqa: E402
-from flatout.hardware import read_host  # noqa: E402
+from flatout.hardware.host import read_host  # noqa: E402
 from flatout.measure.device.kernels import KernelRecorder  # noqa: E402
 
 BLOCK_S = 0.33

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from interleaved import arguments, compare, measure, report
 
 from flatout.data import DeviceDataset, PadCollate, RaggedArrays, prefetch
-from flatout.hardware import read_host
+from flatout.hardware.host import read_host
 from flatout.measure.batches import arrays_of
 
 HERE = Path(__file__).parent

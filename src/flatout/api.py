@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.verbs import Outcome as Adaptation
     from flatout.engines.evolution.run_log import EpochRecord
     from flatout.engines.evolution.trainer import Outcome as Evolution
-    from flatout.hardware import Device
+    from flatout.hardware.device import Device
     from flatout.memory.estimate import MemoryEstimate
     from flatout.memory.forecast import Parallel
     from flatout.memory.job import Precision

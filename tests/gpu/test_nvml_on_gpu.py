@@ -8,7 +8,9 @@ import os
 import pytest
 
 from flatout.codec import decode, encode
-from flatout.hardware import GpuReader, GpuSnapshot, Snapshot, find_datasheet, read_gpus
+from flatout.hardware.matching import find_datasheet
+from flatout.hardware.nvml import GpuReader, read_gpus
+from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 
 pytestmark = pytest.mark.gpu
 

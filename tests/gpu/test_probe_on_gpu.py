@@ -18,7 +18,7 @@ import json, sys
 from pathlib import Path
 import torch
 from torch import nn
-from flatout.hardware import read_gpus
+from flatout.hardware.nvml import read_gpus
 from flatout.memory.forecast import Forecaster
 from flatout.memory.job import Job, Recipe
 from flatout.memory.probe import probe

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput
-from flatout.hardware import simulated_device
+from flatout.hardware.simulated import simulated_device
 from flatout.memory.job import Precision, Recipe
 from flatout.planner.budget import Budget
 from flatout.planner.configs import Place

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from flatout.hardware import Datasheet, Device, GpuSnapshot, HostFacts, Snapshot
+    from flatout.hardware.datasheet import Datasheet
+    from flatout.hardware.device import Device
+    from flatout.hardware.host import HostFacts
+    from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 
 DOCUMENT_FORMAT = "flatout-devices"
 DOCUMENT_VERSION = 1
@@ -35,7 +38,10 @@ def devices(
 ) -> None:
     """Show the GPUs and the share of the host that a job may use."""
     from flatout.errors import BadInput
-    from flatout.hardware import all_datasheets, read_gpus, read_host, simulated_device
+    from flatout.hardware.host import read_host
+    from flatout.hardware.matching import all_datasheets
+    from flatout.hardware.nvml import read_gpus
+    from flatout.hardware.simulated import simulated_device
 
     if name is not None and datasheet:
         raise BadInput("a device name and --datasheet ask for two things", hint="give one of them")
@@ -196,7 +202,7 @@ def _peak_facts(device: Device) -> list[tuple[str, str]]:
 
 
 def _print_datasheets(console: Console, rows: Sequence[Datasheet]) -> None:
-    from flatout.hardware import DTYPES
+    from flatout.hardware.datasheet import DTYPES
     from flatout.units import show_bytes
 
     table = _table("GPU", "cc", "memory", "GB/s", *DTYPES, right=("cc", "memory", "GB/s", *DTYPES))

@@ -19,7 +19,7 @@ from flatout.data.padding import Pad
 from flatout.data.ragged_arrays import RaggedArrays
 from flatout.decisions import Decision
 from flatout.errors import BadInput
-from flatout.hardware import read_gpus
+from flatout.hardware.nvml import read_gpus
 from flatout.measure.batches import map_arrays
 from flatout.units import show_bytes, show_share
 

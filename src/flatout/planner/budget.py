@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput, UnknownDevice
-from flatout.hardware import Device, GpuSnapshot, Snapshot, read_gpus, simulated_device
+from flatout.hardware.device import Device
+from flatout.hardware.nvml import read_gpus
+from flatout.hardware.simulated import simulated_device
+from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 
 DEFAULT_MARGIN = 0.85
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from flatout.errors import BadInput, BatchDoesNotFit
-from flatout.hardware import all_datasheets
+from flatout.hardware.matching import all_datasheets
 from flatout.memory.job import Recipe
 from flatout.planner.budget import Budget
 from flatout.planner.forecast import Forecast, traced

@@ -13,7 +13,11 @@ import flatout.hardware
 from flatout.cli.devices import devices
 from flatout.codec import decode
 from flatout.errors import BadInput, UnknownDevice
-from flatout.hardware import Device, GpuReader, HostFacts, Snapshot, all_datasheets, read_host
+from flatout.hardware.device import Device
+from flatout.hardware.host import HostFacts, read_host
+from flatout.hardware.matching import all_datasheets
+from flatout.hardware.nvml import GpuReader
+from flatout.hardware.snapshot import Snapshot
 from flatout.testing.played_nvml import (
     BINDINGS,
     NOT_SUPPORTED,

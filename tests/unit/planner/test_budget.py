@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.errors import BadInput, UnknownDevice
-from flatout.hardware import GpuSnapshot, Snapshot
+from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.planner.budget import find_budget
 from tests.support.planner import GIB
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.errors import BatchDoesNotFit
-from flatout.hardware import all_datasheets
+from flatout.hardware.matching import all_datasheets
 from flatout.planner.remedies import does_not_fit, lower_sizes, needed_bytes, smallest_gpu
 from tests.support import planner as plans
 from tests.support.planner import GIB, ToyForecast

@@ -278,7 +278,7 @@ def _report(config: AdaptConfig, evaluation: Evaluation | None) -> RunReport:
 def _device_name(config: AdaptConfig) -> str | None:
     if config.device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    from flatout.hardware import read_host
+    from flatout.hardware.host import read_host
 
     return read_host().cpu_model
 

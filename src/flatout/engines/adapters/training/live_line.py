@@ -11,7 +11,8 @@ from types import TracebackType
 
 import psutil
 
-from flatout.hardware import GpuReader, GpuSnapshot
+from flatout.hardware.nvml import GpuReader
+from flatout.hardware.snapshot import GpuSnapshot
 from flatout.units import UNKNOWN, show_share
 
 GB = 1e9

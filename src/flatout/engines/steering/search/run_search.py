@@ -68,7 +68,7 @@ def split_of(settings: SearchSettings) -> Split:
 
 def placed(settings: SearchSettings) -> tuple[Decision[Placement], dict[str, int | None]]:
     """Where the replicas go, and CUDA's numbers of the GPUs by name."""
-    from flatout.hardware import read_gpus
+    from flatout.hardware.nvml import read_gpus
 
     rooms = [] if settings.device == "cpu" else gpus_of(read_gpus())
     needed = weights_bytes(Path(settings.model), dtype=settings.dtype, on_gpu=bool(rooms))

@@ -22,7 +22,7 @@ from flatout.errors import BadInput, BatchDoesNotFit
 from flatout.units import show_bytes
 
 if TYPE_CHECKING:
-    from flatout.hardware import Snapshot
+    from flatout.hardware.snapshot import Snapshot
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")

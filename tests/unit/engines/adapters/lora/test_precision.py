@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.engines.adapters.lora.precision import choose_precision, needs_scaler
-from flatout.hardware import find_datasheet
+from flatout.hardware.matching import find_datasheet
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [("T4", "float16"), ("H200", "bfloat16")])

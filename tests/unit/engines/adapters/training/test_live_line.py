@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 
 from flatout.engines.adapters.training.live_line import LiveLine
-from flatout.hardware import GpuReader
+from flatout.hardware.nvml import GpuReader
 from flatout.testing.played_nvml import BINDINGS, NOT_SUPPORTED, PlayedGpu, PlayedNvml
 
 

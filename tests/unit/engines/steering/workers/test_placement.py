@@ -20,7 +20,7 @@ from flatout.engines.steering.workers.placement import (
     weights_bytes,
 )
 from flatout.errors import BadInput, BatchDoesNotFit
-from flatout.hardware import GpuSnapshot, Snapshot
+from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 
 GIB = 2**30
 
