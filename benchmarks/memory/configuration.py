@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.memory.job import Job, Precision, Recipe
+from flatout.memory.jobs.job import Job, Precision, Recipe
 
 HELD_OUT = ("t5", "u-net", "gru", "gemma", "transformer-encoder", "mixture")
 GIB = 2**30

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.memory.configuration import Configuration
 
 if TYPE_CHECKING:
-    from flatout.memory.estimate import MemoryEstimate
-    from flatout.memory.receipts import Receipt
+    from flatout.memory.predict.estimate import MemoryEstimate
+    from flatout.memory.probe.probe_results import Receipt
 
 DEVICE = "H200"
 
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def estimate(configuration: Configuration) -> dict[str, Any]:
-    from flatout.memory.forecast import estimate_job
+    from flatout.memory.predict.forecast import estimate_job
 
     found = estimate_job(
         configuration.job, configuration.recipe, sizes=configuration.job.sizes, device=DEVICE
@@ -42,8 +42,8 @@ def estimate_with_probe(configuration: Configuration, row: dict[str, Any]) -> di
 
     A job measured at a batch of 1 has no smaller batch to probe: its estimate is the plain one.
     """
-    from flatout.memory.forecast import Forecaster
-    from flatout.memory.receipts import correct
+    from flatout.memory.predict.forecast import Forecaster
+    from flatout.memory.probe.probe_results import correct
 
     forecaster = Forecaster(configuration.job, device=DEVICE)
     full = forecaster.estimate(configuration.recipe)
@@ -65,7 +65,7 @@ def _peaks(found: MemoryEstimate) -> dict[str, int]:
 
 def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
     """The probes of a measured row as the product stores them."""
-    from flatout.memory.receipts import Measured, Receipt
+    from flatout.memory.probe.probe_results import Measured, Receipt
 
     names = ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes")
     return Receipt(
@@ -87,7 +87,7 @@ def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
 
 def predict_largest(configuration: Configuration) -> dict[str, Any]:
     """The largest batches under the cap: without a flush, to rely on with flushes, with nothing kept free."""
-    from flatout.memory.forecast import largest_batch
+    from flatout.memory.predict.forecast import largest_batch
 
     assert configuration.cap_bytes is not None
     found = largest_batch(

@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from benchmarks.memory.configuration import Configuration
-from flatout.memory.probe import step_past_overflow
-from flatout.memory.step import Parts, make_parts, run_step
+from flatout.memory.jobs.step import Parts, make_parts, run_step
+from flatout.memory.probe.run_probe import step_past_overflow
 
 DEVICE = "cuda"
 

@@ -44,7 +44,7 @@ def estimate_by_rules(configuration: Configuration) -> dict[str, Any]:
 
 
 def _estimated(configuration: Configuration, *, native: bool) -> dict[str, Any]:
-    from flatout.memory.forecast import estimate_job
+    from flatout.memory.predict.forecast import estimate_job
 
     start_s = time.perf_counter()
     device = None if native else "H200"
@@ -60,7 +60,7 @@ def gpu_here() -> dict[str, Any]:
     """Asked in a child: a process that has asked CUDA cannot fork ones that use it."""
     import torch
 
-    from flatout.memory.fresh import check_cuda
+    from flatout.memory.process.isolated_process import check_cuda
 
     check_cuda(0, what="a native trace")
     return {"name": torch.cuda.get_device_name(0)}

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.memory.configuration import Configuration
-from flatout.memory.step import make_parts, run_step
+from flatout.memory.jobs.step import make_parts, run_step
 
 
 def four_times_parameters(configuration: Configuration) -> dict[str, Any]:

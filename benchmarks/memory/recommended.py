@@ -31,11 +31,11 @@ from benchmarks.memory.preparation import import_everything
 from benchmarks.memory.table import RESULTS, latest_table, read_table, write_table
 from flatout.decisions import Decision
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.forecast import CONTEXT_BYTES
-from flatout.planner.budget import Budget
-from flatout.planner.settings import Setting, Settings, StageSettings
-from flatout.planner.show import overview
-from flatout.planner.traced import TracedForecast
+from flatout.memory.predict.forecast import CONTEXT_BYTES
+from flatout.planner.config.settings import Setting, Settings, StageSettings
+from flatout.planner.fit.budget import Budget
+from flatout.planner.fit.show import overview
+from flatout.planner.forecast.traced import TracedForecast
 
 SEARCHES = ("caps", "searches")
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from embedder import Embedder, make_optimizer, step_loss
 from industries import CHANNELS, FIRST_WORD, Texts
 from settings import precision_of
 
-from flatout.memory.job import Job, Precision, Recipe
+from flatout.memory.jobs.job import Job, Precision, Recipe
 
 
 def build(settings: Mapping[str, Any]) -> tuple[Job, Recipe]:

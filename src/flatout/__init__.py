@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flatout.measure.evidence import Evidence as Evidence
     from flatout.measure.evidence_file import load_evidence as load_evidence
     from flatout.measure.run.steps import step as step
-    from flatout.memory.estimate import MemoryEstimate as MemoryEstimate
+    from flatout.memory.predict.estimate import MemoryEstimate as MemoryEstimate
     from flatout.monitor.job.watch import watch as watch
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ _HOMES = {
     "Evidence": "flatout.measure.evidence",
     "Finding": "flatout.doctor.finding",
     "FlatoutError": "flatout.errors",
-    "MemoryEstimate": "flatout.memory.estimate",
+    "MemoryEstimate": "flatout.memory.predict.estimate",
     "diagnose": "flatout.api",
     "load_evidence": "flatout.measure.evidence_file",
     "plan": "flatout.api",

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from flatout.doctor.examine import Diagnosis, examine
 from flatout.errors import BadInput
 from flatout.measure.evidence_file import load_evidence
-from flatout.planner.answers import ConfigFit, ConfigPlan, PlanOptions
+from flatout.planner.plan import ConfigFit, ConfigPlan, PlanOptions
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.verbs import Outcome as Adaptation
     from flatout.engines.evolution.run_log import EpochRecord
     from flatout.engines.evolution.trainer import Outcome as Evolution
     from flatout.hardware.device import Device
-    from flatout.memory.estimate import MemoryEstimate
-    from flatout.memory.forecast import Parallel
-    from flatout.memory.job import Precision
+    from flatout.memory.jobs.job import Precision
+    from flatout.memory.predict.estimate import MemoryEstimate
+    from flatout.memory.predict.forecast import Parallel
     from flatout.monitor.past.compare import Comparison
     from flatout.monitor.past.summary import Summary
     from flatout.monitor.sinks.choice import SinkChoice
-    from flatout.planner.apply import Backup
-    from flatout.planner.forecast import Forecast
-    from flatout.planner.lengths import Lengths
-    from flatout.planner.opened import OpenedConfig
-    from flatout.planner.progress import Progress
-    from flatout.planner.request import ForecastRequest
-    from flatout.planner.settings import Settings
+    from flatout.planner.config.backups import Backup
+    from flatout.planner.config.lengths import Lengths
+    from flatout.planner.config.opened import OpenedConfig
+    from flatout.planner.config.settings import Settings
+    from flatout.planner.fit.progress import Progress
+    from flatout.planner.forecast.load import ForecastRequest
+    from flatout.planner.forecast.questions import Forecast
 
 
 def diagnose_evidence(path: Path) -> Diagnosis:
@@ -109,9 +109,9 @@ def plan(
     `model_or_step` is a module or a function `step(batch)` that returns the loss; `batch` is an example, or
     a function that makes one; `optimizer` an instance, a class, or None for AdamW.
     """
-    from flatout.memory.existing import job_of
-    from flatout.memory.forecast import estimate_job
-    from flatout.memory.job import Recipe
+    from flatout.memory.jobs.from_objects import job_of
+    from flatout.memory.jobs.job import Recipe
+    from flatout.memory.predict.forecast import estimate_job
 
     recipe = Recipe(
         precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
@@ -216,7 +216,7 @@ ForecastMaker = Callable[["ForecastRequest"], "Forecast"]
 
 
 def _forecast(request: ForecastRequest) -> Forecast:
-    from flatout.planner.request import load_forecast
+    from flatout.planner.forecast.load import load_forecast
 
     return load_forecast(request)
 
@@ -225,9 +225,9 @@ def plan_config(
     conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
 ) -> ConfigPlan:
     """The settings of a config and, where a model and a device are known, the memory of every stage."""
-    from flatout.planner.budget import find_budget
-    from flatout.planner.progress import Progress
-    from flatout.planner.show import overview
+    from flatout.planner.fit.budget import find_budget
+    from flatout.planner.fit.progress import Progress
+    from flatout.planner.fit.show import overview
 
     options = options or PlanOptions()
     opened = _opened(conf, options)
@@ -268,11 +268,11 @@ def fit_config(
 
     A fit `to_apply` is refused before any work where its values could not be written.
     """
-    from flatout.planner.apply import check_places
-    from flatout.planner.budget import find_budget
-    from flatout.planner.fit import fit_settings
-    from flatout.planner.progress import Progress
-    from flatout.planner.suggestions import Wish
+    from flatout.planner.config.backups import check_places
+    from flatout.planner.fit.budget import find_budget
+    from flatout.planner.fit.fit_settings import fit_settings
+    from flatout.planner.fit.progress import Progress
+    from flatout.planner.fit.suggestions import Wish
 
     options = options or PlanOptions()
     opened = _opened(conf, options)
@@ -298,7 +298,7 @@ def fit_config(
 
 def apply_config(fitted: ConfigFit) -> Backup | None:
     """Write a fit into its config, all files or none; None where there is nothing to change."""
-    from flatout.planner.apply import apply_edits
+    from flatout.planner.config.backups import apply_edits
 
     config = fitted.opened.config
     return apply_edits(fitted.edits(), root=config.root, config=config.path)
@@ -306,8 +306,8 @@ def apply_config(fitted: ConfigFit) -> Backup | None:
 
 def undo_config(conf: Path, *, force: bool = False) -> Backup:
     """Take back the last plan that was written into a config."""
-    from flatout.planner.apply import undo
-    from flatout.planner.configs import main_file
+    from flatout.planner.config.backups import undo
+    from flatout.planner.config.job_config import main_file
 
     path = main_file(conf)
     return undo(path.parent, config=path, force=force)
@@ -317,7 +317,7 @@ _MODEL_HINT = "name it with --model pkg.module:build, or as model in flatout-pla
 
 
 def _opened(conf: Path, options: PlanOptions) -> OpenedConfig:
-    from flatout.planner.opened import open_config
+    from flatout.planner.config.opened import open_config
 
     return open_config(
         conf, mapping_file=options.mapping_file, knobs=options.knobs, overrides=options.overrides
@@ -325,7 +325,7 @@ def _opened(conf: Path, options: PlanOptions) -> OpenedConfig:
 
 
 def _lengths(options: PlanOptions) -> Lengths | None:
-    from flatout.planner.lengths import read_lengths
+    from flatout.planner.config.lengths import read_lengths
 
     return None if options.lengths is None else read_lengths(options.lengths)
 
@@ -334,8 +334,8 @@ def _job_settings(
     opened: OpenedConfig, options: PlanOptions, *, forecast: Forecast, lengths: Lengths | None
 ) -> Settings:
     """The settings with every size that the job has."""
-    from flatout.planner.lengths import with_lengths
-    from flatout.planner.settings import with_job_sizes
+    from flatout.planner.config.lengths import with_lengths
+    from flatout.planner.config.settings import with_job_sizes
 
     settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
     if lengths is not None:
@@ -351,7 +351,7 @@ def _request(
     device: Device,
     progress: Progress,
 ) -> ForecastRequest:
-    from flatout.planner.request import ForecastRequest
+    from flatout.planner.forecast.load import ForecastRequest
 
     stages = opened.values()
     settings = opened.settings(ranks=options.ranks)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from flatout import packages
-from flatout.memory.job import Recipe
-from flatout.memory.sources import load_job
-from flatout.memory.step import make_parts, run_step
+from flatout.memory.jobs.from_name import load_job
+from flatout.memory.jobs.job import Recipe
+from flatout.memory.jobs.step import make_parts, run_step
 
 pytest.importorskip("transformers", reason="the example's encoders are transformers'")
 pytest.importorskip("peft", reason="the example's adapters are peft's")

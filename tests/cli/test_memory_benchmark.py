@@ -37,7 +37,7 @@ from benchmarks.memory.largest import bracket
 from benchmarks.memory.recommended import budget_of, forecast_of, judged, searched, settings_of
 from benchmarks.memory.recommended import summarize as recommended_summary
 from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, write_table
-from flatout.planner.fit import fit_settings
+from flatout.planner.fit.fit_settings import fit_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATIONS = every_configuration()

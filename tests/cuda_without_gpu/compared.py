@@ -18,14 +18,14 @@ from torch._subclasses import fake_tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from flatout.hardware.simulated import simulated_device
-from flatout.memory import cuda_rules
-from flatout.memory.child import run_in_child
-from flatout.memory.estimate import estimate
-from flatout.memory.job import Job, Recipe
-from flatout.memory.replay import fit_replay
-from flatout.memory.trace import Trace
-from flatout.memory.tracer import trace_job
-from flatout.memory.tracing import import_before_forking, trace_here
+from flatout.memory.cuda import rules
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.predict.estimate import estimate
+from flatout.memory.predict.replay import fit_replay
+from flatout.memory.process.child import run_in_child
+from flatout.memory.trace.make_trace import import_before_forking, trace_here
+from flatout.memory.trace.record import Trace
+from flatout.memory.trace.tracer import trace_job
 
 
 class Chosen(nn.Module):
@@ -137,7 +137,7 @@ def stand_in_for_cuda() -> None:
 
 
 def natively(job: Job, recipe: Recipe, sizes: dict[str, int]) -> Trace:
-    cuda_rules.install_natively(compute_capability=(9, 0))
+    rules.install_natively(compute_capability=(9, 0))
     return trace_job(job, recipe, sizes=sizes, device="cuda")
 
 

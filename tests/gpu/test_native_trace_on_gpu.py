@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from flatout.memory.forecast import Forecaster, estimate_job
-from flatout.memory.job import Job, Recipe
-from flatout.memory.probe import probe
+from flatout.memory.predict.forecast import Forecaster, estimate_job
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.probe.run_probe import probe
 
 
 class Attention(nn.Module):

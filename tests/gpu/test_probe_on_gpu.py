@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import nn
 from flatout.hardware.nvml import read_gpus
-from flatout.memory.forecast import Forecaster
-from flatout.memory.job import Job, Recipe
-from flatout.memory.probe import probe
-from flatout.memory.receipts import correct, load_receipt
+from flatout.memory.predict.forecast import Forecaster
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.probe.run_probe import probe
+from flatout.memory.probe.probe_results import correct, load_receipt
 
 
 def make_model():
@@ -103,11 +103,11 @@ def test_a_probe_corrects_the_estimate_of_a_larger_batch(tmp_path: Path, how: st
 NATIVE = """\
 import torch
 from torch import nn
-from flatout.memory.allocator import simulate
-from flatout.memory.forecast import estimate_job
-from flatout.memory.job import Job, Recipe
-from flatout.memory.replay import sized
-from flatout.memory.tracer import trace_job
+from flatout.memory.predict.allocator import simulate
+from flatout.memory.predict.forecast import estimate_job
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.predict.replay import sized
+from flatout.memory.trace.tracer import trace_job
 
 job = Job(
     name="stack",

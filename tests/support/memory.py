@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.hardware.device import Device
-from flatout.memory import cuda_rules
-from flatout.memory.fresh import check_backward, forked_or_sent
-from flatout.memory.job import Job, Recipe
-from flatout.memory.log import Born
-from flatout.memory.trace import Component, Phase, Storage, Trace
-from flatout.memory.tracer import Tracer
-from flatout.memory.tracing import import_before_forking, trace_here
-from flatout.memory.workspaces import Workspaces
+from flatout.memory.cuda import rules
+from flatout.memory.cuda.workspaces import Workspaces
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.process.isolated_process import check_backward, forked_or_sent
+from flatout.memory.trace.make_trace import import_before_forking, trace_here
+from flatout.memory.trace.record import Component, Phase, Storage, Trace
+from flatout.memory.trace.tracer import Tracer
+from flatout.memory.trace.two_steps import Born
 
 # Small jobs for tests of the trace, and how to trace them without changing the process of the tests
 
@@ -65,7 +65,7 @@ def under_rules(
 
 def _under_rules(function: Callable[..., Any], args: Any, compute_capability: tuple[int, int]) -> Made:
     check_backward()
-    cuda_rules.install(compute_capability=compute_capability)
+    rules.install(compute_capability=compute_capability)
     tracer = Tracer(device="cpu", workspaces=Workspaces(compute_capability=compute_capability))
     with FakeTensorMode(allow_non_fake_inputs=True), tracer:
         result = function(*args)

@@ -10,12 +10,12 @@ from pathlib import Path
 from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.job import Precision, Recipe
-from flatout.planner.budget import Budget
-from flatout.planner.configs import Place
-from flatout.planner.forecast import LargestBatch, Peak
-from flatout.planner.request import ForecastRequest
-from flatout.planner.settings import Setting, Settings, StageSettings
+from flatout.memory.jobs.job import Precision, Recipe
+from flatout.planner.config.job_config import Place
+from flatout.planner.config.settings import Setting, Settings, StageSettings
+from flatout.planner.fit.budget import Budget
+from flatout.planner.forecast.load import ForecastRequest
+from flatout.planner.forecast.questions import LargestBatch, Peak
 
 MIB = 2**20
 GIB = 2**30

@@ -25,8 +25,8 @@ from flatout.api import (
 from flatout.doctor.examine import Diagnosis, examine
 from flatout.errors import BadInput, EvidenceUnreadable
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
-from flatout.planner.answers import PlanOptions
-from flatout.planner.request import ForecastRequest
+from flatout.planner.forecast.load import ForecastRequest
+from flatout.planner.plan import PlanOptions
 from tests.support import doctor as builders
 from tests.support import planner as plans
 from tests.support.measure import write_script

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.memory.configuration import Configuration, Subject, own_loss, padding_mask, token_ids
 from benchmarks.memory.families.decoders import gpt2, llama, padded_text, plain_text
 from benchmarks.memory.families.text_encoders import mini_encoder
-from flatout.memory.job import Job
+from flatout.memory.jobs.job import Job
 
 CHANNELS = 4
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "embedder"

@@ -20,8 +20,8 @@ import typer
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatout.planner.answers import ConfigFit
-    from flatout.planner.apply import Backup, FileEdit
+    from flatout.planner.config.backups import Backup, FileEdit
+    from flatout.planner.plan import ConfigFit
 
 FINDINGS = 1
 
@@ -145,7 +145,7 @@ def show(
     do its work, 130 interrupted.
     """
     from flatout.api import plan_config
-    from flatout.planner.answers import PlanOptions
+    from flatout.planner.plan import PlanOptions
 
     _settle_libraries()
     options = PlanOptions(
@@ -230,7 +230,7 @@ def fit(
     Exit codes: 0 it fits, 2 it cannot be made to fit or flatout could not do its work, 130 interrupted.
     """
     from flatout.api import fit_config
-    from flatout.planner.answers import PlanOptions
+    from flatout.planner.plan import PlanOptions
 
     _check_apply(apply=apply, yes=yes, json_output=json_output)
     _settle_libraries()
@@ -347,7 +347,7 @@ def _write(fitted: ConfigFit) -> Backup | None:
 def _fit_document(
     fitted: ConfigFit, edits: tuple[FileEdit, ...], *, unwritable: str | None, backup: Backup | None
 ) -> dict[str, Any]:
-    from flatout.planner.apply import show_diff
+    from flatout.planner.config.backups import show_diff
 
     return {
         **fitted.to_json(),

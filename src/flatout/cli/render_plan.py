@@ -17,14 +17,14 @@ from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.planner.answers import ConfigFit, ConfigPlan
-    from flatout.planner.apply import FileEdit
-    from flatout.planner.budget import Budget
-    from flatout.planner.lengths import Lengths
-    from flatout.planner.request import ForecastRequest
-    from flatout.planner.settings import Setting, Settings, StageSettings
-    from flatout.planner.show import StageMemory
-    from flatout.planner.suggestions import GroupFit, Suggestion
+    from flatout.planner.config.backups import FileEdit
+    from flatout.planner.config.lengths import Lengths
+    from flatout.planner.config.settings import Setting, Settings, StageSettings
+    from flatout.planner.fit.budget import Budget
+    from flatout.planner.fit.show import StageMemory
+    from flatout.planner.fit.suggestions import GroupFit, Suggestion
+    from flatout.planner.forecast.load import ForecastRequest
+    from flatout.planner.plan import ConfigFit, ConfigPlan
 
 VERDICT_STYLES = {
     "does not fit": "bold red",
@@ -82,7 +82,7 @@ def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
 def _fit_parts(
     fitted: ConfigFit, edits: Sequence[FileEdit], unwritable: str | None
 ) -> Iterator[RenderableType]:
-    from flatout.planner.apply import show_diff
+    from flatout.planner.config.backups import show_diff
 
     fit = fitted.fit
     yield from _headline(str(fitted.opened.config.path), fit.settings, fit.budget)

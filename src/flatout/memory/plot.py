@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import BadInput, import_extra
-from flatout.memory.estimate import MemoryEstimate
-from flatout.memory.trace import COMPONENTS, Component
+from flatout.memory.predict.estimate import MemoryEstimate
+from flatout.memory.trace.record import COMPONENTS, Component
 from flatout.units import show_bytes
 
 SUFFIXES = (".png", ".svg")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 import flatout.api
 from flatout.cli.app import application
-from flatout.planner.request import ForecastRequest
+from flatout.planner.forecast.load import ForecastRequest
 from tests.support import planner as plans
 
 ON_24GB = ("--model", "pkg:build", "--gpu-memory", "24GB")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
-from flatout.memory.estimate import estimate
 from flatout.memory.plot import COLOURS, plot_estimate
-from flatout.memory.trace import COMPONENTS
+from flatout.memory.predict.estimate import estimate
+from flatout.memory.trace.record import COMPONENTS
 from tests.support.memory import TraceBuilder, layered_step
 
 GIB = 2**30

@@ -24,7 +24,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from flatout.engines.evolution.numeric import Take, answer_in
 from flatout.errors import BadInput
-from flatout.memory.border import calling
+from flatout.memory.jobs.user_errors import calling
 
 Row = tuple[str, Mapping[str, str]]  # a completion and the answer that belongs to its prompt
 

@@ -1,0 +1,11 @@
+"""What CUDA chooses and what its libraries take, put into a trace on the CPU.
+
+rules          autocast, dropout, softmax, optimizers: the CPU chooses as CUDA would
+attention      which attention kernel runs, and its workspace
+encoder_layer  the fused layers of evaluation
+recurrent      cuDNN's recurrent layers
+workspaces     blocks that a kernel holds beside its results: one rule per operation
+convolutions   the rules of cuDNN's convolutions
+formulas       block sizes that grow in steps
+target         compute capability and multiprocessors of a device
+"""

@@ -1,0 +1,373 @@
+"""What cuDNN takes for a convolution beside its results.
+
+    copies       its kernels want channels last: inputs, results and weights in the usual order are copied,
+                 and channels are padded to what a load takes (8 in half precision, 4 in float32 and, forward,
+                 in float16), those of weights too.  An image of fewer than four channels is read as it lies
+                 where the kernel has at most three positions a side, or the stride is 1.  Patches are copied
+                 from 8 pixels on.  In float32 a result of few channels in is written as it lies (at most 64,
+                 or 256 for a kernel of one position), until it has 2^18 positions
+    products     kernels of one position are plain products where they can be: where rows are aligned to 16
+                 bytes, and most others of fewer than 512 channels.  The gradient of the weight is then a
+                 product for each sample and their sum
+    images out   fewer than four channels are padded like those of an input; but a transposed convolution
+                 writes them as they lie in float32
+    gradients    PyTorch brings the gradient into the order of the input first, once for all that is asked
+    weights      the gradient of a weight is cut into tiles of 128 x 128 for each position of the kernel;
+                 where these are fewer than the multiprocessors, several share one and leave partial sums;
+                 tiles that fill the multiprocessors badly are shared out in float32
+    biases       a sum of the gradient, in PyTorch's own kernels; see `formulas.partial_sums`
+    depthwise    in the usual order PyTorch's own kernels, which take nothing; channels last cuDNN's
+
+cuDNN chooses kernels on the GPU, so this is a description of its choices and not a law: it was drawn from
+allocations of single convolutions and of ResNet, EfficientNet, ConvNeXt, Segformer and U-Net jobs on an H200
+(cuDNN 9.19), all of which were looked at; padded weights, copied patches and images out from the peaks of a
+CLIP, a mixer, a ViT and an autoencoder.  Not followed: at small batches patches in float32 may not be copied,
+depthwise ones in float16 and some in groups take kernels of their own, and wide ones may leave partial sums
+forward as well.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.memory.cuda.formulas import Formula
+
+ALIGNED_BYTES = 16
+WIDE, WIDE_GRADIENT = 512, 256  # channels, from which products that are not aligned are copied
+WIDE_PATCH = 8
+TILE = 128
+IMAGE_TILE, LARGEST_SHARED = 256, 1280  # of an image: values of the weight's gradient for each other channel
+FEW_CHANNELS = 4
+NARROW, NARROW_PRODUCT = 64, 256  # channels in, up to which float32 results are written as they lie
+MANY_POSITIONS = 1 << 18
+# where no product is taken for each sample: channels in, samples, weights
+THIN, FEW_SAMPLES, MANY_WEIGHTS = 32, 32, 1 << 18
+POSITIONS_OF_A_SHARE = 7168  # at least, in half precision
+BADLY_FILLED = 2 / 3  # of the multiprocessors
+HEAD_BYTES = 16  # before every copy
+DEPTHWISE_IMAGE = 28  # from this side on the input's gradient in float32 goes through transforms
+TRANSFORMED, TRANSFORMED_PER_CHANNEL = 8, 25_880  # values per value of the input, and per channel
+HALF_PER_WEIGHT = 32  # bytes per weight and sample
+
+Block = int | Formula
+Group = tuple[Block, ...]
+
+
+def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Of `aten.convolution`."""
+    x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
+    out = _output_elements(x, weight, stride, padding, dilation, transposed)
+    if _is_channels_last(x):
+        return _groups(
+            _turned_weight(x, weight, groups) + _padded_input(x, weight) + _padded_result(x, weight, out)
+        )
+    if _is_depthwise(x, groups) or _is_read_directly(x, weight, stride):
+        return ()
+    if _is_product(weight, stride):
+        return ((_copied_bytes(x, weight, out, multiple=1),),) if _copies_product(x, weight) else ()
+    is_half = _is_half(x)
+    multiple = {torch.bfloat16: 8, torch.float16: 4 if x.dim() < 5 else 1}.get(x.dtype, 1)
+    if not transposed and tuple(stride) == tuple(weight.shape[2:]):  # patches: each input is read once
+        if max(stride) < WIDE_PATCH:
+            return ()
+        multiple = multiple if is_half else _load(x)
+    if _writes_image(weight, transposed):
+        if not is_half:
+            return ()
+        out = out // weight.shape[1] * _load(x)
+    elif not transposed:
+        padded = _copied_bytes(x, weight, _padded_output(out, x, weight), multiple=multiple)
+        if groups > 1:
+            return ((padded,),)
+        return (
+            (_written(x, weight, x, channels=x.shape[1], positions=out // weight.shape[0], copied=padded),),
+        )
+    return ((_copied_bytes(x, weight, out, multiple=multiple),),)
+
+
+def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """The gradient in the order of the input, held until all gradients are done."""
+    gradient, x, groups = args[0], args[1], args[9]
+    if _in_order_of(x, gradient) or (_is_depthwise(x, groups) and not _is_channels_last(x)):
+        return ()
+    return ((_num_bytes(gradient),),)
+
+
+def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
+    """Of `aten.convolution_backward`: a group for each gradient, of the input, of the weight, of the bias."""
+    gradient, x, weight, groups = args[0], args[1], args[2], args[9]
+    if _is_depthwise(x, groups):
+        of_input, of_weight = _depthwise_backward(x, weight)
+    else:
+        of_input, of_weight = _input_gradient(args), _weight_gradient(args, num_multiprocessors)
+    found = (of_input, of_weight, _bias_gradient(gradient, num_multiprocessors))
+    return tuple(group for group, wanted in zip(found, args[10], strict=True) if wanted)
+
+
+def _input_gradient(args: Any) -> Group:
+    gradient, x, weight, _bias_sizes, stride = args[:5]
+    transposed, groups = args[7], args[9]
+    if _is_channels_last(x):
+        return _turned_weight(x, weight, groups)
+    if _is_product(weight, stride):
+        copies = _copies_product(x, weight, in_backward=True)
+        return (_copied_bytes(x, weight, gradient.numel(), multiple=_load(x)),) if copies else ()
+    if not _is_half(x) and (x.shape[1] < FEW_CHANNELS or _writes_image(weight, transposed)):
+        return ()
+    num_output = _gradient_elements(gradient, x, weight, transposed)
+    copied = _copied_bytes(x, weight, num_output, multiple=_load(x))
+    if not transposed or groups > 1:
+        return (copied,)
+    # what a convolution does forward, from the gradient to the input
+    positions = x.numel() // x.shape[1]
+    return (_written(x, weight, gradient, channels=weight.shape[1], positions=positions, copied=copied),)
+
+
+def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
+    gradient, x, weight, _bias_sizes, stride = args[:5]
+    transposed = args[7]
+    summed = x if transposed else gradient
+    positions = summed.numel() // summed.shape[1]
+    parts = partial(_with_partial_sums, x, weight, transposed, positions, num_multiprocessors)
+    if _is_channels_last(x):
+        return (parts(beside=sum(_padded_input(x, weight))),)
+    is_product = _is_product(weight, stride)
+    if is_product and _is_point(x):
+        return ()
+    by_sample = x.shape[0] * weight.numel() * 4
+    if is_product and _sums_samples(x, weight):
+        return (by_sample,)
+    multiple = 1 if x.dim() == 5 and x.dtype is not torch.bfloat16 else _load(x)
+    num_output = _gradient_elements(gradient, x, weight, transposed)
+    at_once = parts(beside=_copied_bytes(x, weight, num_output, multiple=multiple))
+    if not _is_half(x) and _is_image(x, weight, transposed) and _is_lean(x, weight, stride, transposed):
+        at_once = 0
+    if is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS:
+        # thin weights: by sample, but where samples are few
+        return (Formula("either", (x.shape[0], FEW_SAMPLES + 1, _known(at_once), by_sample)),)
+    return (at_once,) if at_once else ()
+
+
+def _known(block: Block) -> int:
+    assert isinstance(block, int)  # a formula is of half precision alone
+    return block
+
+
+def _bias_gradient(gradient: Tensor, num_multiprocessors: int) -> Group:
+    """Partial sums, where channels lie last."""
+    channels = gradient.shape[1]
+    if not _is_channels_last(gradient):
+        return ()
+    return (Formula("partial sums", (channels, gradient.numel() // channels, num_multiprocessors)),)
+
+
+def _with_partial_sums(
+    x: Tensor,
+    weight: Tensor,
+    transposed: bool,
+    num_positions: int,
+    num_multiprocessors: int,
+    *,
+    beside: int,
+) -> Block:
+    """One block: the partial sums, and what else is copied."""
+    taps = math.prod(weight.shape[2:])
+    if _is_image(x, weight, transposed) and taps * _load(x) <= LARGEST_SHARED:
+        padded = taps * _load(x)
+        channels = weight.shape[1] if weight.shape[0] < FEW_CHANNELS else weight.shape[0]
+        tiles = math.ceil(channels / TILE) * math.ceil(padded / IMAGE_TILE)
+        return num_multiprocessors // tiles * channels * padded * 4 + beside
+    across = math.ceil(weight.shape[0] / TILE) * math.ceil(weight.shape[1] / TILE)
+    # in half precision a single tile of 3 x 3 is shared by 13 of 132, not by 14
+    spare = 1 if _is_half(x) and taps > 1 and across == 1 else 0
+    shares = num_multiprocessors // (across * (taps + spare))
+    if shares > 1 and _is_half(x) and across > 1:
+        counts = (num_positions, POSITIONS_OF_A_SHARE, shares, weight.numel() * 4, beside)
+        return Formula("shared tiles", counts)
+    if shares > 1:
+        return int(shares * weight.numel() * 4) + beside
+    waves = -(-across * taps // num_multiprocessors)
+    if _is_half(x) or across * taps > BADLY_FILLED * waves * num_multiprocessors:
+        return beside
+    return waves * (num_multiprocessors // 2) * TILE * TILE * 4 + beside
+
+
+def _depthwise_backward(x: Tensor, weight: Tensor) -> tuple[Group, Group]:
+    if not _is_channels_last(x):
+        return (), ()
+    if _is_half(x):
+        return (), (x.shape[0] * weight.numel() * HALF_PER_WEIGHT,)
+    if min(x.shape[2:]) >= DEPTHWISE_IMAGE:
+        return (4 * (TRANSFORMED * x.numel() + TRANSFORMED_PER_CHANNEL * x.shape[1]),), ()
+    return (), ()
+
+
+def _turned_weight(x: Tensor, weight: Tensor, groups: int) -> Group:
+    """PyTorch brings the weight into the order of the input for the time of the call."""
+    if not _is_channels_last(x) or _is_depthwise(x, groups) or math.prod(weight.shape[2:]) == 1:
+        return ()
+    if weight.is_contiguous(memory_format=torch.channels_last):
+        return ()
+    return (_num_bytes(weight),)
+
+
+def _padded_input(x: Tensor, weight: Tensor) -> tuple[int, ...]:
+    """Channels last, but not a multiple of what a load takes: copied with more channels."""
+    if x.dtype.itemsize > 2 or weight.shape[1] != x.shape[1] or x.shape[1] % 8 == 0:
+        return ()
+    multiple = 4 if x.dtype is torch.float16 and x.shape[1] < FEW_CHANNELS else 8
+    return ((_padded(x, multiple) + weight.numel()) * x.dtype.itemsize + HEAD_BYTES,)
+
+
+def _padded_result(x: Tensor, weight: Tensor, num_output: int) -> tuple[int, ...]:
+    """Channels last, and as many results as are not a multiple of what is written at once."""
+    channels = weight.shape[0]
+    if not _is_half(x) or weight.shape[1] != x.shape[1] or channels % 8 == 0 or channels < 8:
+        return ()
+    padded = -(-channels // 8) * 8
+    return ((num_output // channels + weight.numel() // channels) * padded * x.dtype.itemsize + HEAD_BYTES,)
+
+
+def _groups(blocks: Group) -> tuple[Group, ...]:
+    return (blocks,) if blocks else ()
+
+
+def _is_depthwise(x: Tensor, groups: int) -> bool:
+    return groups > 1 and groups == x.shape[1]
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _in_order_of(x: Tensor, gradient: Tensor) -> bool:
+    if _is_channels_last(x):
+        return gradient.is_contiguous(memory_format=torch.channels_last)
+    return gradient.is_contiguous()
+
+
+def _is_aligned(x: Tensor) -> bool:
+    return math.prod(x.shape[2:]) * x.dtype.itemsize % ALIGNED_BYTES == 0
+
+
+def _is_half(x: Tensor) -> bool:
+    return x.dtype.itemsize <= 2
+
+
+def _is_image(x: Tensor, weight: Tensor, transposed: bool) -> bool:
+    """What is read or written: few channels on one side of the weight."""
+    reads = transposed or weight.shape[1] == x.shape[1]  # not a part of the channels, as in groups
+    return weight.shape[0] < FEW_CHANNELS or (reads and weight.shape[1] < FEW_CHANNELS)
+
+
+def _is_read_directly(x: Tensor, weight: Tensor, stride: Any) -> bool:
+    if x.shape[1] >= FEW_CHANNELS:
+        return False
+    if x.dim() == 5:
+        return x.dtype is not torch.float16
+    return all(each == 1 for each in stride) or max(weight.shape[2:]) <= 3
+
+
+def _is_lean(x: Tensor, weight: Tensor, stride: Any, transposed: bool) -> bool:
+    """Whether a float32 image's weight takes nothing: in two dimensions, or of one position."""
+    in_plane = x.dim() == 4 or _is_product(weight, stride)
+    return transposed or (in_plane and _is_read_directly(x, weight, stride))
+
+
+def _written(x: Tensor, weight: Tensor, read: Tensor, *, channels: int, positions: int, copied: int) -> Block:
+    """What is read and the weight are copied, and what is written as well, but where it may be few."""
+    narrow = NARROW if math.prod(weight.shape[2:]) > 1 else NARROW_PRODUCT
+    if _is_half(x) or not FEW_CHANNELS <= channels <= narrow:
+        return copied
+    directly = (read.numel() + weight.numel()) * x.dtype.itemsize + HEAD_BYTES
+    return Formula("either", (positions, MANY_POSITIONS, directly, copied))
+
+
+def _writes_image(weight: Tensor, transposed: bool) -> bool:
+    return transposed and weight.shape[1] < FEW_CHANNELS
+
+
+def _is_product(weight: Tensor, stride: Any) -> bool:
+    return math.prod(weight.shape[2:]) == 1 and all(each == 1 for each in stride)
+
+
+def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> bool:
+    """Whether a kernel of one position is no plain product: rows are not aligned, and channels many."""
+    if _is_aligned(x) or _is_point(x):
+        return False
+    if in_backward:
+        return min(weight.shape[:2]) >= (WIDE if _is_half(x) else WIDE_GRADIENT)
+    return min(weight.shape[:2]) >= WIDE or (_is_half(x) and _is_odd(x))
+
+
+def _sums_samples(x: Tensor, weight: Tensor) -> bool:
+    """Whether the gradient of such a weight is a product for each sample, however few, and their sum."""
+    if not _is_half(x):
+        thin = weight.shape[1] <= THIN or weight.shape[0] % _load(x)
+        return not thin and weight.numel() < MANY_WEIGHTS
+    if _is_aligned(x):
+        return True
+    if _is_odd(x):
+        return weight.shape[0] >= WIDE_GRADIENT and min(weight.shape[:2]) < WIDE
+    return weight.numel() < MANY_WEIGHTS
+
+
+def _is_point(x: Tensor) -> bool:
+    """An image of one position, for which such a kernel is one product."""
+    return math.prod(x.shape[2:]) == 1
+
+
+def _is_odd(x: Tensor) -> bool:
+    return math.prod(x.shape[2:]) % 2 == 1
+
+
+def _load(x: Tensor) -> int:
+    """How many channels a load takes."""
+    return ALIGNED_BYTES // x.dtype.itemsize
+
+
+def _copied_bytes(x: Tensor, weight: Tensor, num_output: int, *, multiple: int) -> int:
+    padded = _padded(weight, multiple) if weight.shape[1] == x.shape[1] else weight.numel()
+    num_weights = padded if math.prod(weight.shape[2:]) > 1 else 0
+    return int((_padded(x, multiple) + num_output + num_weights) * x.dtype.itemsize + HEAD_BYTES)
+
+
+def _padded(x: Tensor, multiple: int) -> int:
+    return x.numel() // x.shape[1] * (-(-x.shape[1] // multiple) * multiple)
+
+
+def _num_bytes(x: Tensor) -> int:
+    return x.numel() * x.dtype.itemsize
+
+
+def _gradient_elements(gradient: Tensor, x: Tensor, weight: Tensor, transposed: bool) -> int:
+    if _writes_image(weight, transposed):
+        return gradient.numel() // weight.shape[1] * _load(x)
+    return gradient.numel() if transposed else _padded_output(gradient.numel(), x, weight)
+
+
+def _padded_output(num_output: int, x: Tensor, weight: Tensor) -> int:
+    """An image of fewer than four channels out is written with as many as a load takes."""
+    channels = weight.shape[0]
+    return num_output // channels * _load(x) if channels < FEW_CHANNELS else num_output
+
+
+def _output_elements(
+    x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool
+) -> int:
+    channels = weight.shape[1] if transposed else weight.shape[0]
+    spatial = 1
+    for size, kernel, step, pad, spread in zip(
+        x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=False
+    ):
+        reach = spread * (kernel - 1)
+        if transposed:
+            spatial *= (size - 1) * step - 2 * pad + reach + 1
+        else:
+            spatial *= (size + 2 * pad - reach - 1) // step + 1
+    return int(x.shape[0] * channels * spatial)

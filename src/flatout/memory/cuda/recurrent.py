@@ -1,0 +1,283 @@
+"""Recurrent layers as cuDNN runs them: one call for a stack, with a reserve kept for the backward.
+
+The reserve holds the gates of every step (LSTM five, GRU six, plain one value per hidden unit) and the
+outputs between layers.  A workspace lives during each call: the weights without their biases, 8 MiB for each
+layer and direction, and values for each step and for each row's state, as the tables below have them.  Under
+autocast the weights are cast into one flat buffer first.  With the first call that drops values out, the
+generator's state is taken for good.
+
+In half precision PyTorch asks for kernels that keep one layer's weights on the chip (`_is_persistent` has its
+conditions), which take more than twice as much.
+
+The tables were read off 168 single calls on an H200 (cuDNN 9.19) with rows first and 162 with steps first, in
+all precisions.  They give LSTM and GRU to a thousandth, packed or not, but stacks of GRU to 3 %, and not
+stacks of 16 or 32 rows and 512 steps, which take a quarter less.  Plain RNN are within 3 %, those of at most
+256 units with kernels of their own; they take less in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flatout.memory.trace import known_values
+
+GATES_KEPT = {"lstm": 5, "gru": 6, "rnn": 1}
+# (kind, packed, both directions): values per unit of the output, and per state of a layer and direction
+WORKSPACES: dict[tuple[str, bool, bool], tuple[float, int]] = {
+    ("lstm", False, False): (7.0, 10),
+    ("lstm", False, True): (7.5, 12),
+    ("lstm", True, False): (5.0, 6),
+    ("lstm", True, True): (6.0, 8),
+    ("gru", False, False): (6.0, 5),
+    ("gru", False, True): (7.0, 7),
+    ("gru", True, False): (4.0, 3),
+    ("gru", True, True): (5.0, 5),
+    ("rnn", False, False): (5.0, 17),
+    ("rnn", False, True): (7.0, 7),
+    ("rnn", True, False): (2.0, 1),
+    ("rnn", True, True): (4.0, 3),
+}
+# stacks, and both directions, whose batch has its steps first
+STEPS_FIRST: dict[tuple[str, bool], tuple[float, int]] = {
+    ("lstm", False): (6.0, 10),
+    ("gru", False): (5.0, 17),
+    ("gru", True): (6.5, 7),
+    ("rnn", True): (6.0, 7),
+}
+ONE_LAYER = {"lstm": (6.0, 11), "gru": (6.0, 5), "rnn": (6.0, 5)}  # padded, in one direction
+PERSISTENT = {"lstm": (22.0, 8), "rnn": (15.0, 6)}
+SMALL_UNITS = 256
+SMALL = {(1, False): (15.0, 6), (1, True): (10.5, 7)}  # plain RNN: (layers, both directions)
+SMALL_STACK = (16.0, 6)
+WORKSPACE_PER_LAYER = 8 << 20
+RESERVE_HEAD = 256
+DROPOUT_STATE_BYTES = 6_488_064  # as measured on 132 multiprocessors
+
+_lasting: list[Tensor] = []
+
+
+def lasting() -> tuple[Tensor, ...]:
+    """What cuDNN keeps for the rest of the process."""
+    return tuple(_lasting)
+
+
+def install(library: torch.library.Library, *, key: str = "AutogradCPU") -> None:
+    for name, kind in (("lstm", "lstm"), ("gru", "gru"), ("rnn_tanh", "rnn"), ("rnn_relu", "rnn")):
+        library.impl(f"{name}.input", _padded(kind), key)
+        library.impl(f"{name}.data", _packed(kind), key)
+    library.impl("_pack_padded_sequence", _pack, key)
+    library.impl("_pad_packed_sequence", _pad, key)
+
+
+def _padded(kind: str) -> Any:
+    def run(
+        x: Tensor,
+        hx: Any,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+        if batch_first:
+            x = x.transpose(0, 1)
+        settings = (
+            kind,
+            num_layers,
+            bidirectional,
+            dropout if train else 0.0,
+            train,
+            len(states),
+            batch_first,
+        )
+        output, *last = _apply(_Cudnn, *settings, x, *states, *_cast(params))
+        return (output.transpose(0, 1) if batch_first else output, *last)
+
+    return run
+
+
+def _packed(kind: str) -> Any:
+    def run(
+        data: Tensor,
+        batch_sizes: Tensor,
+        hx: Any,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
+        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), False)
+        return _apply(_Cudnn, *settings, data, *states, *_cast(params))
+
+    return run
+
+
+def _cast(params: Sequence[Tensor]) -> list[Tensor]:
+    """The weights as cuDNN wants them: in one flat buffer of the dtype it computes in."""
+    kind = params[0].device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else params[0].dtype
+    # nn.LSTM and its kin lay their weights out flat, but not in bfloat16: those are copied at every call
+    if params[0].dtype is dtype and dtype is not torch.bfloat16:
+        return list(params)
+    return list(_apply(_Flat, dtype, *params))
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)
+
+
+class _Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *params: Tensor) -> Any:
+        ctx.shapes = [(parameter.shape, parameter.dtype) for parameter in params]
+        flat = params[0].new_empty(sum(parameter.numel() for parameter in params), dtype=dtype)
+        return _views(flat, [parameter.shape for parameter in params])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (None, *(grads[0].new_empty(shape, dtype=dtype) for shape, dtype in ctx.shapes))
+
+
+def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
+    parts = flat.split([shape.numel() for shape in shapes])
+    return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+
+
+class _Cudnn(torch.autograd.Function):
+    """Allocates what cuDNN allocates; computes nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kind: str,
+        num_layers: int,
+        bidirectional: bool,
+        dropout: float,
+        train: bool,
+        num_states: int,
+        rows_first: bool,
+        x: Tensor,
+        *rest: Tensor,
+    ) -> Any:
+        states, weights = rest[:num_states], rest[num_states:]
+        dtype = weights[0].dtype
+        directions, hidden = (2 if bidirectional else 1), states[0].shape[-1]
+        x = x.to(dtype) if x.dtype is not dtype else x
+        if dropout and not _lasting:
+            _lasting.append(x.new_empty(DROPOUT_STATE_BYTES, dtype=torch.uint8))
+        steps = x.contiguous()
+        lower = [state.to(dtype) for state in states]
+        output = x.new_empty((*x.shape[:-1], hidden * directions), dtype=dtype)
+        last = [x.new_empty(state.shape, dtype=dtype) for state in states]
+        units = output.numel()
+        per_unit, per_state = WORKSPACES[kind, x.dim() == 2, bidirectional]
+        if x.dim() == 3:
+            shape = (num_layers, bidirectional, rows_first)
+            per_unit, per_state = _padded_workspace(kind, *shape, x=x, hidden=hidden, dtype=dtype)
+        values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel()
+        values += sum(weight.numel() for weight in weights if weight.dim() > 1)
+        workspace_bytes = int(values * dtype.itemsize) + WORKSPACE_PER_LAYER * num_layers * directions
+        workspace = x.new_empty(workspace_bytes, dtype=torch.uint8)
+        kept = units * (GATES_KEPT[kind] * num_layers + num_layers - 1) * dtype.itemsize
+        masks = (num_layers - 1) * units * directions // 8 if dropout else 0
+        needs = train and any(ctx.needs_input_grad)
+        reserve = x.new_empty(kept + masks + RESERVE_HEAD if needs else 0, dtype=torch.uint8)
+        del workspace, lower, steps
+        ctx.save_for_backward(x, output, reserve, *states, *weights)
+        ctx.num_kept = 3 + num_states
+        ctx.workspace_bytes = workspace_bytes
+        ctx.num_states = num_states
+        return (output, *last)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, _output, _reserve = ctx.saved_tensors[:3]
+        states = ctx.saved_tensors[3 : ctx.num_kept]
+        weights = ctx.saved_tensors[ctx.num_kept :]
+        steps, grad_output = x.contiguous(), grads[0].contiguous()
+        grad_x = x.new_empty(x.shape, dtype=x.dtype)
+        grad_states = [torch.empty_like(state) for state in states]
+        workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
+        del workspace
+        flat = x.new_empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
+        workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
+        del workspace, steps, grad_output
+        views = _views(flat, [weight.shape for weight in weights])
+        return (*(None,) * 7, grad_x, *grad_states, *views)
+
+
+def _padded_workspace(
+    kind: str,
+    num_layers: int,
+    bidirectional: bool,
+    rows_first: bool,
+    *,
+    x: Tensor,
+    hidden: int,
+    dtype: torch.dtype,
+) -> tuple[float, int]:
+    """Values per unit of the output, and per state."""
+    alone = num_layers == 1 and not bidirectional
+    if alone and dtype.itemsize == 2 and _is_persistent(kind, x, hidden):
+        return PERSISTENT[kind]
+    if kind == "rnn" and hidden <= SMALL_UNITS:
+        return SMALL.get((num_layers, bidirectional), SMALL_STACK)
+    if alone:
+        return ONE_LAYER[kind]
+    plain = WORKSPACES[kind, False, bidirectional]
+    return plain if rows_first else STEPS_FIRST.get((kind, bidirectional), plain)
+
+
+def _is_persistent(kind: str, x: Tensor, hidden: int) -> bool:
+    """As PyTorch asks cuDNN for it on GPUs of the datacentre line, of one layer in half precision."""
+    rows, width = x.shape[1], x.shape[2]
+    if kind == "gru" or hidden % 128 or width % 128 or hidden > 1024 or rows % 8 or rows > 128:
+        return False
+    return kind == "lstm" or rows < 96 or hidden < 896
+
+
+class _Reshaped(torch.autograd.Function):
+    """A copy of another shape: rows without their padding, or with it again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        ctx.shape = x.shape
+        return x.new_empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.new_empty(ctx.shape), None
+
+
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    known = known_values.value_of(lengths)
+    longest = x.shape[1] if batch_first else x.shape[0]
+    with _disable_current_modes():
+        rows = known if known is not None else torch.full(lengths.shape, longest)
+        sizes = torch.stack([(rows > step).sum() for step in range(int(rows.max()))])
+        total = int(rows.sum())
+    data = _apply(_Reshaped, x, (total, *x.shape[2:]))
+    return data, known_values.with_value(sizes)
+
+
+def _pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    sizes = known_values.value_of(batch_sizes)
+    assert sizes is not None
+    with _disable_current_modes():
+        num_rows, num_steps = int(sizes[0]), max(len(sizes), total_length)
+        lengths = torch.stack([(sizes > row).sum() for row in range(num_rows)])
+    padded = _apply(_Reshaped, data, (num_steps, num_rows, *data.shape[1:]))
+    return padded.transpose(0, 1) if batch_first else padded, known_values.with_value(lengths)

@@ -1,0 +1,301 @@
+"""Makes operations on the CPU choose as CUDA would, so that a trace on the CPU has CUDA's memory.
+
+What differs, and is put right here for the whole process:
+
+    autocast    CUDA casts other operations than the CPU, and to other dtypes; who asks whether it is on
+                (nn.TransformerEncoderLayer does, and then leaves its fast path) asks about CUDA
+    softmax     CUDA reads half precision and writes float in one kernel; the CPU makes a float copy first
+    dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
+    attention   see `attention`, and `encoder_layer` for whole layers in evaluation
+    recurrent   see `recurrent`
+    groups      products of groups of rows take any floating point, not bfloat16 alone
+    optimizers  foreach implementations by default, also on tensors without data
+    scaler      the check for infinities has no answer without data; steps are never skipped
+
+Registrations cannot all be taken back: run in a child process.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+# fmt: off
+LOWER = {
+    "addmv", "addr", "mv", "chain_matmul", "einsum", "linalg_multi_dot", "linalg_vecdot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell",
+    "rnn_relu_cell",
+}
+OWN_DTYPE = {
+    "softmax.int", "log_softmax.int", "cumsum", "cumprod", "prod", "prod.dim_int", "sum", "sum.dim_IntList",
+    "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
+}
+PROMOTE = {
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
+    "tensordot", "scatter_add",
+}
+# fmt: on
+NOT_OVERRIDDEN = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attention"}
+_installed: list[torch.library.Library] = []
+_without_data: list[None] = []
+
+
+def install(*, compute_capability: tuple[int, int] | None) -> None:
+    """Install the rules once; `compute_capability` says which attention kernels the GPU has."""
+    if _installed:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _installed.append(library)
+    with warnings.catch_warnings():  # torch says that a kernel is replaced, which is the purpose
+        warnings.simplefilter("ignore", UserWarning)
+        _install_kernels(library, compute_capability=compute_capability)
+    _install_autocast_questions()
+    install_for_no_data()
+
+
+def install_natively(*, compute_capability: tuple[int, int]) -> None:
+    """For tensors without data on CUDA, once: PyTorch chooses by itself, except where it has no answer.
+
+    It adds neither bias nor mask in place to them, knows neither what cuDNN keeps of a recurrent layer nor
+    how the fused layers of a transformer run, and sees the weights of a recurrent layer as one.
+    """
+    if _installed:
+        return
+    from flatout.memory.cuda import attention, encoder_layer, recurrent
+
+    library = torch.library.Library("aten", "IMPL")
+    _installed.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        library.impl("linear", _linear, "AutogradCUDA")
+        _answer_groups(library)
+        attention.install_natively(library)
+        encoder_layer.install(library, compute_capability=compute_capability, key="AutogradCUDA")
+        recurrent.install(library, key="AutogradCUDA")
+    layers: Any = nn.RNNBase
+    layers.flatten_parameters = lambda self: None
+    install_for_no_data()
+
+
+def install_for_no_data() -> None:
+    """What no tensor without data can do by itself, on the CPU or on CUDA; once for a process."""
+    if _without_data:
+        return
+    _without_data.append(None)
+    _install_foreach()
+    _install_scaler()
+    _install_module_apply()
+    _install_no_capture()
+    # draws until every value lies within its bounds, which without data is never
+    torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor
+
+
+def _install_no_capture() -> None:
+    """An optimizer asks CUDA whether a graph is being recorded, which a child of who used CUDA cannot ask."""
+    optimizer: Any = torch.optim.Optimizer
+    for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
+        if hasattr(optimizer, name):  # the first until torch 2.12
+            setattr(optimizer, name, lambda self: None)
+
+
+def _install_kernels(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:
+    from flatout.memory.cuda import attention, encoder_layer, recurrent
+
+    _install_autocast(library)
+    library.impl("dropout", _dropout, "AutogradCPU")
+    library.impl("linear", _linear, "AutogradCPU")
+    _answer_groups(library)
+    library.impl("softmax.int", _softmax_like(aten._softmax.default), "AutogradCPU")
+    library.impl("log_softmax.int", _softmax_like(aten._log_softmax.default), "AutogradCPU")
+    attention.install(library, compute_capability=compute_capability)
+    encoder_layer.install(library, compute_capability=compute_capability)
+    recurrent.install(library)
+
+
+def _answer_groups(library: torch.library.Library) -> None:
+    # torch answers in Python as well, which until 2.12 must be said to be meant.
+    library.impl("_grouped_mm", _grouped_product, "Meta", allow_override=True)
+
+
+def after_imports() -> None:
+    """Rules for libraries that are loaded by the time a model is built."""
+    loaded: list[tuple[str, Any]] = list(sys.modules.items())
+    for name, module in loaded:
+        # transformers takes tensors without data for a compiler's and then keeps masks it would drop
+        # (asked of what is loaded alone: its lazy modules import what they are asked for)
+        if name.startswith("transformers") and "is_tracing" in vars(module):
+            module.is_tracing = _never
+
+
+def _never(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def _install_autocast(library: torch.library.Library) -> None:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    for name in names:
+        short = name.removeprefix("aten::")
+        on_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+        on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+        if short in NOT_OVERRIDDEN:
+            continue
+        if on_cpu and not on_cuda:
+            library.impl(short, torch.library.fallthrough_kernel, "AutocastCPU")
+        elif short in OWN_DTYPE or short in PROMOTE or (on_cuda and not on_cpu):
+            library.impl(short, _cast_kernel(short), "AutocastCPU")
+
+
+def _install_autocast_questions() -> None:
+    """The step runs under autocast of the CPU, which stands for CUDA's: what is asked of no device is of it.
+
+    Questions that name CUDA are left alone: `torch.utils.checkpoint` would switch CUDA's own autocast on.
+    """
+    questions: Any = torch
+    is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+    questions.is_autocast_enabled = lambda device_type="cpu": is_enabled(device_type)
+    questions.get_autocast_gpu_dtype = lambda: dtype_of("cpu")
+
+
+def _cast_kernel(short: str) -> Callable[..., Any]:
+    base, _, overload = short.partition(".")
+    op = getattr(getattr(aten, base), overload or "default")
+    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    names = [argument.name for argument in op._schema.arguments]
+
+    def with_own_dtype(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            if args[0].dtype in HALF and kwargs.get("dtype") is None:
+                place = names.index("dtype")
+                if len(args) <= place or args[place] is None:
+                    args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
+            return op(*args, **kwargs)
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            to = _dtype_for(short, (*args, *kwargs.values()))
+            return op(*_cast_all(args, to), **{name: _cast_all(v, to) for name, v in kwargs.items()})
+
+    return with_own_dtype if short in OWN_DTYPE else cast
+
+
+def _dtype_for(short: str, values: tuple[Any, ...]) -> torch.dtype:
+    if short in LOWER or "convolution" in short:
+        return torch.get_autocast_dtype("cpu")
+    if short in PROMOTE:
+        dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
+        return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cpu")
+    return torch.float32
+
+
+def _cast_all(value: Any, to: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        fits = value.dtype in (torch.float32, *HALF) and value.dtype is not to
+        return value.to(to) if fits else value
+    if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
+        return type(value)(_cast_all(each, to) for each in value)
+    return tuple(_cast_all(each, to) for each in value) if isinstance(value, tuple) else value
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    if train and 0 < p < 1:
+        return torch.native_dropout(x, p, True)[0]
+    return x if not train or p == 0 else x * 0
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As PyTorch has it, but a bias is added in place, which it avoids for tensors without data."""
+    if bias is None or x.dim() < 3 or x.is_contiguous():
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        result: Tensor = aten.linear.default._op_dk(composite, x, weight, bias)
+        return result
+    return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _grouped_product(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows of a result begin at multiples of 16 bytes."""
+    groups = [len(offs)] if offs is not None and left.dim() == right.dim() == 2 else []
+    if left.dim() == right.dim() == 3:
+        groups = [left.shape[0]]
+    dtype = out_dtype or left.dtype
+    rows, columns = left.shape[-2], right.shape[-1]
+    aligned = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    strides = [rows * aligned, aligned, 1][-len(groups) - 2 :]
+    return torch.empty_strided((*groups, rows, columns), strides, dtype=dtype, device=left.device)
+
+
+def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
+    def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype is torch.float16 and dtype is torch.float32:
+            result: Tensor = kernel(x, dim, True)
+        else:
+            result = kernel(x if dtype is None else x.to(dtype), dim, False)
+        return result
+
+    return softmax
+
+
+def _install_foreach() -> None:
+    places: list[Any] = [torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]]
+    for module in places:
+        supported = getattr(module, "_foreach_supported_types", None)
+        if supported is not None and FakeTensor not in supported:
+            supported.append(FakeTensor)
+        if hasattr(module, "_get_foreach_kernels_supported_devices"):
+            module._get_foreach_kernels_supported_devices = lambda: ["cuda", "cpu"]
+
+
+def _install_scaler() -> None:
+    def always_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    scaler: Any = torch.amp.GradScaler
+    scaler._maybe_opt_step = always_step
+
+
+def _install_module_apply() -> None:
+    """`Module.to` and its kin exchange data behind a parameter, which fake tensors refuse: exchange the
+    parameter itself, one replacement for all places that share it.
+    """
+    plain: Callable[..., nn.Module] = nn.Module._apply
+    every_module: Any = nn.Module
+
+    def apply(self: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        tensors = [*self.parameters(), *self.buffers()]
+        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return plain(self, function, recurse)
+        replaced: dict[int, Any] = {}
+        for module in self.modules():
+            for group in (module._parameters, module._buffers):
+                for name, tensor in group.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in replaced:
+                        replaced[id(tensor)] = (tensor, _applied(tensor, function))
+                    group[name] = replaced[id(tensor)][1]
+        return self
+
+    every_module._apply = apply
+
+
+def _applied(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        result = function(tensor.detach())
+    if result.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        return tensor
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(result, requires_grad=tensor.requires_grad)
+    return result

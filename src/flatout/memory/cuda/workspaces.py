@@ -1,0 +1,235 @@
+"""Memory that a kernel takes for the time of one operation, beside its results.
+
+    reductions     partial sums, when few outputs are summed over many rows (the gradient of a bias)
+    embeddings     the gradient of a table is summed in pieces after sorting the indices
+    softmax        its backward multiplies gradient and result first; rows that are masked wholly are sought;
+                   what does not lie in rows is copied
+    transforms     from complex to real numbers overwrite what they read, so they read a copy
+    losses         squared and smooth ones are taken for each element before they are averaged, and the
+                   average stands in a block of that size
+    rolls          go along one dimension at a time, each into a tensor of its own
+    CTC            its backward walks the targets from their end, and keeps as much as the forward did
+    layer norms    read rows in one piece: what lies otherwise is copied first.  Weights of many narrow rows
+                   have their gradients summed by blocks of rows first
+    convolutions   see `convolutions`
+    attention      accumulators, see `attention`
+
+The formulas follow PyTorch's kernels and were checked against allocations on an H200 (torch 2.11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.memory.cuda import attention, convolutions
+from flatout.memory.cuda.formulas import WARP, Formula
+
+aten = torch.ops.aten
+Group = tuple[int | Formula, ...]  # blocks that are held together
+Rule = Callable[[Any, Any], tuple[Group, ...]]
+
+PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.mv.default,
+    aten.addmv.default,
+    aten.dot.default,
+    aten.vdot.default,
+    aten._euclidean_dist.default,  # by way of one
+}
+BIASED_PRODUCT = aten.addmm.default
+# losses whose result is made for each element and then averaged in place, and where `reduction` stands
+REDUCTION = {
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+}
+HOPPER = (9, 0)
+ASSUMED_MULTIPROCESSORS = 132  # of an H200: where a GPU's own are not known
+PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 20
+
+
+class Workspaces:
+    """Blocks that an operation takes beside its results, one group of them after the other.
+
+    cuBLAS takes a block for good with the first product of each thread: one in the forward, one in the
+    backward; and a small one with the first product of each that adds a bias (in the backward, where a
+    forward is computed again).
+    """
+
+    def __init__(
+        self, *, compute_capability: tuple[int, int] | None = None, num_multiprocessors: int | None = None
+    ) -> None:
+        self.num_multiprocessors = num_multiprocessors or ASSUMED_MULTIPROCESSORS
+        capability = compute_capability or HOPPER
+        self._product_bytes = HOPPER_PRODUCT_BYTES if capability >= HOPPER else PRODUCT_BYTES
+        if capability[0] == 12:  # not of the datacentre line
+            self._product_bytes = PRODUCT_BYTES
+        self._taken: set[str] = set()
+        self._copies: dict[Any, Rule] = {
+            aten.native_layer_norm.default: _copy_in_one_piece,
+            aten.native_layer_norm_backward.default: _layer_norm_copies,
+            aten._euclidean_dist.default: _distances,
+            aten.roll.default: _roll,
+            aten.upsample_bilinear2d_backward.default: _copy_in_one_piece,
+            aten.convolution_backward.default: convolutions.before_backward,
+        }
+        self._rules: dict[Any, Rule] = {
+            aten.sum.dim_IntList: self._sum,
+            aten.mean.dim: self._sum,
+            aten.embedding_dense_backward.default: _embedding,
+            aten._softmax.default: _copy_in_one_piece,
+            aten._log_softmax.default: _copy_in_one_piece,
+            aten._softmax_backward_data.default: _softmax,
+            aten._safe_softmax.default: _safe_softmax,
+            aten.native_layer_norm_backward.default: self._layer_norm_backward,
+            aten._fft_c2r.default: _copy_of_input,
+            aten.mse_loss.default: _loss_by_element,
+            aten.smooth_l1_loss.default: _loss_by_element,
+            aten.huber_loss.default: _loss_by_element,
+            aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+            aten._ctc_loss_backward.default: _ctc_loss_backward,
+            aten.convolution.default: convolutions.forward,
+            aten.convolution_backward.default: partial(
+                convolutions.backward, num_multiprocessors=self.num_multiprocessors
+            ),
+        }
+        for func in attention.BACKWARDS:
+            self._rules[func] = _attention_backward(func)
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        """What is made before the results; the last group is held until they are done."""
+        rule = self._copies.get(func)
+        return () if rule is None else rule(args, kwargs)
+
+    def kept_bytes(self, func: Any, args: Any, kwargs: Any) -> int | None:
+        """Of the storage of a result, where it is more than the result shows: losses that are averaged where
+        they were taken for each element keep all of that for as long as they live.
+        """
+        place = REDUCTION.get(func)
+        return None if place is None else _element_bytes(args, kwargs, place)
+
+    def of(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        """What is taken once the results are there."""
+        rule = self._rules.get(func)
+        return () if rule is None else rule(args, kwargs)
+
+    def lasting(self, func: Any, *, in_backward: bool) -> tuple[int, ...]:
+        """Blocks that the library takes with this operation and never gives back."""
+        if func not in PRODUCTS:
+            return ()
+        thread = "backward" if in_backward else "forward"
+        wanted = {thread: self._product_bytes}
+        if func is BIASED_PRODUCT:
+            wanted[f"epilogue, {thread}"] = EPILOGUE_BYTES
+        fresh = tuple(num_bytes for name, num_bytes in wanted.items() if name not in self._taken)
+        self._taken.update(wanted)
+        return fresh
+
+    def _sum(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        """Sums over slow dimensions: the gradient of a bias."""
+        x, dims = args[0], args[1]
+        if not dims or not x.dim() or x.dtype.itemsize > 4:
+            return ()
+        reduced = {dim % x.dim() for dim in dims}
+        num_inputs = math.prod(x.shape[dim] for dim in reduced)
+        fastest = min((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride, default=None)
+        if fastest is None or fastest in reduced:
+            return ()
+        numbers = (x.numel() // max(1, num_inputs), num_inputs, self.num_multiprocessors)
+        return ((Formula("partial sums", numbers),),)
+
+    def _layer_norm_backward(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        """Sums by blocks of rows for weight and bias, and what summing those takes, one after the other."""
+        x, normalized, weight, mask = args[1], args[2], args[5], args[7]
+        width = math.prod(normalized)
+        if weight is None or not (mask[1] or mask[2]) or width // WARP >= self.num_multiprocessors // 2:
+            return ()
+        counts = (x.numel() // width, width)
+        blocks = Formula("block sums", (*counts, weight.dtype.itemsize, self.num_multiprocessors))
+        total = Formula("sums of blocks", (*counts, self.num_multiprocessors))
+        return ((*(blocks for wanted in mask[1:] if wanted), total),)
+
+
+def _attention_backward(func: Any) -> Rule:
+    return lambda args, _kwargs: attention.backward_workspace(func, args)
+
+
+def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    gradient, indices, num_rows = args[0], args[1], args[2]
+    count = indices.numel()
+    order = Formula("sorted indices", (count,))
+    return ((order, order, order, Formula("pieces of a table", (count, num_rows, gradient.shape[-1]))),)
+
+
+def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return ((args[1].numel() * args[1].dtype.itemsize,),)
+
+
+def _loss_by_element(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    num_bytes = _element_bytes(args, kwargs, 2)
+    return ((num_bytes,),) if num_bytes is not None else ()
+
+
+def _element_bytes(args: Any, kwargs: Any, place: int) -> int | None:
+    """Of a loss for each element; None where that is the result (reduction 0)."""
+    x, target = args[0], args[1]
+    if (args[place] if len(args) > place else kwargs.get("reduction", 1)) == 0:
+        return None
+    count = math.prod(torch.broadcast_shapes(x.shape, target.shape))
+    return int(count * torch.promote_types(x.dtype, target.dtype).itemsize)
+
+
+def _distances(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Squares to be summed, then both inputs with two columns more, of which one product is taken."""
+    left, right = args[0], args[1]
+    sizes = [(x.numel() + 2 * x.numel() // x.shape[-1]) * x.dtype.itemsize for x in (left, right)]
+    return ((_bytes_of(left),), (_bytes_of(right),), (_bytes_of(left), *sizes))
+
+
+def _roll(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """What is not in rows is copied; then a result for each dimension, of which the last is the answer."""
+    x, dims = args[0], (args[2] if len(args) > 2 else kwargs.get("dims", ()))
+    between = (_bytes_of(x),) * (len(dims) - 1)
+    copy = _in_one_piece(x)
+    return (*copy, between) if between else copy
+
+
+def _copy_of_input(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return ((_bytes_of(args[0]),),)
+
+
+def _bytes_of(x: Tensor) -> int:
+    return x.numel() * x.dtype.itemsize
+
+
+def _ctc_loss_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    kept = args[6]
+    return ((kept.numel() * kept.dtype.itemsize,),)
+
+
+def _safe_softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """One byte for each score that says whether it is minus infinity."""
+    return ((args[0].numel(),),)
+
+
+def _copy_in_one_piece(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return _in_one_piece(args[0])
+
+
+def _layer_norm_copies(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return _in_one_piece(args[0], args[1])
+
+
+def _in_one_piece(*tensors: Tensor) -> tuple[Group, ...]:
+    """Copies of those that are not contiguous, held together."""
+    copies = tuple(x.numel() * x.dtype.itemsize for x in tensors if not x.is_contiguous())
+    return (copies,) if copies else ()

@@ -1,0 +1,12 @@
+"""From the user's objects to a `Job`, and how a job is stepped.
+
+job               `Job` (how to make its parts) and `Recipe` (how it is stepped)
+step              one training step, the same with and without data
+example_batch     batches of any size from one example, or from a batch maker
+from_objects      a model or a step function that exists already
+from_name         `pkg.module:build`, a config folder or a LightningModule, by name
+from_huggingface  a folder with a config.json
+from_lightning    a LightningModule
+eight_bit_adam    bitsandbytes' Adam by its arithmetic
+user_errors       errors of the user's code, with their place
+"""

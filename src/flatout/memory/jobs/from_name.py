@@ -1,0 +1,271 @@
+"""How a model is named: a build function, a Hugging Face config folder, or a LightningModule.
+
+    pkg.module:build          a function; so is path/to/file.py:build
+    pkg.module:MyModule       a LightningModule, a class with training_step and configure_optimizers
+    path/to/folder            with a config.json; no weights are read
+
+A build function takes the settings of the run, if it takes anything, and returns a `Job`, a `Job` with its
+`Recipe`, or the parts: model (or a function that makes it), batch maker (or an example batch), loss and
+optimizer, in this order as a tuple or under these names in a dict or namespace.  Models are only described
+here: they are made by the trace, on tensors without data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flatout.errors import BadInput
+from flatout.memory.jobs import from_huggingface, from_lightning
+from flatout.memory.jobs.example_batch import maker_of, tensors_of
+from flatout.memory.jobs.from_objects import copied, optimizer_maker, own_loss
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.jobs.user_errors import calling
+
+PARTS = ("model", "batch", "loss", "optimizer")
+SPELLINGS = {"make_model": "model", "make_batch": "batch", "make_optimizer": "optimizer"}
+RETURNED = "return a flatout Job, or (model, batch maker, loss, optimizer)"
+
+
+def load_job(
+    name: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    make_batch: str | None = None,
+    task: str | None = None,
+    padded: bool = True,
+) -> tuple[Job, Recipe]:
+    """The job that a name stands for, and the recipe its build function gave (else the default one).
+
+    `settings` go to the build function or the LightningModule; `sizes` replace those of the job.
+    `make_batch` names a batch maker for a LightningModule; `task` and `padded` are for config folders
+    (see `huggingface`).
+    """
+    recipe = Recipe()
+    if from_huggingface.is_config(name):
+        job = from_huggingface.job_of_config(name, task=task, padded=padded)
+    else:
+        found = _named(name)
+        if isinstance(found, type) and _is_module(found):
+            job = _job_of_class(found, name=name, settings=settings, make_batch=make_batch)
+        else:
+            job, recipe = _job_of_build(found, name=name, settings=settings)
+    job = _with_sizes(job, sizes or {})
+    _check_batch(job, name=name)
+    return job, recipe
+
+
+def _job_of_class(
+    found: type, *, name: str, settings: Mapping[str, Any] | None, make_batch: str | None
+) -> Job:
+    if not from_lightning.is_module(found):
+        raise BadInput(
+            f"{name} is a module without training_step and configure_optimizers: no LightningModule",
+            hint="name a function that returns (model, batch maker, loss, optimizer)",
+        )
+    maker = _named(make_batch) if make_batch is not None else None
+    return from_lightning.job_of_class(found, settings=settings, make_batch=maker, name=name)
+
+
+def _job_of_build(build: Any, *, name: str, settings: Mapping[str, Any] | None) -> tuple[Job, Recipe]:
+    if isinstance(build, Job):
+        return build, Recipe()
+    if not callable(build):
+        raise BadInput(
+            f"{name} is {type(build).__name__}, not a function", hint=f"name one that can {RETURNED}"
+        )
+    arguments = _arguments(build, settings, name=name)
+    with calling(name):
+        result = build(*arguments)
+    return _interpreted(result, name=name)
+
+
+def _arguments(build: Any, settings: Mapping[str, Any] | None, *, name: str) -> tuple[Any, ...]:
+    """The settings, if the function takes an argument; a second required one cannot be met."""
+    parameters = [
+        p
+        for p in inspect.signature(build).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    required = [p.name for p in parameters if p.default is p.empty]
+    if len(required) > 1:
+        raise BadInput(
+            f"{name} takes {', '.join(required)}; a build function takes the settings, or nothing",
+            hint="def build(settings): ...",
+        )
+    if required and settings is None:
+        raise BadInput(f"{name} takes {required[0]}, and no config was given", hint="name the config to plan")
+    return (settings,) if parameters and settings is not None else ()
+
+
+def _interpreted(result: Any, *, name: str) -> tuple[Job, Recipe]:
+    """A job and a recipe from whatever a build function returned."""
+    if isinstance(result, Job):
+        return result, Recipe()
+    if (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and isinstance(result[0], Job)
+        and isinstance(result[1], Recipe)
+    ):
+        return result
+    parts = _parts(result, name=name)
+    recipe = parts.pop("recipe", None) or Recipe()
+    sizes = parts.pop("sizes", None)
+    called = parts.pop("name", None) or name
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise BadInput(
+            f"{name} returned {', '.join(unknown)}, none of {', '.join(PARTS)}, sizes, recipe, name"
+        )
+    for part in ("model", "batch"):
+        if parts.get(part) is None:
+            raise BadInput(f"{name} returned no {part}", hint=RETURNED)
+    job = _job_of_parts(parts, name=str(called))
+    return (dataclasses.replace(job, sizes=dict(sizes)) if sizes is not None else job), recipe
+
+
+def _parts(result: Any, *, name: str) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        parts = dict(result)
+    elif hasattr(result, "_asdict"):
+        parts = result._asdict()
+    elif isinstance(result, tuple) and 2 <= len(result) <= len(PARTS):
+        parts = dict(zip(PARTS, result, strict=False))
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        parts = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    elif type(result).__name__ == "SimpleNamespace":
+        parts = dict(vars(result))
+    else:
+        shown = "None" if result is None else type(result).__name__
+        if isinstance(result, tuple):
+            shown = f"{len(result)} values"
+        raise BadInput(f"{name} returned {shown}", hint=RETURNED)
+    return {SPELLINGS.get(key, key): value for key, value in parts.items()}
+
+
+def _job_of_parts(parts: Mapping[str, Any], *, name: str) -> Job:
+    from torch import nn
+
+    model, loss = parts["model"], parts.get("loss")
+    given = model if isinstance(model, nn.Module) else None
+    if given is None and not callable(model):
+        raise BadInput(f"{name} returned a model of type {type(model).__name__}", hint=RETURNED)
+    if loss is not None and not callable(loss):
+        raise BadInput(
+            f"{name} returned a loss of type {type(loss).__name__}", hint="give loss(model, batch) -> scalar"
+        )
+    make_batch, sizes = maker_of(parts["batch"])
+    return Job(
+        name=name,
+        make_model=model if given is None else lambda: copied(given),
+        make_batch=make_batch,
+        loss=loss or own_loss,
+        make_optimizer=optimizer_maker(parts.get("optimizer"), model=given),
+        sizes=sizes,
+    )
+
+
+def _with_sizes(job: Job, sizes: Mapping[str, int]) -> Job:
+    if unknown := sorted(set(sizes) - set(job.sizes)):
+        raise BadInput(f"{job.name} has no {', '.join(unknown)}; its sizes are {', '.join(job.sizes)}")
+    return dataclasses.replace(job, sizes={**job.sizes, **sizes}) if sizes else job
+
+
+def _check_batch(job: Job, *, name: str) -> None:
+    """Make one batch: a maker that wants a GPU or other sizes, or makes nothing, is told here."""
+    with calling(f"the batch maker of {name}"):
+        batch = job.make_batch(**job.sizes)
+    tensors = list(tensors_of(batch))
+    if not tensors:
+        raise BadInput(
+            f"the batch maker of {name} returned {type(batch).__name__}, which holds no tensor",
+            hint="return tensors in a dict, list or tuple",
+        )
+    elsewhere = sorted({str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"})
+    if elsewhere:
+        raise BadInput(
+            f"the batch maker of {name} returned tensors on {', '.join(elsewhere)}",
+            hint="make them on the CPU; Flatout places them",
+        )
+
+
+def _named(name: str) -> Any:
+    """The object behind `pkg.module:attribute` or `path/to/file.py:attribute`."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place or not attribute:
+        raise BadInput(
+            f"{name!r} names no model: it is no folder with a config.json and has no ':function'",
+            hint="pkg.module:build, path/to/file.py:build, or a folder with a config.json",
+        )
+    module = _file_module(Path(place)) if place.endswith(".py") else _module(place)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(
+                part, [key for key in dir(found) if not key.startswith("_")], n=1
+            )
+            raise BadInput(
+                f"{place} has no {attribute!r}", hint=f"did you mean {place}:{near[0]}" if near else None
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _module(dotted: str) -> ModuleType:
+    _importable(os.getcwd())  # as `python -m` has it
+    try:
+        with calling(f"importing {dotted}"):
+            return importlib.import_module(dotted)
+    except BadInput as error:
+        cause = error.__cause__
+        if (
+            isinstance(cause, ModuleNotFoundError)
+            and cause.name
+            and f"{dotted}.".startswith(f"{cause.name}.")
+        ):
+            raise BadInput(
+                f"there is no module {cause.name!r}",
+                hint="start in the folder that holds it, or name the file: path/to/file.py:build",
+            ) from cause
+        raise
+
+
+def _file_module(path: Path) -> ModuleType:
+    """A file as a module; its folder is importable, as it is for `python path/to/file.py`."""
+    import cloudpickle
+
+    path = path.resolve()
+    if not path.is_file():
+        raise BadInput(f"{path} does not exist")
+    _importable(str(path.parent))
+    name = f"flatout_job_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up
+    cloudpickle.register_pickle_by_value(module)  # no other process could import it by this name
+    with calling(f"importing {path.name}"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _importable(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _is_module(found: type) -> bool:
+    from torch import nn
+
+    return issubclass(found, nn.Module)

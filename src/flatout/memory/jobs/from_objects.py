@@ -1,0 +1,285 @@
+"""A job from objects that exist already: a model or a step function, one example batch, an optimizer.
+
+What `make_model` of such a job gives, precisely: a deep copy of the module in which every parameter, buffer
+and tensor attribute is a fresh tensor of the same shape, dtype and strides on the default device of the
+moment (`with torch.device(...)`).  Values are copied where the copy has data; on tensors without data, and
+from a model on the meta device, there is nothing to copy.  Sharing is kept (tied weights stay tied),
+gradients are not copied, and the given model is never touched.
+
+A step function is taken apart into its loss: the modules it names (in its closure, its globals, or on the
+object it is a method of) are replaced by copies, and what it returns is the loss.  So it must not run
+backward or the optimizer itself; modules it reaches only through other functions are not seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flatout.errors import BadInput
+from flatout.memory.jobs import from_lightning
+from flatout.memory.jobs.example_batch import maker_of
+from flatout.memory.jobs.job import Job, adamw
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Loss = Callable[["nn.Module", Any], "Tensor"]
+MakeOptimizer = Callable[["list[nn.Parameter]"], "torch.optim.Optimizer"]
+
+
+def job_of(
+    model_or_step: Any,
+    batch: Any,
+    *,
+    optimizer: Any = None,
+    loss: Loss | None = None,
+    batch_size: int | None = None,
+    name: str | None = None,
+) -> Job:
+    """The job that trains a model on batches like `batch` (an example, or a function that makes one).
+
+    `model_or_step` is a module, a LightningModule, or a function `step(batch)` that returns the loss.
+    `optimizer` is an instance (its class, settings and parameter groups are kept), a class, a function of the
+    list of trainable parameters, or None for AdamW.  `loss(model, batch)` defaults to the model's own.
+    """
+    from torch import nn
+
+    make_batch, sizes = maker_of(batch, batch_size=batch_size)
+    if isinstance(model_or_step, nn.Module):
+        model = model_or_step
+        if from_lightning.is_module(type(model)) and loss is None:
+            return from_lightning.job(
+                lambda: copied(model),
+                make_batch=make_batch,
+                sizes=sizes,
+                name=name or type(model).__name__,
+                make_optimizer=optimizer_maker(optimizer, model=model) if optimizer is not None else None,
+            )
+        return Job(
+            name=name or type(model).__name__,
+            make_model=lambda: copied(model),
+            make_batch=make_batch,
+            loss=loss or own_loss,
+            make_optimizer=optimizer_maker(optimizer, model=model),
+            sizes=sizes,
+        )
+    if loss is not None or not callable(model_or_step):
+        raise BadInput(f"expected a module or a step function, got {type(model_or_step).__name__}")
+    return _job_of_step(
+        model_or_step,
+        make_batch=make_batch,
+        sizes=sizes,
+        optimizer=optimizer,
+        name=name or _name(model_or_step),
+    )
+
+
+def own_loss(model: nn.Module, batch: Any) -> Tensor:
+    """What the model itself returns as its loss: `.loss`, `["loss"]`, or a scalar."""
+    import torch
+
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    elif isinstance(batch, (list, tuple)):
+        output = model(*batch)
+    else:
+        output = model(batch)
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
+        return loss
+    shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(output).__name__
+    raise BadInput(
+        f"{type(model).__name__} returns {shown}, which is no loss", hint="give loss=lambda model, batch: ..."
+    )
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy with tensors of its own on the default device; see the module's docstring."""
+    import torch
+    from torch import nn
+
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        held = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+        for tensor in held:
+            if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, nn.Parameter):
+                memo.setdefault(id(tensor), _fresh(tensor))
+    try:
+        return copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError) as error:  # locks, open files, tensors inside a graph
+        raise BadInput(
+            f"{type(model).__name__} cannot be copied: {error}",
+            hint="name a function that builds it instead: pkg.module:build",
+        ) from error
+
+
+def _fresh(tensor: Tensor) -> Tensor:
+    import torch
+    from torch import nn
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with torch.no_grad():
+        fresh = torch.empty_like(tensor, device=torch.get_default_device())
+        if not (isinstance(fresh, FakeTensor) or fresh.is_meta or tensor.is_meta):
+            fresh.copy_(tensor)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+    return fresh
+
+
+def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer:
+    """`make_optimizer(trainable)` from an optimizer, its class, a function of the parameters, or None."""
+    import torch
+
+    if optimizer is None:
+        return adamw
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if model is None:
+            raise BadInput(
+                "an optimizer that exists already belongs to a model that exists already",
+                hint="give the optimizer as a function of the list of parameters",
+            )
+        return _like(optimizer, model)
+    if isinstance(optimizer, type) or callable(optimizer):
+        make: MakeOptimizer = optimizer
+        return make
+    raise BadInput(f"the optimizer is {type(optimizer).__name__}, neither an optimizer nor a function")
+
+
+def _like(optimizer: torch.optim.Optimizer, model: nn.Module) -> MakeOptimizer:
+    """The same optimizer over a copy's parameters, group by group, without its state."""
+    position = {id(p): at for at, p in enumerate(p for p in model.parameters() if p.requires_grad)}
+    groups = [
+        ({key: value for key, value in group.items() if key != "params"}, [id(p) for p in group["params"]])
+        for group in optimizer.param_groups
+    ]
+    if any(ident in position for _, ids in groups for ident in ids) is False:
+        raise BadInput(
+            f"{type(optimizer).__name__} holds none of the model's trainable parameters",
+            hint="make it from model.parameters()",
+        )
+
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        like = object.__new__(type(optimizer))
+        like.__dict__.update(vars(optimizer))
+        like.state = defaultdict(dict)
+        like.param_groups = [
+            {**settings, "params": [parameters[position[ident]] for ident in ids if ident in position]}
+            for settings, ids in groups
+        ]
+        return like
+
+    return make_optimizer
+
+
+def _job_of_step(
+    step: Callable[[Any], Any],
+    *,
+    make_batch: Callable[..., Any],
+    sizes: dict[str, int],
+    optimizer: Any,
+    name: str,
+) -> Job:
+    import torch
+    from torch import nn
+
+    used = _used(step)
+    originals = list({id(v): v for v in used.values() if isinstance(v, nn.Module)}.values())
+    if not originals:
+        raise BadInput(
+            f"{name} names no module, so there is nothing to plan",
+            hint="let the step use its model by name, or give the model and loss=",
+        )
+    if optimizer is None:
+        found = [value for value in used.values() if isinstance(value, torch.optim.Optimizer)]
+        optimizer = found[0] if len(found) == 1 else None
+    whole = originals[0] if len(originals) == 1 else nn.ModuleList(originals)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        copies = [model] if len(originals) == 1 else list(model.children())
+        replaced = {id(original): made for original, made in zip(originals, copies, strict=True)}
+        answer: Any = _rebound(step, replaced)(batch)
+        trainable = isinstance(answer, torch.Tensor) and (answer.requires_grad or not torch.is_grad_enabled())
+        if trainable and answer.dim() == 0:
+            return answer  # type: ignore[no-any-return]
+        raise BadInput(
+            f"{name} returned {type(answer).__name__}, not a loss to run backward from",
+            hint="return the loss, and leave backward and the optimizer to the plan",
+        )
+
+    return Job(
+        name=name,
+        make_model=lambda: copied(whole),
+        make_batch=make_batch,
+        loss=loss,
+        make_optimizer=optimizer_maker(optimizer, model=whole),
+        sizes=sizes,
+    )
+
+
+def _used(step: Callable[[Any], Any]) -> dict[str, Any]:
+    """What a step names: closure and globals of a function, attributes of a method's object."""
+    if isinstance(step, types.MethodType):
+        owner = step.__self__
+        function = step.__func__
+        attributes = {"self": owner} if _is_module(owner) else dict(getattr(owner, "__dict__", {}))
+    elif isinstance(step, types.FunctionType):
+        function, attributes = step, {}
+    else:
+        raise BadInput(
+            f"a step must be a plain function or method, got {type(step).__name__}",
+            hint="def step(batch): return loss_of(model(batch))",
+        )
+    code = function.__code__
+    if "backward" in code.co_names:
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        raise BadInput(
+            f"{_name(step)} runs backward itself ({place})",
+            hint="return the loss, and leave backward and the optimizer to the plan",
+        )
+    variables = inspect.getclosurevars(function)
+    return {**variables.globals, **variables.nonlocals, **attributes}
+
+
+def _rebound(step: Callable[[Any], Any], replaced: Mapping[int, Any]) -> Callable[[Any], Any]:
+    """The step with other objects in place of those it names."""
+    if isinstance(step, types.MethodType):
+        owner = step.__self__
+        if id(owner) in replaced:
+            return types.MethodType(step.__func__, replaced[id(owner)])
+        twin = copy.copy(owner)
+        for key, value in vars(owner).items():
+            setattr(twin, key, replaced.get(id(value), value))
+        return types.MethodType(_rebound_function(step.__func__, replaced), twin)  # type: ignore[arg-type]
+    assert isinstance(step, types.FunctionType)
+    return _rebound_function(step, replaced)
+
+
+def _rebound_function(function: types.FunctionType, replaced: Mapping[int, Any]) -> types.FunctionType:
+    names = function.__code__.co_names
+    namespace = function.__globals__
+    if any(id(namespace.get(key)) in replaced for key in names):
+        namespace = {key: replaced.get(id(value), value) for key, value in namespace.items()}
+    cells = tuple(
+        types.CellType(replaced.get(id(cell.cell_contents), cell.cell_contents))
+        for cell in function.__closure__ or ()
+    )
+    twin = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _is_module(value: Any) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)
+
+
+def _name(step: Any) -> str:
+    return str(getattr(step, "__qualname__", type(step).__name__))

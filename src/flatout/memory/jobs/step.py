@@ -1,0 +1,134 @@
+"""One training step of a `Job`, the same for tensors with and without data.
+
+The order is that of a plain training loop: gradients of the last step are dropped (to None), then forward
+and backward per micro-batch, then unscaling, clipping and the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from flatout.errors import BadInput
+from flatout.memory.jobs.job import Job, Recipe
+
+Phase = Literal["setup", "forward", "backward", "optimizer"]
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """What lives from step to step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    scaler: Any | None  # torch.amp.GradScaler
+
+
+def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
+    """Model, optimizer and scaler on `device`, ready for the first step."""
+    with torch.device(device):
+        model = job.make_model()
+    model.to(device)
+    if recipe.precision == "pure-bf16":
+        model.to(torch.bfloat16)
+    if recipe.checkpointing:
+        _enable_checkpointing(model, job.name)
+    if recipe.mode != "train":
+        return Parts(model=model.eval(), optimizer=None, scaler=None)
+    model.train()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise BadInput(f"{job.name} has no parameter that requires a gradient")
+    optimizer = job.make_optimizer(trainable)
+    scaler = torch.amp.GradScaler(device) if recipe.precision == "fp16" else None
+    return Parts(model=model, optimizer=optimizer, scaler=scaler)
+
+
+def _enable_checkpointing(model: nn.Module, name: str) -> None:
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise BadInput(
+            f"{name} has no gradient_checkpointing_enable, so checkpointing cannot be switched on",
+            hint="give the model that method, or plan without checkpointing",
+        )
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def autocast(recipe: Recipe, *, device: str) -> AbstractContextManager[Any]:
+    dtype = AUTOCAST.get(recipe.precision)
+    return torch.autocast(device, dtype=dtype) if dtype is not None else nullcontext()
+
+
+def run_step(
+    parts: Parts,
+    job: Job,
+    recipe: Recipe,
+    batch: Any,
+    *,
+    device: str,
+    keep_gradients: bool = False,
+    mark: Callable[[Phase], None] = lambda phase: None,
+) -> None:
+    """One step on `batch`, which already is on the device; accumulation uses it again and again.
+
+    With `keep_gradients` it is the last micro-batch of a step: it adds to the gradients that are there.
+    """
+    mark("forward")
+    if recipe.mode != "train":
+        _run_without_gradients(parts, job, recipe, batch, device=device)
+        return
+    assert parts.optimizer is not None
+    if not keep_gradients:
+        parts.optimizer.zero_grad(set_to_none=True)
+    for _ in range(recipe.accumulation):
+        mark("forward")
+        with autocast(recipe, device=device):
+            loss = job.loss(parts.model, batch)
+            if recipe.accumulation > 1:
+                loss = loss / recipe.accumulation
+        mark("backward")
+        if parts.scaler is not None:
+            loss = parts.scaler.scale(loss)
+        loss.backward()
+        del loss
+    mark("optimizer")
+    _update(parts, recipe)
+
+
+def _update(parts: Parts, recipe: Recipe) -> None:
+    assert parts.optimizer is not None
+    if recipe.clip_norm is not None:
+        if parts.scaler is not None:
+            parts.scaler.unscale_(parts.optimizer)
+        trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+        nn.utils.clip_grad_norm_(trainable, recipe.clip_norm)
+    if parts.scaler is not None:
+        parts.scaler.step(parts.optimizer)
+        parts.scaler.update()
+    else:
+        parts.optimizer.step()
+
+
+def _run_without_gradients(parts: Parts, job: Job, recipe: Recipe, batch: Any, *, device: str) -> None:
+    with torch.no_grad(), autocast(recipe, device=device):
+        if recipe.mode == "evaluate":
+            job.loss(parts.model, batch)
+        else:
+            _generate(parts.model, batch, new_tokens=recipe.new_tokens)
+
+
+def _generate(model: nn.Module, batch: Any, *, new_tokens: int) -> None:
+    generate = getattr(model, "generate", None)
+    if generate is None or not isinstance(batch, dict) or "input_ids" not in batch:
+        raise BadInput(
+            "generation is planned for models with a generate() and batches with input_ids",
+            hint="plan the evaluation instead",
+        )
+    prompt = {name: value for name, value in batch.items() if name in ("input_ids", "attention_mask")}
+    generate(**prompt, min_new_tokens=new_tokens, max_new_tokens=new_tokens, do_sample=False)

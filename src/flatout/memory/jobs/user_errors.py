@@ -1,0 +1,67 @@
+"""Where the user's own code is called: what it raises becomes one line with the place it came from.
+
+A model's module, its build function and its batch maker are run by Flatout but written by someone else.
+Their errors are shown as theirs: type, message, file and line, and a way on where the cause is known.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flatout.errors import BadInput, FlatoutError, MissingExtra
+
+OPTIONAL = ("transformers", "peft", "lightning", "pytorch_lightning", "accelerate", "bitsandbytes")
+NEEDS_GPU = ("not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver", "no CUDA-capable")
+_OURS = Path(__file__).parents[1]  # the memory room
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn whatever user code raises inside into a `FlatoutError` that names `what` was called."""
+    try:
+        yield
+    except FlatoutError:
+        raise
+    except SystemExit as error:
+        raise BadInput(f"{what} ended the program: {error}") from error
+    except Exception as error:
+        raise _described(error, what=what) from error
+
+
+def _described(error: Exception, *, what: str) -> FlatoutError:
+    """The error that says what the user's code raised, and where."""
+    last_line = traceback.format_exception_only(error)[-1].strip()
+    place = _place(error)
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        package = error.name.split(".")[0]
+        if package in OPTIONAL:
+            return MissingExtra(
+                f"{what} needs the package {package!r}, which is not installed", hint=f"pip install {package}"
+            )
+    if any(words in str(error) for words in NEEDS_GPU):
+        return BadInput(
+            f"{what} needs a GPU: {last_line}",
+            hint=f"make everything on the CPU, Flatout places it; at {place}",
+        )
+    return BadInput(f"{what} raised {last_line}", hint=f"at {place}")
+
+
+def _place(error: Exception) -> str:
+    """file:line of the deepest frame that is the user's: neither Python's, nor a package's, nor ours."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platlib", "purelib")]
+    own = [
+        frame
+        for frame in frames
+        if not Path(frame.filename).is_relative_to(_OURS)
+        and not frame.filename.startswith("<frozen")
+        and not any(Path(frame.filename).is_relative_to(folder) for folder in libraries)
+    ]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -1,0 +1,323 @@
+"""What a training step takes of the GPU, by component and by phase, and which operation is at the peak.
+
+A trace gives the storages, the simulated allocator the block that each is given (a block may be larger than
+its storage) and the segments that hold the blocks.  *Allocated* is the sum of the blocks in use, *reserved*
+what the allocator took from the driver, and the *process* takes the CUDA context on top, which no allocator
+sees.  What libraries keep from the first matrix product on is part of the trace; further blocks that were
+measured can be given as constants.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.codec import encode
+from flatout.decisions import Decision
+from flatout.memory.predict.allocator import Simulation, allocated_series, simulate
+from flatout.memory.predict.replay import SizedTrace, sized
+from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
+from flatout.units import show_bytes, show_share
+
+FORMAT = "flatout-memory-estimate"
+VERSION = 1
+MAX_POINTS = 400
+WORKSPACE_OP = "library workspace"
+
+Workspaces = Decision[tuple[int, ...]]
+NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beside those of the trace", source="computed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """Bytes in use over one step, thinned out to where they are largest."""
+
+    step: str  # "first" or "next"
+    events: tuple[int, ...]  # how many events into the step each point lies
+    phases: tuple[tuple[int, Phase], ...]  # (events into the step, phase that begins there)
+    by_component: dict[Component, tuple[int, ...]]
+    peak: int | None  # index of the point at which the whole estimate peaks, if it lies in this step
+
+    def total_bytes(self) -> tuple[int, ...]:
+        return tuple(sum(point) for point in zip(*self.by_component.values(), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """The memory of a step at `sizes`."""
+
+    sizes: dict[str, int]
+    traced_at: dict[str, int]  # the sizes of the trace it comes from; others than `sizes` after a replay
+    precision: str | None
+    device: str | None
+    num_parameters: int
+    num_trainable: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    context_bytes: int | None
+    process_bytes: int | None
+    num_flushes: int
+    fits: bool | None  # None where no capacity was given
+    by_component: dict[Component, int]
+    by_phase: dict[Phase, int]
+    peak_op: str | None
+    peak_phase: Phase
+    peak_step: str
+    peak_module: str | None
+    timeline: Timeline
+    workspaces: Workspaces
+    guesses: tuple[Guess, ...]
+    native: bool = False  # PyTorch chose the kernels, on the GPU of this machine; else our rules of CUDA
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **encode(self)}
+
+    def plot(self, path: Path | str, *, capacity_bytes: int | None = None) -> None:
+        """Draw the memory over the step, stacked by component, as PNG or SVG."""
+        from flatout.memory.plot import plot_estimate
+
+        plot_estimate(self, Path(path), capacity_bytes=capacity_bytes)
+
+    def __str__(self) -> str:
+        return "\n".join([*_heading(self), "", *_component_table(self), "", *_phase_table(self)])
+
+
+def estimate(
+    trace: Trace | SizedTrace,
+    *,
+    constants: Workspaces | tuple[int, ...] = NO_WORKSPACES,
+    context_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    expandable_segments: bool = False,
+    precision: str | None = None,
+    device: str | None = None,
+) -> MemoryEstimate:
+    """The estimate of one traced or replayed step.
+
+    With `capacity_bytes`, what the allocator may reserve is capped at it less the context, as on a GPU of
+    that capacity; `fits` then says whether the step runs at all.
+    """
+    found = sized(trace) if isinstance(trace, Trace) else trace
+    workspaces = constants if isinstance(constants, Decision) else _given(constants)
+    log = add_workspaces(found, workspaces.value)
+    cap = None if capacity_bytes is None else capacity_bytes - (context_bytes or 0)
+    done = simulate(log.events, log.num_bytes, cap_bytes=cap, expandable_segments=expandable_segments)
+    if done.out_of_memory_at is not None:
+        # What it would take is asked as well: the numbers are those of a device with room for it.
+        done = simulate(log.events, log.num_bytes, expandable_segments=expandable_segments)
+        fits = False
+    else:
+        fits = True
+    return _describe(
+        found,
+        log,
+        done,
+        fits=None if capacity_bytes is None else fits,
+        context_bytes=context_bytes,
+        workspaces=workspaces,
+        precision=precision,
+        device=device,
+    )
+
+
+def _given(constants: tuple[int, ...]) -> Workspaces:
+    return Decision(value=tuple(constants), reason="given by the caller", source="assumed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Log:
+    """A sized trace with the libraries' workspaces among its storages, as arrays."""
+
+    events: NDArray[np.int64]
+    num_bytes: NDArray[np.int64]
+    components: NDArray[np.int8]  # of each storage: index into COMPONENTS
+    marks: tuple[tuple[int, str, Phase], ...]
+
+
+def add_workspaces(found: SizedTrace, workspaces: tuple[int, ...] = ()) -> Log:
+    """Workspaces are born with the first forward and never die."""
+    trace = found.trace
+    numbers = {component: index for index, component in enumerate(COMPONENTS)}
+    codes = [numbers[storage.component] for storage in trace.storages]
+    codes += [numbers["workspaces"]] * len(workspaces)
+    first = next((at for at, _step, phase in trace.marks if phase == "forward"), len(trace.events))
+    born = len(trace.storages) + np.arange(len(workspaces))
+    return Log(
+        events=np.insert(trace.events, first, born),
+        num_bytes=np.concatenate([found.num_bytes, np.array(workspaces, np.int64)]),
+        components=np.array(codes, np.int8),
+        marks=tuple((at + len(born) if at > first else at, step, phase) for at, step, phase in trace.marks),
+    )
+
+
+def _describe(
+    found: SizedTrace,
+    log: Log,
+    done: Simulation,
+    *,
+    fits: bool | None,
+    context_bytes: int | None,
+    workspaces: Workspaces,
+    precision: str | None,
+    device: str | None,
+) -> MemoryEstimate:
+    series = allocated_series(log.events, done.block_bytes)
+    peak = _peak(log.marks, series)
+    step, phase = _step_and_phase(log.marks, peak)
+    storage = int(log.events[peak]) if len(series) else -1
+    traced = found.trace.storages[storage] if 0 <= storage < len(found.trace.storages) else None
+    process_bytes = None if context_bytes is None else done.peak_reserved_bytes + context_bytes
+    return MemoryEstimate(
+        sizes=dict(found.sizes),
+        traced_at=dict(found.trace.sizes),
+        precision=precision,
+        device=device,
+        num_parameters=found.trace.num_parameters,
+        num_trainable=found.trace.num_trainable,
+        peak_allocated_bytes=done.peak_allocated_bytes,
+        peak_reserved_bytes=done.peak_reserved_bytes,
+        context_bytes=context_bytes,
+        process_bytes=process_bytes,
+        num_flushes=done.num_flushes,
+        fits=fits,
+        by_component=_at(log, done.block_bytes, peak),
+        by_phase=_phase_peaks(log.marks, series),
+        peak_op=traced.op if traced else WORKSPACE_OP if len(series) else None,
+        peak_phase=phase,
+        peak_step=step,
+        peak_module=traced.module if traced else None,
+        timeline=_timeline(log, done.block_bytes, series, peak),
+        workspaces=workspaces,
+        guesses=found.trace.guesses,
+        native=found.trace.native,
+    )
+
+
+def _at(log: Log, block_bytes: NDArray[np.int64], event: int) -> dict[Component, int]:
+    """Bytes in use by component after `event`."""
+    return {
+        component: int(values[0]) if len(values) else 0
+        for component, values in _component_series(log, block_bytes, np.array([event])).items()
+    }
+
+
+def _component_series(
+    log: Log, block_bytes: NDArray[np.int64], picked: NDArray[np.int64]
+) -> dict[Component, NDArray[np.int64]]:
+    if not len(log.events):
+        return {component: np.zeros(0, np.int64) for component in COMPONENTS}
+    births = log.events >= 0
+    storages = np.where(births, log.events, ~log.events)
+    moved = np.where(births, block_bytes[storages], -block_bytes[storages])
+    codes = log.components[storages]
+    return {
+        component: np.cumsum(np.where(codes == index, moved, 0))[picked]
+        for index, component in enumerate(COMPONENTS)
+    }
+
+
+def _step_and_phase(marks: tuple[tuple[int, str, Phase], ...], event: int) -> tuple[str, Phase]:
+    found: tuple[str, Phase] = ("first", "setup")
+    for at, step, phase in marks:
+        if at <= event:
+            found = (step, phase)
+    return found
+
+
+def _phase_peaks(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) -> dict[Phase, int]:
+    """The most bytes in use in each phase, of whichever step; what is there at its start counts."""
+    peaks: dict[Phase, int] = {}
+    starts: list[tuple[int, Phase]] = [(0, "setup"), *((at, phase) for at, _step, phase in marks)]
+    for (start, phase), (end, _next) in zip(starts, [*starts[1:], (len(series), "setup")], strict=True):
+        held = series[max(0, start - 1) if phase != "setup" else start : end]
+        peaks[phase] = max(peaks.get(phase, 0), int(held.max(initial=0)))
+    return peaks
+
+
+def _peak(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) -> int:
+    """The event at the peak; of both steps the next one, if it reaches as high as the first."""
+    if not len(series):
+        return 0
+    start, end = _bounds(marks, "next", len(series))
+    if end > start and series[start:end].max() == series.max():
+        return start + int(series[start:end].argmax())
+    return int(series.argmax())
+
+
+def _timeline(log: Log, block_bytes: NDArray[np.int64], series: NDArray[np.int64], peak: int) -> Timeline:
+    """The step in which the peak lies."""
+    step, _phase = _step_and_phase(log.marks, peak)
+    start, end = _bounds(log.marks, step, len(series))
+    picked = _thin_out(series[start:end], MAX_POINTS) + start
+    by_component = _component_series(log, block_bytes, picked)
+    return Timeline(
+        step=step,
+        events=tuple((picked - start).tolist()),
+        phases=tuple((at - start, phase) for at, name, phase in log.marks if name == step),
+        by_component={name: tuple(values.tolist()) for name, values in by_component.items()},
+        peak=int(np.flatnonzero(picked == peak)[0]) if start <= peak < end else None,
+    )
+
+
+def _bounds(marks: tuple[tuple[int, str, Phase], ...], step: str, num_events: int) -> tuple[int, int]:
+    """The first event of a step and the one after its last."""
+    starts = [at for at, name, _phase in marks if name == step]
+    if not starts:
+        return (num_events, num_events)
+    later = [at for at, name, _phase in marks if name != step and at > starts[-1]]
+    return (starts[0], min(later, default=num_events))
+
+
+def _thin_out(series: NDArray[np.int64], max_points: int) -> NDArray[np.int64]:
+    """At most `max_points` indices: first and last, and the largest value of each of equal stretches."""
+    if len(series) <= max_points:
+        return np.arange(len(series))
+    edges = np.linspace(0, len(series), max_points - 1).astype(np.int64)
+    tops = [int(low + series[low:high].argmax()) for low, high in itertools.pairwise(edges)]
+    return np.unique([0, *tops, len(series) - 1])
+
+
+def _heading(found: MemoryEstimate) -> list[str]:
+    sizes = " ".join(f"{name}={value}" for name, value in found.sizes.items())
+    about = ", ".join(part for part in (sizes, found.precision, found.device) if part)
+    if found.traced_at != found.sizes:
+        traced = " ".join(f"{name}={value}" for name, value in found.traced_at.items())
+        about += f" (replayed from a trace at {traced})"
+    place = f" of {found.peak_module}" if found.peak_module else ""
+    lines = [about]
+    lines.append(
+        f"allocated  {show_bytes(found.peak_allocated_bytes):>9}  at the peak: {found.peak_phase} of the "
+        f"{found.peak_step} step, {found.peak_op}{place}"
+    )
+    lines.append(f"reserved   {show_bytes(found.peak_reserved_bytes):>9}")
+    context = f"with {show_bytes(found.context_bytes)} of CUDA context"
+    lines.append(f"process    {show_bytes(found.process_bytes):>9}  {context if found.context_bytes else ''}")
+    if found.fits is False:
+        lines.append("does not fit")
+    elif found.num_flushes:
+        lines.append(f"fits, but hands cached memory back (flushes: {found.num_flushes})")
+    if found.workspaces.source == "assumed":
+        lines.append(f"workspaces: {found.workspaces.reason}")
+    if found.native:
+        lines.append("traced natively: PyTorch chose the kernels, for the GPU of this machine")
+    if found.guesses:
+        lines.append(f"guessed, because they depend on data: {len(found.guesses)} sizes or values")
+    return [line.rstrip() for line in lines]
+
+
+def _component_table(found: MemoryEstimate) -> list[str]:
+    total = found.peak_allocated_bytes or 1
+    return [
+        f"{name:<18}{show_bytes(num_bytes):>9}  {show_share(num_bytes / total):>6}"
+        for name, num_bytes in found.by_component.items()
+        if num_bytes
+    ]
+
+
+def _phase_table(found: MemoryEstimate) -> list[str]:
+    return [f"peak in {name:<10}{show_bytes(num_bytes):>9}" for name, num_bytes in found.by_phase.items()]

@@ -1,0 +1,286 @@
+"""What a short real run measured of a job, kept on disk, and how it corrects an estimate.
+
+A trace knows every tensor, but not what libraries take beside them: workspaces that depend on the kernel a
+library picks, and the CUDA context.  A probe runs the job for real at one or two small batches.  What the
+estimate missed at every one of them is missed at any batch, and is added.  Nothing is carried on in a line:
+libraries choose their kernels anew at every size and segments come whole, so that the difference between two
+probes says nothing of a batch eight times as large.  And nothing is taken away: a run may hold less than the
+job will because it has not come to it yet, as under a gradient scaler that skips the first steps.
+
+A receipt belongs to a GPU, a torch version, a job, its recipe, its parameter counts, and its sizes other
+than the batch; that is its key and the name of its file.  They are kept in
+`~/.cache/flatout/receipts`, or in `$FLATOUT_CACHE/receipts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import WrongShape, decode, encode, rounded
+from flatout.decisions import Decision
+from flatout.errors import BadInput
+from flatout.memory.jobs.job import Recipe, Sizes
+from flatout.memory.predict.estimate import MemoryEstimate
+from flatout.memory.predict.samples import BATCH
+
+FORMAT = "flatout-memory-receipt"
+VERSION = 1
+CACHE_VARIABLE = "FLATOUT_CACHE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A few real steps at one batch size."""
+
+    batch_size: int
+    num_steps: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    micro_batch_s: float | None = None  # forward and backward, with its share of the optimizer's step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """What was measured of one job on one GPU."""
+
+    device: str
+    torch_version: str
+    cuda_version: str | None
+    cudnn_version: str | None
+    job: str
+    recipe: Recipe
+    other_sizes: dict[str, int]  # without the batch size
+    num_parameters: int
+    num_trainable: int
+    context_bytes: int | None
+    probes: tuple[Measured, ...]
+    context_missing: str | None = None  # why there are no context_bytes
+
+    def __post_init__(self) -> None:
+        batches = [probe.batch_size for probe in self.probes]
+        errors = []
+        if len(batches) not in (1, 2):
+            errors.append(f"a receipt holds one or two probes, not {len(batches)}")
+        if len(set(batches)) < len(batches):
+            errors.append(f"its probes have the same batch size: {batches}")
+        if BATCH in self.other_sizes:
+            errors.append(f"{BATCH} is each probe's own")
+        if errors:
+            raise BadInput("; ".join(errors))
+
+    @property
+    def key(self) -> str:
+        return receipt_key(
+            self.job,
+            device=self.device,
+            torch_version=self.torch_version,
+            recipe=self.recipe,
+            sizes=self.other_sizes,
+            num_parameters=self.num_parameters,
+            num_trainable=self.num_trainable,
+        )
+
+    @property
+    def context(self) -> Decision[int] | None:
+        """The CUDA context, for a `Forecaster`."""
+        if self.context_bytes is None:
+            return None
+        reason = f"the context of a real run on {self.device} with torch {self.torch_version}"
+        return Decision(value=self.context_bytes, reason=reason, source="measured")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, "key": self.key, **rounded(encode(self))}
+
+
+def receipt_key(
+    job: str,
+    *,
+    device: str,
+    torch_version: str,
+    recipe: Recipe,
+    sizes: Sizes,
+    num_parameters: int,
+    num_trainable: int,
+) -> str:
+    """The same for the same job under the same conditions, whatever its batch size."""
+    parts = {
+        "device": device,
+        "torch": torch_version,
+        "job": job,
+        "recipe": encode(recipe),
+        "sizes": {name: size for name, size in sizes.items() if name != BATCH},
+        "parameters": [num_parameters, num_trainable],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def receipts_folder() -> Path:
+    named = os.environ.get(CACHE_VARIABLE)
+    return (Path(named) if named else Path.home() / ".cache" / "flatout") / "receipts"
+
+
+def store_receipt(receipt: Receipt, *, folder: Path | None = None) -> Path:
+    """Write a receipt under its key; a reader sees the whole of it or the one before."""
+    folder = folder or receipts_folder()
+    path = folder / f"{receipt.key}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{receipt.key}.", suffix=".part")
+    except OSError as error:
+        raise BadInput(
+            f"the receipt cannot be written to {folder}: {error.strerror}",
+            hint=f"name a folder you may write to in {CACHE_VARIABLE}",
+        ) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(receipt.to_json(), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load_receipt(
+    job: str,
+    *,
+    device: str,
+    torch_version: str,
+    recipe: Recipe,
+    sizes: Sizes,
+    num_parameters: int,
+    num_trainable: int,
+    folder: Path | None = None,
+) -> Receipt | None:
+    """The receipt of a job under these conditions; None where none was stored."""
+    key = receipt_key(
+        job,
+        device=device,
+        torch_version=torch_version,
+        recipe=recipe,
+        sizes=sizes,
+        num_parameters=num_parameters,
+        num_trainable=num_trainable,
+    )
+    path = (folder or receipts_folder()) / f"{key}.json"
+    return read_receipt(path) if path.exists() else None
+
+
+def read_receipt(path: Path) -> Receipt:
+    """A stored receipt; one that is cut, foreign or of another version is refused in one line."""
+    hint = "delete the file and probe again"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadInput(f"the receipt {path} cannot be read: {error}", hint=hint) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadInput(f"{path} is no receipt of a probe", hint=hint)
+    if document.get("version") != VERSION:
+        raise BadInput(
+            f"the receipt {path} has version {document.get('version')}; this flatout reads {VERSION}",
+            hint=hint,
+        )
+    try:
+        receipt = decode(Receipt, document)
+    except WrongShape as error:
+        raise BadInput(f"the receipt {path} is damaged: {error}", hint=hint) from error
+    if receipt.key != document.get("key"):
+        raise BadInput(f"the receipt {path} was changed: its key is not that of what it holds", hint=hint)
+    return receipt
+
+
+def correct(
+    estimate: MemoryEstimate, receipt: Receipt, *, at_probes: Sequence[MemoryEstimate]
+) -> MemoryEstimate:
+    """`estimate` with what estimates `at_probes`, made at the probes' own sizes, had missed.
+
+    At a probed batch the result is what was measured, and at a larger one never below it.  Allocated bytes
+    that the trace did not have are counted under "workspaces" and keep the sum of the components; where the
+    trace had too many, the components are left as traced.  Whether it fits is asked again: a correction
+    knows no capacity.
+    """
+    _check_match(estimate, receipt, at_probes)
+    batches = [probe.batch_size for probe in receipt.probes]
+    ordered = sorted(at_probes, key=lambda each: batches.index(each.sizes[BATCH]))
+    allocated = _corrected(
+        estimate.peak_allocated_bytes,
+        [probe.peak_allocated_bytes for probe in receipt.probes],
+        [each.peak_allocated_bytes for each in ordered],
+        batches=batches,
+        to=estimate.sizes[BATCH],
+    )
+    reserved = _corrected(
+        estimate.peak_reserved_bytes,
+        [probe.peak_reserved_bytes for probe in receipt.probes],
+        [each.peak_reserved_bytes for each in ordered],
+        batches=batches,
+        to=estimate.sizes[BATCH],
+    )
+    reserved = max(reserved, allocated)
+    context = receipt.context_bytes if receipt.context_bytes is not None else estimate.context_bytes
+    components = dict(estimate.by_component)
+    more = allocated - estimate.peak_allocated_bytes
+    components["workspaces"] = components.get("workspaces", 0) + max(0, more)
+    reason = f"a probe on {receipt.device} at {BATCH} {' and '.join(map(str, batches))}"
+    return dataclasses.replace(
+        estimate,
+        device=receipt.device,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        context_bytes=context,
+        process_bytes=None if context is None else reserved + context,
+        fits=False if estimate.fits is False and reserved >= estimate.peak_reserved_bytes else None,
+        by_component=components,
+        workspaces=Decision(
+            value=(*estimate.workspaces.value, *((more,) if more > 0 else ())),
+            reason=reason,
+            source="measured",
+        ),
+    )
+
+
+def _corrected(
+    estimated: int,
+    measured: Sequence[int],
+    estimated_there: Sequence[int],
+    *,
+    batches: Sequence[int],
+    to: int,
+) -> int:
+    floors = [real for real, batch_size in zip(measured, batches, strict=True) if batch_size <= to]
+    if to in batches:
+        return max(floors)
+    missed = min(real - found for real, found in zip(measured, estimated_there, strict=True))
+    return max([estimated + max(0, missed), *floors])
+
+
+def _check_match(estimate: MemoryEstimate, receipt: Receipt, at_probes: Sequence[MemoryEstimate]) -> None:
+    probed = sorted(probe.batch_size for probe in receipt.probes)
+    estimated = sorted(each.sizes[BATCH] for each in at_probes)
+    if probed != estimated:
+        raise BadInput(f"the receipt's probes have {BATCH} {probed}, the estimates beside it {estimated}")
+    for each in (estimate, *at_probes):
+        others = {name: size for name, size in each.sizes.items() if name != BATCH}
+        if others != receipt.other_sizes:
+            raise BadInput(
+                f"the receipt was measured at {receipt.other_sizes}, the estimate is for {others}",
+                hint="probe at these sizes",
+            )
+        if (each.num_parameters, each.num_trainable) != (receipt.num_parameters, receipt.num_trainable):
+            raise BadInput(
+                f"the receipt is of a model with {receipt.num_parameters} parameters "
+                f"({receipt.num_trainable} trainable), the estimate of one with {each.num_parameters} "
+                f"({each.num_trainable})",
+                hint="probe this model",
+            )

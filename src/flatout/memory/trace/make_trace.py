@@ -1,0 +1,97 @@
+"""A trace in this process, by one of two ways; both change the process for good and belong into a child.
+
+By the *rules*, tensors without data live on the CPU, which is made to choose as CUDA would (`cuda_rules`): no
+GPU is needed, and any GPU can be asked about.  *Natively*, they live on the GPU that is here, so that PyTorch
+itself decides what autocast casts, which attention kernel runs and which result lies how.  What no kernel
+tells, blocks that it takes for a while and what cuDNN keeps of recurrent layers, follows the same formulas in
+both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import logging
+
+from flatout.errors import BadInput
+from flatout.hardware.device import Device
+from flatout.memory.cuda.target import capability_of, multiprocessors_of
+from flatout.memory.jobs.job import Job, Recipe, Sizes
+from flatout.memory.process.isolated_process import check_backward, check_cuda
+from flatout.memory.trace.record import Trace
+
+NATIVE, RULED = "a native trace", "a trace"
+
+
+def import_before_forking() -> None:
+    """What the first trace imports, once here instead of in every child."""
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._meta_registrations")
+
+
+def trace_here(
+    job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None, last_micro_batch: bool = False
+) -> Trace:
+    """By the rules, for `device`."""
+    from flatout.memory.cuda import rules
+    from flatout.memory.cuda.workspaces import Workspaces
+    from flatout.memory.trace.tracer import trace_job
+
+    _settle()
+    capability = capability_of(device)
+    rules.install(compute_capability=capability)
+    return trace_job(
+        job,
+        _stepped(recipe, last_micro_batch=last_micro_batch),
+        sizes=sizes,
+        workspaces=Workspaces(compute_capability=capability, num_multiprocessors=multiprocessors_of(device)),
+        last_micro_batch=last_micro_batch,
+    )
+
+
+def trace_natively(
+    job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None, last_micro_batch: bool = False
+) -> Trace:
+    """On tensors without data of the first GPU, which must be of the kind of `device`, if that is known."""
+    check_cuda(0, what=NATIVE)
+    import torch
+
+    from flatout.memory.cuda import rules
+    from flatout.memory.cuda.workspaces import Workspaces
+    from flatout.memory.trace.tracer import trace_job
+
+    major, minor = torch.cuda.get_device_capability(0)
+    check_kind(device, name=torch.cuda.get_device_name(0), capability=(major, minor))
+    torch.zeros(1, device="cuda")  # a backward of CUDA tensors needs the threads that this starts
+    _settle()
+    rules.install_natively(compute_capability=(major, minor))
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    return trace_job(
+        job,
+        _stepped(recipe, last_micro_batch=last_micro_batch),
+        sizes=sizes,
+        workspaces=Workspaces(compute_capability=(major, minor), num_multiprocessors=count),
+        device="cuda",
+        last_micro_batch=last_micro_batch,
+    )
+
+
+def check_kind(device: Device | None, *, name: str, capability: tuple[int, int]) -> None:
+    """Refuse a native trace for a GPU of another generation than the one that chooses the kernels."""
+    wanted = capability_of(device)
+    if device is not None and wanted is not None and wanted != capability:
+        raise BadInput(
+            f"a native trace is of the GPU that is here, {name}, and not of {device.name}",
+            hint=f"leave native out to plan for {device.name}, or name no GPU",
+        )
+
+
+def _settle() -> None:
+    check_backward()
+    gc.freeze()  # what was there before is not searched for cycles again and again
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
+
+
+def _stepped(recipe: Recipe, *, last_micro_batch: bool) -> Recipe:
+    return dataclasses.replace(recipe, accumulation=1) if last_micro_batch else recipe

@@ -1,0 +1,210 @@
+"""From the raw log of one traced step to the log of a run: what is there, a first step, and a next one.
+
+The log of a tracer holds births, deaths and the names of phases as they begin.  Two things are put right
+here.  Where gradients of several uses meet, autograd adds into the first one if nobody else holds it; tensors
+without data are added into a third, so such a sum is made one with its first summand.  And the step after the
+first is the same step again, except that gradients are dropped at its start, and that the optimizer's state
+and the libraries' workspaces exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.memory.cuda.formulas import Formula
+from flatout.memory.trace.record import Component, Phase, Storage
+
+STRAY_BYTES = 512
+Event = int | Phase  # i: storage i is born; ~i: it dies; a word: this phase begins
+
+
+@dataclass(slots=True)
+class Born:
+    """A storage under way: what is known of it so far."""
+
+    num_bytes: int
+    op: str
+    phase: Phase
+    module: str | None
+    component: Component | None = None
+    formula: Formula | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Log:
+    """Births and deaths of two steps, renumbered by birth."""
+
+    storages: tuple[Storage, ...]
+    events: NDArray[np.int64]
+    marks: tuple[tuple[int, str, Phase], ...]
+
+
+def two_steps(
+    events: Sequence[Event],
+    born: Sequence[Born],
+    *,
+    start: int,
+    hosted: Collection[int] = (),
+    sums: Iterable[tuple[int, int]] = (),
+) -> Log:
+    """What is alive at `start`, the step from there on, and the step after it.
+
+    `hosted` storages live on the host and are left out; `sums` are pairs of a sum and its first summand.
+    """
+    before = [number for number in alive_after(events[:start]) if not _is_stray(born[number])]
+    strays = set(alive_after(events[:start])) - set(before)
+    left_out = strays | set(hosted)
+    pairs = list(sums)
+    step = [event for event in sum_in_place(events[start:], pairs) if _number(event) not in left_out]
+    components = name_components(step, born)
+    _name_sums(components, step, born, pairs)
+    inherited = set(before)
+    births = {event for event in step if isinstance(event, int) and event >= 0}
+    deaths = {~event for event in step if isinstance(event, int) and event < 0}
+    state = {
+        number
+        for number in births
+        if components[number] == "optimizer state"
+        or (components[number] == "workspaces" and number not in deaths)
+    }
+    dropped = [~number for number in sorted(births - deaths - state)]
+    again = [
+        _moved(event, len(born))
+        for event in step
+        if _number(event) not in state and not (_is_death(event) and _number(event) in inherited)
+    ]
+    head = 1 if again and isinstance(again[0], str) else 0
+    next_step = [*again[:head], *dropped, *again[head:]]
+    return _renumbered([("setup", before), ("first", step), ("next", next_step)], born, components)
+
+
+def _is_stray(each: Born) -> bool:
+    """A scalar that building the model left behind, in a library's cache: not part of the job."""
+    return each.component is None and each.num_bytes <= STRAY_BYTES
+
+
+def alive_after(events: Iterable[Event]) -> list[int]:
+    """Numbers of the storages that are alive after `events`, in order of birth."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if isinstance(event, str):
+            continue
+        if event >= 0:
+            alive[event] = None
+        else:
+            alive.pop(~event, None)
+    return list(alive)
+
+
+def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> list[Event]:
+    """Let a sum take the place of its first summand where that dies with it."""
+    summand = dict(sums)
+    result: list[Event] = []
+    standing_for: dict[int, int] = {}
+    skipped: set[int] = set()
+    for place, event in enumerate(events):
+        if isinstance(event, str):
+            result.append(event)
+            continue
+        number = event if event >= 0 else ~event
+        if number in skipped and event < 0:
+            skipped.discard(number)
+            continue
+        if event >= 0 and number in summand:
+            first = summand[number]
+            if _dies_next(events, place + 1, first):
+                standing_for[number] = standing_for.get(first, first)
+                skipped.add(first)
+                continue
+        real = standing_for.get(number, number)
+        result.append(real if event >= 0 else ~real)
+    return result
+
+
+def _name_sums(
+    components: list[Component], step: Sequence[Event], born: Sequence[Born], sums: Sequence[tuple[int, int]]
+) -> None:
+    """What a sum was known to be for goes to the summand that stands for it, a gradient to begin with."""
+    births = {event for event in step if isinstance(event, int) and event >= 0}
+    known = {number: each.component for number, each in enumerate(born) if each.component is not None}
+    for number, first in reversed(sums):
+        if number in known and number not in births:
+            known.setdefault(first, known[number])
+            components[first] = known[first]
+
+
+def _dies_next(events: Sequence[Event], place: int, number: int) -> bool:
+    while place < len(events):
+        event = events[place]
+        if isinstance(event, str) or event >= 0:
+            return False
+        if ~event == number:
+            return True
+        place += 1
+    return False
+
+
+def name_components(step: Sequence[Event], born: Sequence[Born]) -> list[Component]:
+    """What each storage is for; one that is alive when a backward begins is an activation."""
+    components: list[Component] = [each.component or "temporaries" for each in born]
+    alive: set[int] = set()
+    for event in step:
+        if isinstance(event, str):
+            if event == "backward":
+                for number in alive:
+                    if born[number].component is None and born[number].phase == "forward":
+                        components[number] = "activations"
+        elif event >= 0:
+            alive.add(event)
+        else:
+            alive.discard(~event)
+    return components
+
+
+def _number(event: Event) -> int | None:
+    return None if isinstance(event, str) else event if event >= 0 else ~event
+
+
+def _is_death(event: Event) -> bool:
+    return isinstance(event, int) and event < 0
+
+
+def _moved(event: Event, by: int) -> Event:
+    if isinstance(event, str):
+        return event
+    return event + by if event >= 0 else ~(~event + by)
+
+
+def _renumbered(
+    parts: Sequence[tuple[str, Sequence[Event]]], born: Sequence[Born], components: Sequence[Component]
+) -> Log:
+    numbers: dict[int, int] = {}
+    storages: list[Storage] = []
+    events: list[int] = []
+    marks: list[tuple[int, str, Phase]] = []
+    for which, part in parts:
+        for event in part:
+            if isinstance(event, str):
+                marks.append((len(events), which, event))
+            elif event >= 0:
+                numbers[event] = len(storages)
+                events.append(len(storages))
+                original = event % len(born)
+                each = born[original]
+                storages.append(
+                    Storage(
+                        num_bytes=each.num_bytes,
+                        component=components[original],
+                        phase=each.phase,
+                        op=each.op,
+                        module=each.module,
+                        formula=each.formula,
+                    )
+                )
+            else:
+                events.append(~numbers[~event])
+    return Log(storages=tuple(storages), events=np.array(events, dtype=np.int64), marks=tuple(marks))

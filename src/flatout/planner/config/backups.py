@@ -1,0 +1,259 @@
+"""Write a plan into a config, and take it back.
+
+The diff comes first.  Then a backup: a folder of its own per run, `.flatout/backups/<time>/` beside the
+config, with a copy of every file and a manifest of the checksums before and after.  Then all files at once.
+`undo` goes back one backup at a time; a file that was changed since is left alone unless forced, and what a
+forced undo overwrites is kept in the backup.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import BadInput
+from flatout.planner.config.documents import Value
+from flatout.planner.config.edits import check_editable, edit_scalars
+from flatout.planner.config.files import check_writable, write_file, write_together
+from flatout.planner.config.job_config import JobConfig, Place
+from flatout.planner.config.knobs import LAST_NAMES
+
+BACKUPS = Path(".flatout") / "backups"
+MANIFEST, UNDONE = "manifest.json", "undone"
+MANIFEST_FORMAT, MANIFEST_VERSION = "flatout-backup", 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEdit:
+    """One file before and after."""
+
+    path: Path
+    before: bytes
+    after: bytes
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedFile:
+    """One file of a backup: its path from the config's folder, its copy, and its checksums."""
+
+    path: str
+    copy: str
+    sha256_before: str
+    sha256_after: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backup:
+    """What an apply left to go back to."""
+
+    folder: Path
+    files: tuple[SavedFile, ...]
+    config: str | None = None  # its main file, from the folder that holds the backups
+
+
+def plan_edits(config: JobConfig, changes: Mapping[Place, Value]) -> tuple[FileEdit, ...]:
+    """The edits of every file, none of them written."""
+    edits = []
+    for path in sorted({place.path for place in changes}):
+        document = config.documents[path]
+        edited = edit_scalars(
+            document, {place.key: value for place, value in changes.items() if place.path == path}
+        )
+        before, after = document.text.encode("utf-8"), edited.text.encode("utf-8")
+        if before != after:
+            warnings = (*edited.warnings, *_interpolated(config, changes, path=path))
+            edits.append(FileEdit(path=path, before=before, after=after, warnings=warnings))
+    return tuple(edits)
+
+
+def _interpolated(config: JobConfig, changes: Iterable[Place], *, path: Path) -> list[str]:
+    """What else moves with a value that others take by name; the knob that was followed to it is meant to."""
+    meant = (*LAST_NAMES["batch_size"], *LAST_NAMES["accumulation"])
+    warnings = []
+    for place in sorted(place for place in changes if place.path == path):
+        keys = set().union(*(stage.followers(place) for stage in config.stages))
+        others = ", ".join(sorted(key for key in keys if key.rpartition(".")[2] not in meant))
+        if others:
+            warnings.append(f"changing {place.key} ({place}) also changes what takes its value: {others}")
+    return warnings
+
+
+def show_diff(edits: Sequence[FileEdit], *, root: Path) -> str:
+    """A unified diff of all edits; a missing newline at the end of a file is said as git says it."""
+    lines: list[str] = []
+    for edit in edits:
+        name = _relative(edit.path, root)
+        before, after = _lines(edit.before), _lines(edit.after)
+        lines += difflib.unified_diff(before, after, fromfile=f"a/{name}", tofile=f"b/{name}")
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _lines(content: bytes) -> list[str]:
+    """Lines as an editor counts them: str.splitlines would also cut at form feeds inside a comment."""
+    return re.findall(r"[^\n]*\n|[^\n]+", content.decode("utf-8"))
+
+
+def check_places(config: JobConfig, places: Iterable[Place]) -> None:
+    """BadInput where a value cannot be replaced: asked before a plan is made, which takes a while."""
+    for place in sorted(set(places)):
+        check_writable(place.path)
+        check_editable(config.documents[place.path], place.key)
+
+
+def apply_edits(
+    edits: Sequence[FileEdit], *, root: Path, config: Path | None = None, now: datetime | None = None
+) -> Backup | None:
+    """Back up, then write all files; None where there is nothing to change.
+
+    `config` is the main file of the config that the edits belong to.
+    """
+    if not edits:
+        return None
+    for edit in edits:
+        check_writable(edit.path)
+        if edit.path.read_bytes() != edit.before:
+            raise BadInput(
+                f"{edit.path} was changed while the plan was made", hint="nothing was written; plan again"
+            )
+    name = None if config is None else _relative(config, root)
+    backup = _save(edits, root=root, config=name, now=now or datetime.now(UTC))
+    try:
+        write_together({edit.path: edit.after for edit in edits})
+    except BaseException:
+        shutil.rmtree(backup.folder)  # it would be taken for the last change
+        raise
+    return backup
+
+
+def undo(root: Path, *, config: Path | None = None, force: bool = False) -> Backup:
+    """Restore the files of the last backup, of this config if one is named, byte for byte."""
+    backup = last_backup(root, config=None if config is None else _relative(config, root))
+    contents: dict[Path, bytes] = {}
+    overwritten: dict[str, bytes] = {}
+    for saved in backup.files:
+        path = root / saved.path
+        copy = _read_copy(backup, saved)
+        found = path.read_bytes() if path.exists() else None
+        if found is not None:
+            check_writable(path)
+        if found is None or sha256(found) not in (saved.sha256_after, saved.sha256_before):
+            if not force:
+                what = "is gone" if found is None else "was changed since"
+                raise BadInput(
+                    f"{saved.path} {what} the plan was applied",
+                    hint="nothing was restored; --force restores it",
+                )
+            if found is not None:
+                overwritten[saved.copy] = found
+        contents[path] = copy
+    if overwritten:
+        folder = _fresh_folder(backup.folder, "overwritten")
+        for name, content in overwritten.items():
+            write_file(folder / name, content)
+    write_together(contents)
+    (backup.folder / UNDONE).touch()
+    return backup
+
+
+def last_backup(root: Path, *, config: str | None = None) -> Backup:
+    """The newest backup that has not been undone; several configs may lie in one folder."""
+    folder = root / BACKUPS
+    found = sorted(path for path in folder.glob(f"*/{MANIFEST}") if not (path.parent / UNDONE).exists())
+    for path in reversed(found):
+        backup = _read_manifest(path)
+        if config is None or backup.config in (None, config):
+            return backup
+    of = f" of {config}" if config and found else ""
+    raise BadInput(f"nothing to undo: {folder} holds no backup{of}", hint="a plan is written with --apply")
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _relative(path: Path, root: Path) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+def _save(edits: Sequence[FileEdit], *, root: Path, config: str | None, now: datetime) -> Backup:
+    try:
+        kept = root / BACKUPS
+        kept.mkdir(parents=True, exist_ok=True)
+        folder = _fresh_folder(kept, now.strftime("%Y%m%dT%H%M%S.%fZ"))
+    except OSError as error:
+        raise BadInput(
+            f"no backup can be made in {root / BACKUPS}: {error.strerror}", hint="nothing was written"
+        ) from None
+    files = tuple(
+        SavedFile(
+            path=_relative(edit.path, root),
+            copy=f"{number:02}_{edit.path.name}",
+            sha256_before=sha256(edit.before),
+            sha256_after=sha256(edit.after),
+        )
+        for number, edit in enumerate(edits)
+    )
+    try:
+        for saved, edit in zip(files, edits, strict=True):
+            write_file(folder / saved.copy, edit.before)
+        manifest = {
+            "format": MANIFEST_FORMAT,
+            "version": MANIFEST_VERSION,
+            "config": config,
+            "files": encode(files),
+        }
+        # Last, because a folder without a manifest is no backup.
+        write_file(folder / MANIFEST, json.dumps(manifest, indent=2).encode("utf-8"))
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return Backup(folder=folder, files=files, config=config)
+
+
+def _fresh_folder(parent: Path, name: str) -> Path:
+    """A folder that was not there: two runs in one moment must not share it."""
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise BadInput(f"{parent} is full of backups of one moment")
+
+
+def _read_manifest(path: Path) -> Backup:
+    hint = "the copies beside it can be put back by hand"
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or data.get("format") != MANIFEST_FORMAT:
+            raise BadInput(f"{path} is not the manifest of a backup", hint=hint)
+        files = tuple(decode(SavedFile, item) for item in data.get("files", []))
+    except (json.JSONDecodeError, UnicodeDecodeError, WrongShape) as error:
+        raise BadInput(f"{path} cannot be read: {error}", hint=hint) from None
+    config = data.get("config")
+    return Backup(folder=path.parent, files=files, config=config if isinstance(config, str) else None)
+
+
+def _read_copy(backup: Backup, saved: SavedFile) -> bytes:
+    path = backup.folder / saved.copy
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"the backup {path} cannot be read: {error.strerror}") from None
+    if sha256(content) != saved.sha256_before:
+        raise BadInput(f"the backup {path} is damaged: its checksum is not the one on record")
+    return content

@@ -1,0 +1,160 @@
+"""A config made to fit: the largest batch that fits, with the effective batch kept exactly.
+
+Stages that take their batch size from one place form a group, and each group is searched alone.  Knobs of
+the objective (learning rate, negatives, the effective batch itself) are changed only on request; where the
+effective batch changes, the usual rule for the learning rate is stated and left to the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from flatout.errors import BadInput
+from flatout.planner.config.documents import Value
+from flatout.planner.config.job_config import Place
+from flatout.planner.config.settings import Setting, Settings, StageSettings
+from flatout.planner.fit.batches import learning_rate_rule
+from flatout.planner.fit.budget import Budget
+from flatout.planner.fit.progress import Progress
+from flatout.planner.fit.search import GroupSearch, expected_traces
+from flatout.planner.fit.show import device_notes
+from flatout.planner.fit.suggestions import NAMES, Fit, GroupFit, Wish
+from flatout.planner.forecast.questions import Forecast
+
+ALLOWED = ("checkpointing", "eval_batch_size")  # beside the sizes of the job
+
+
+def fit_settings(
+    settings: Settings,
+    *,
+    budget: Budget,
+    forecast: Forecast,
+    wish: Wish | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """Suggestions for every group of stages, or BatchDoesNotFit with what would."""
+    wish, progress = wish or Wish(), progress or Progress()
+    ranks = settings.ranks.value
+    _check_wish(wish, ranks=ranks, forecast=forecast)
+    grouped = group_stages(settings.stages)
+    progress.expect(number for stages in grouped for number in expected_traces(stages))
+    groups = tuple(
+        GroupSearch(
+            stages=stages, budget=budget, forecast=forecast, wish=wish, ranks=ranks, progress=progress
+        ).fit()
+        for stages in grouped
+    )
+    for group in groups:
+        group.suggestion(wish.choose)  # a name that nobody bears is said before anything is written
+    return Fit(
+        settings=settings,
+        budget=budget,
+        groups=groups,
+        notes=(
+            *_notes(settings, groups, forecast=forecast, wish=wish),
+            *device_notes(settings.stages, budget),
+        ),
+    )
+
+
+def _check_wish(wish: Wish, *, ranks: int, forecast: Forecast) -> None:
+    effective = wish.effective_batch
+    if effective is not None and (effective < 1 or effective % ranks):
+        near = sorted({max(effective // ranks, 1) * ranks, max(-(-effective // ranks), 1) * ranks})
+        raise BadInput(
+            f"--effective {effective} cannot be spread over {ranks} ranks",
+            hint=f"nearest: {' or '.join(map(str, near))}",
+        )
+    if wish.choose is not None and wish.choose not in NAMES:
+        raise BadInput(f"there is no suggestion {wish.choose!r}", hint=f"choose one of: {', '.join(NAMES)}")
+    known = (*ALLOWED, *(name for name in forecast.sizes if name != "batch_size"))
+    for name in wish.allow:
+        if name not in known:
+            reason = "the rule for it is stated and yours to apply" if name == "learning_rate" else "unknown"
+            raise BadInput(f"--allow {name}: {reason}", hint=f"can be allowed: {', '.join(known)}")
+
+
+def group_stages(stages: Sequence[StageSettings]) -> list[tuple[StageSettings, ...]]:
+    """Stages by the place of their batch size."""
+    groups: dict[Place | None, list[StageSettings]] = {}
+    for stage in stages:
+        groups.setdefault(stage.batch_size.place, []).append(stage)
+    owners: dict[Place, Place | None] = {}
+    for key, members in groups.items():
+        for stage in members:
+            place = stage.accumulation.place
+            if place is not None and owners.setdefault(place, key) != key:
+                raise BadInput(
+                    f"{stage.name} has a batch size of its own but shares accumulation ({place}) with other "
+                    "stages, so their effective batches cannot be kept apart",
+                    hint="give the stage an accumulation of its own",
+                )
+    return [tuple(members) for members in groups.values()]
+
+
+def _notes(
+    settings: Settings, groups: Sequence[GroupFit], *, forecast: Forecast, wish: Wish
+) -> Iterator[str]:
+    yield from settings.notes
+    unknown = {name for stage in settings.stages for name in stage.sizes} - set(forecast.sizes)
+    for name in sorted(unknown):
+        yield f"{name} is no size of the job, so it has no part in the estimate"
+    for group in groups:
+        for stage, sizes in group.lowered.items():
+            for name, value in sizes.items():
+                yield f"{name} of {stage} is lowered to {value}, as allowed: this changes the objective"
+    if wish.effective_batch is not None:
+        rates = {
+            stage.batch_size.value * stage.accumulation.value * settings.ranks.value: stage.learning_rate
+            for stage in settings.stages
+        }
+        for before, rate in rates.items():
+            if before != wish.effective_batch:
+                yield learning_rate_rule(
+                    before, wish.effective_batch, learning_rate=rate.value if rate else None
+                )
+
+
+def changes_of(fit: Fit, *, choose: str | None = None) -> dict[Place, Value]:
+    """What to write where, for the chosen suggestion; values that already stand there are left out."""
+    wanted: dict[Place, Value] = {}
+    for group in fit.groups:
+        chosen = group.suggestion(choose)
+        if not chosen.keeps_effective_batch:
+            effective = max(chosen.effective_batches.values())
+            raise BadInput(
+                f"{chosen.names[0]!r} changes the effective batch, a part of the objective, to {effective}",
+                hint=f"ask for it: --effective {effective}",
+            )
+        for stage in group.stages:
+            _want(wanted, "batch_size", stage.batch_size, chosen.batch_size)
+            _want(wanted, "accumulation", stage.accumulation, chosen.accumulations[stage.name])
+            if chosen.checkpointing != group.checkpointing:
+                _want(wanted, "checkpointing", stage.checkpointing, chosen.checkpointing)
+            if stage.eval_batch_size is not None and group.evaluation.suggested is not None:
+                _want(wanted, "eval_batch_size", stage.eval_batch_size, group.evaluation.suggested)
+            for name, value in group.lowered.get(stage.name, {}).items():
+                _want(wanted, name, stage.sizes.get(name), value)
+    return wanted
+
+
+def _want(
+    wanted: dict[Place, Value],
+    knob: str,
+    setting: Setting[int] | Setting[bool] | None,
+    value: int | bool,
+) -> None:
+    if setting is not None and setting.value == value:
+        return
+    if setting is None or setting.place is None:
+        source = f" ({setting.source})" if setting is not None else ""
+        raise BadInput(
+            f"the plan sets {knob} to {_shown(value)}, and there is no place to write it{source}",
+            hint=f"add a key for it to the config, or name one with --knob {knob}=KEY",
+        )
+    if wanted.setdefault(setting.place, value) != value:
+        raise BadInput(f"stages that share {knob} ({setting.place}) would need different values")
+
+
+def _shown(value: int | bool) -> str:
+    return str(value).lower()

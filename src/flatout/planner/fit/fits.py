@@ -1,0 +1,135 @@
+"""What fits on a device, asked in the same words by `show`, by `fit` and for what would help.
+
+A step *fits* when it trains within the margin: if the memory ended there, PyTorch's allocator would at most
+hand cached blocks back and ask again.  No allocator is capped at a margin, so a job that fits may hold more
+than that, up to what is free, while nobody else wants it; what lies beyond the margin is head room for an
+estimate that is too low.  A step is *safe* when the process never holds more than the margin.
+
+The largest batch that fits is what a plan recommends.  Where a part of the estimate is a guess, it has a
+tenth of what is free for head room, whatever the margin, or is safe, and the plan says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flatout.memory.jobs.job import Recipe
+from flatout.planner.config.settings import StageSettings
+from flatout.planner.fit.budget import Budget
+from flatout.planner.forecast.questions import Forecast, LargestBatch, Peak
+from flatout.units import show_share
+
+SURE_MARGIN = 0.9  # the head room that is left beyond it stands in for a guess
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judge:
+    """What fits into the margin of a device."""
+
+    budget: Budget
+    forecast: Forecast
+
+    def caution(self, stage: StageSettings) -> str | None:
+        """Why the margin is not used up; None where it is."""
+        doubts = self.forecast.of_stage(stage.name).doubts
+        if self.budget.margin <= SURE_MARGIN or not doubts:
+            return None
+        spared = show_share(1 - self.budget.margin)
+        return f"a margin of {show_share(self.budget.margin)} spares {spared}, and {doubts[0]}"
+
+    def peak(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
+        """What a step holds where nothing stops it."""
+        return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
+
+    def held(self, peak: Peak) -> Peak:
+        """What a step that fits holds: where it would be more than is free, memory is handed back there."""
+        over = max(0, peak.process_bytes - self.budget.free_bytes.value)
+        return dataclasses.replace(
+            peak, reserved_bytes=peak.reserved_bytes - over, process_bytes=peak.process_bytes - over
+        )
+
+    def fits(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> bool:
+        """Whether a step trains within the margin, and also where the memory really ends.
+
+        More room mostly helps and need not: the allocator then hands memory back at another moment.
+        """
+        held = self.peak(stage, sizes, recipe=recipe).process_bytes
+        within = self._relied_bytes(stage)
+        if within < held <= self.budget.usable_bytes:  # safe
+            within = self.budget.usable_bytes
+        if not self._trains(stage, sizes, recipe=recipe, capacity_bytes=within):
+            return False
+        return held <= self.budget.free_bytes.value or self.runs(stage, sizes, recipe=recipe)
+
+    def _relied_bytes(self, stage: StageSettings) -> int:
+        """The margin, or less of it where a guess needs head room."""
+        sure_bytes = int(self.budget.free_bytes.value * SURE_MARGIN)
+        return self.budget.usable_bytes if self.caution(stage) is None else sure_bytes
+
+    def runs(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> bool:
+        """Whether a step trains within all that is free."""
+        return self._trains(stage, sizes, recipe=recipe, capacity_bytes=self.budget.free_bytes.value)
+
+    def _trains(
+        self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int
+    ) -> bool:
+        forecast = self.forecast.of_stage(stage.name)
+        return forecast.trains(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
+
+    def largest(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> LargestBatch:
+        """The largest batches within the margin, of which `tight` is recommended."""
+        forecast = self.forecast.of_stage(stage.name)
+        found = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes)
+        if found.tight is None or found.tight == found.safe:
+            return found
+        if self.caution(stage) is not None:
+            relied_bytes = self._relied_bytes(stage)
+            sure = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=relied_bytes).tight
+            found = dataclasses.replace(found, tight=max(found.safe or 0, sure or 0) or None)
+        if found.tight is None or self.fits(stage, {**sizes, "batch_size": found.tight}, recipe=recipe):
+            return found
+        return dataclasses.replace(found, tight=found.safe)
+
+    def largest_of_loader(
+        self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe
+    ) -> LargestBatch:
+        """The same for training and, where it goes through the same loader, evaluation.
+
+        Evaluation is asked whether it takes the batch of training, not how much it would take.
+        """
+        found = self.largest(stage, sizes, recipe=recipe)
+        if found.tight is None or stage.eval_batch_size is not None:
+            return found
+        evaluation = evaluation_recipe(stage)
+        if self.fits(stage, {**sizes, "batch_size": found.tight}, recipe=evaluation):
+            return found
+        return least([found, self.largest(stage, sizes, recipe=evaluation)])
+
+
+def least(found: Iterable[LargestBatch]) -> LargestBatch:
+    """What the worst of several takes; None where one takes nothing."""
+    each = list(found)
+    return LargestBatch(safe=_least(one.safe for one in each), tight=_least(one.tight for one in each))
+
+
+def _least(numbers: Iterable[int | None]) -> int | None:
+    given = list(numbers)
+    known = [number for number in given if number is not None]
+    return min(known) if len(known) == len(given) else None
+
+
+def job_sizes(
+    stage: StageSettings, forecast: Forecast, *, batch_size: int, over: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The sizes of a batch: the job's own, the stage's over them, `over` last."""
+    own = forecast.of_stage(stage.name).sizes
+    known = {name: setting.value for name, setting in stage.sizes.items() if name in own}
+    return {**own, **known, **(over or {}), "batch_size": batch_size}
+
+
+def evaluation_recipe(stage: StageSettings) -> Recipe:
+    return dataclasses.replace(
+        stage.recipe, accumulation=1, clip_norm=None, checkpointing=False, mode="evaluate"
+    )

@@ -1,0 +1,86 @@
+"""Errors of the user's own code: named as theirs, with the line they come from."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.errors import BadInput, FlatoutError, MissingExtra
+from flatout.memory.jobs.user_errors import calling
+
+
+def raised(what: str, code: str, path: Path) -> FlatoutError:
+    """The error that comes of running `code` as the file `path`."""
+    path.write_text(code)
+    with pytest.raises(FlatoutError) as caught, calling(what):
+        exec(compile(code, str(path), "exec"), {})
+    return caught.value
+
+
+def test_type_message_and_line_are_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    error = raised("my_models:build", "def f():\n    return {}['width']\nf()\n", path)
+    assert isinstance(error, BadInput)
+    assert error.message == "my_models:build raised KeyError: 'width'"
+    assert error.hint == f"at {path}:2"
+
+
+def test_the_line_is_the_users_even_when_a_library_raised(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    error = raised("build", "import json\n\njson.loads('{')\n", path)
+    assert error.hint == f"at {path}:3"
+    assert "JSONDecodeError" in error.message
+
+
+def test_a_syntax_error_names_its_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("a = 1\nif a\n")
+    with pytest.raises(BadInput) as caught, calling("importing broken"):
+        compile(path.read_text(), str(path), "exec")
+    assert caught.value.hint == f"at {path}:2"
+    assert "SyntaxError" in caught.value.message
+
+
+def test_an_exit_is_told_with_its_message() -> None:
+    with pytest.raises(BadInput, match="build ended the program: no such stage"), calling("build"):
+        raise SystemExit("no such stage")
+
+
+def test_errors_of_ours_and_interrupts_pass_unchanged() -> None:
+    ours = BadInput("clear already")
+    with pytest.raises(BadInput) as caught, calling("build"):
+        raise ours
+    assert caught.value is ours
+    with pytest.raises(KeyboardInterrupt), calling("build"):
+        raise KeyboardInterrupt
+
+
+def test_success_is_silent() -> None:
+    with calling("json"):
+        assert json.loads("1") == 1
+
+
+@pytest.mark.parametrize("package", ["transformers", "peft", "lightning"])
+def test_a_missing_optional_package_is_named_with_the_command_that_brings_it(package: str) -> None:
+    with pytest.raises(MissingExtra) as caught, calling("importing mine"):
+        raise ModuleNotFoundError("...", name=f"{package}.models")
+    assert str(caught.value) == (
+        f"importing mine needs the package {package!r}, which is not installed (pip install {package})"
+    )
+
+
+def test_any_other_missing_module_is_the_users_error() -> None:
+    with pytest.raises(BadInput, match="No module named 'flatout_no_such_thing'"), calling("importing mine"):
+        importlib.import_module("flatout_no_such_thing")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_code_that_wants_a_gpu_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    error = raised("the batch maker", "import torch\ntorch.ones(2).cuda()\n", path)
+    assert error.message.startswith("the batch maker needs a GPU: ")
+    assert error.hint == f"make everything on the CPU, Flatout places it; at {path}:2"

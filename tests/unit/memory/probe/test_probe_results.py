@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.errors import BadInput
+from flatout.memory.jobs.job import Recipe
+from flatout.memory.predict.estimate import MemoryEstimate, estimate
+from flatout.memory.probe.probe_results import (
+    CACHE_VARIABLE,
+    Measured,
+    Receipt,
+    correct,
+    load_receipt,
+    read_receipt,
+    receipts_folder,
+    store_receipt,
+)
+from tests.support.memory import layered_step
+
+MIB = 2**20
+OTHERS = {"length": 16, "negatives": 1}
+
+
+def estimated(batch_size: int) -> MemoryEstimate:
+    return estimate(layered_step(batch_size=batch_size, **OTHERS), context_bytes=100 * MIB)
+
+
+def receipt(*probes: Measured, context_bytes: int | None = 500 * MIB) -> Receipt:
+    like = estimated(1)
+    return Receipt(
+        device="NVIDIA H200",
+        torch_version="2.13.0",
+        cuda_version="13.0",
+        cudnn_version=None,
+        job="encoder",
+        recipe=Recipe(precision="bf16", clip_norm=1.0),
+        other_sizes=OTHERS,
+        num_parameters=like.num_parameters,
+        num_trainable=like.num_trainable,
+        context_bytes=context_bytes,
+        probes=probes,
+    )
+
+
+def probed(batch_size: int, *, missed_bytes: int) -> Measured:
+    """What a run measures that takes this much more than its estimate."""
+    found = estimated(batch_size)
+    return Measured(
+        batch_size=batch_size,
+        num_steps=3,
+        peak_allocated_bytes=found.peak_allocated_bytes + missed_bytes,
+        peak_reserved_bytes=found.peak_reserved_bytes + 2 * missed_bytes,
+        micro_batch_s=0.0123456789,
+    )
+
+
+def conditions(of: Receipt) -> dict[str, object]:
+    return {
+        "device": of.device,
+        "torch_version": of.torch_version,
+        "recipe": of.recipe,
+        "sizes": {**of.other_sizes, "batch_size": 99},
+        "num_parameters": of.num_parameters,
+        "num_trainable": of.num_trainable,
+    }
+
+
+# Storage
+
+
+def test_a_receipt_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there"
+    made = receipt(probed(2, missed_bytes=MIB), probed(4, missed_bytes=2 * MIB))
+    path = store_receipt(made, folder=folder)
+    found = load_receipt("encoder", folder=folder, **conditions(made))  # type: ignore[arg-type]
+    assert found is not None
+    assert found.probes[0].micro_batch_s == pytest.approx(0.0123457)
+    exact = dataclasses.replace(
+        found,
+        probes=tuple(dataclasses.replace(probe, micro_batch_s=0.0123456789) for probe in found.probes),
+    )
+    assert exact == made
+    assert [each.name for each in folder.iterdir()] == [path.name]
+
+
+def test_a_second_probe_replaces_the_first(tmp_path: Path) -> None:
+    first, second = receipt(probed(2, missed_bytes=MIB)), receipt(probed(4, missed_bytes=MIB))
+    assert store_receipt(first, folder=tmp_path) == (path := store_receipt(second, folder=tmp_path))
+    assert read_receipt(path).probes[0].batch_size == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"device": "NVIDIA A100"},
+        {"torch_version": "2.11.0"},
+        {"recipe": Recipe(precision="bf16")},
+        {"sizes": {"length": 32, "negatives": 1}},
+        {"num_parameters": 7},
+        {"num_trainable": 7},
+    ],
+)
+def test_under_other_conditions_there_is_no_receipt(tmp_path: Path, other: dict[str, object]) -> None:
+    made = receipt(probed(2, missed_bytes=MIB))
+    store_receipt(made, folder=tmp_path)
+    asked = {**conditions(made), **other}
+    assert load_receipt("encoder", folder=tmp_path, **asked) is None  # type: ignore[arg-type]
+    assert load_receipt("another", folder=tmp_path, **conditions(made)) is None  # type: ignore[arg-type]
+
+
+def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    assert store_receipt(receipt(probed(2, missed_bytes=0))).parent == tmp_path / "cache" / "receipts"
+    monkeypatch.delenv(CACHE_VARIABLE)
+    assert receipts_folder().parts[-3:] == (".cache", "flatout", "receipts")
+
+
+def test_a_folder_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=CACHE_VARIABLE):
+        store_receipt(receipt(probed(2, missed_bytes=0)), folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda document: {**document, "format": "other"}, "is no receipt"),
+        (lambda document: {**document, "version": 99}, "version 99"),
+        (lambda document: {**document, "probes": 3}, "is damaged"),
+        (lambda document: {**document, "device": "NVIDIA A100"}, "was changed"),
+        (lambda document: [], "is no receipt"),
+    ],
+)
+def test_a_damaged_receipt_is_refused_in_one_line(tmp_path: Path, change: object, says: str) -> None:
+    path = store_receipt(receipt(probed(2, missed_bytes=0)), folder=tmp_path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))  # type: ignore[operator]
+    with pytest.raises(BadInput, match=says):
+        read_receipt(path)
+
+
+def test_a_cut_receipt_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = store_receipt(receipt(probed(2, missed_bytes=0)), folder=tmp_path)
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_receipt(path)
+
+
+def test_probes_are_one_or_two_at_different_batches() -> None:
+    with pytest.raises(BadInput, match="one or two"):
+        receipt()
+    with pytest.raises(BadInput, match="same batch size"):
+        receipt(probed(2, missed_bytes=0), probed(2, missed_bytes=1))
+
+
+# Correction
+
+
+def test_what_one_probe_missed_is_added_as_a_constant() -> None:
+    found = estimated(16)
+    better = correct(found, receipt(probed(2, missed_bytes=3 * MIB)), at_probes=[estimated(2)])
+    assert better.peak_allocated_bytes == found.peak_allocated_bytes + 3 * MIB
+    assert better.peak_reserved_bytes == found.peak_reserved_bytes + 6 * MIB
+    assert better.context_bytes == 500 * MIB
+    assert better.process_bytes == better.peak_reserved_bytes + 500 * MIB
+    assert better.workspaces.source == "measured" and better.workspaces.value == (3 * MIB,)
+    assert sum(better.by_component.values()) == better.peak_allocated_bytes
+
+
+@given(
+    misses=st.tuples(*[st.integers(0, 4 * MIB)] * 2), batch_size=st.integers(12, 40), swapped=st.booleans()
+)
+def test_what_both_probes_missed_is_added(misses: tuple[int, int], batch_size: int, swapped: bool) -> None:
+    probes = [probed(batch, missed_bytes=missed) for batch, missed in zip((2, 4), misses, strict=True)]
+    there = [estimated(4), estimated(2)] if swapped else [estimated(2), estimated(4)]
+    found = estimated(batch_size)
+    better = correct(found, receipt(*probes), at_probes=there)
+    assert better.peak_allocated_bytes == max(
+        found.peak_allocated_bytes + min(misses), *(probe.peak_allocated_bytes for probe in probes)
+    )
+    assert better.peak_reserved_bytes == max(
+        found.peak_reserved_bytes + 2 * min(misses), *(probe.peak_reserved_bytes for probe in probes)
+    )
+
+
+@given(missed=st.integers(-(2**24), 0), other=st.integers(-(2**24), 2**24))
+def test_a_probe_that_held_less_takes_nothing_away(missed: int, other: int) -> None:
+    found = estimated(32)
+    probes = [probed(2, missed_bytes=missed), probed(4, missed_bytes=other)]
+    better = correct(found, receipt(*probes), at_probes=[estimated(2), estimated(4)])
+    assert better.peak_allocated_bytes == max(
+        found.peak_allocated_bytes, *(probe.peak_allocated_bytes for probe in probes)
+    )
+
+
+@given(misses=st.tuples(*[st.integers(-(2**24), 2**24)] * 2), batch_size=st.integers(1, 40))
+def test_a_correction_is_never_below_what_was_measured(misses: tuple[int, int], batch_size: int) -> None:
+    probes = [probed(batch, missed_bytes=missed) for batch, missed in zip((2, 4), misses, strict=True)]
+    better = correct(estimated(batch_size), receipt(*probes), at_probes=[estimated(2), estimated(4)])
+    for probe in probes:
+        if probe.batch_size <= batch_size:
+            assert better.peak_allocated_bytes >= probe.peak_allocated_bytes
+            assert better.peak_reserved_bytes >= probe.peak_reserved_bytes
+    assert better.peak_reserved_bytes >= better.peak_allocated_bytes >= 0
+
+
+def test_at_a_probed_batch_the_correction_is_what_was_measured() -> None:
+    probes = [probed(2, missed_bytes=MIB), probed(4, missed_bytes=7 * MIB)]
+    for probe in probes:
+        better = correct(
+            estimated(probe.batch_size), receipt(*probes), at_probes=[estimated(2), estimated(4)]
+        )
+        assert better.peak_allocated_bytes == probe.peak_allocated_bytes
+        assert better.peak_reserved_bytes == probe.peak_reserved_bytes
+
+
+def test_an_unknown_context_leaves_the_estimates() -> None:
+    made = receipt(probed(2, missed_bytes=0), context_bytes=None)
+    assert made.context is None
+    better = correct(estimated(4), made, at_probes=[estimated(2)])
+    assert better.context_bytes == 100 * MIB
+    known = receipt(probed(2, missed_bytes=0)).context
+    assert known is not None and known.value == 500 * MIB and known.source == "measured"
+
+
+def test_what_does_not_fit_the_receipt_is_refused() -> None:
+    made = receipt(probed(2, missed_bytes=0))
+    with pytest.raises(BadInput, match="the estimates beside it"):
+        correct(estimated(8), made, at_probes=[estimated(3)])
+    longer = estimate(layered_step(batch_size=8, length=32, negatives=1))
+    with pytest.raises(BadInput, match="probe at these sizes"):
+        correct(longer, made, at_probes=[estimated(2)])
+    other = dataclasses.replace(estimated(8), num_parameters=1)
+    with pytest.raises(BadInput, match="probe this model"):
+        correct(other, made, at_probes=[estimated(2)])

@@ -1,0 +1,160 @@
+"""Which process may use CUDA or run a backward: a forked child, or one of the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.errors import BadInput, ChildDied
+from flatout.memory.process.child import run_in_child
+from flatout.memory.process.isolated_process import (
+    ForkUnusable,
+    check_backward,
+    check_build,
+    check_cuda,
+    forked_or_sent,
+    in_fresh_process,
+    sent,
+)
+
+CUDA_WAS_USED = False  # a forked child inherits what a test sets here, one of the server does not
+WHAT = "a look"
+
+
+def needs_cuda() -> int:
+    if CUDA_WAS_USED:
+        raise ForkUnusable("CUDA was used before this process was forked")
+    return os.getpid()
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_where_a_fork_cannot_use_cuda_the_server_answers(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(sys.modules[__name__], "CUDA_WAS_USED", used)
+    assert in_fresh_process(needs_cuda, what=WHAT) != os.getpid()
+    if used:
+        with pytest.raises(ForkUnusable):
+            run_in_child(needs_cuda)
+
+
+def test_a_process_that_has_used_cuda_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on a GPU cannot be read in a forked child, whatever is then computed with it."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert forked_or_sent(os.getppid, what=WHAT) != os.getpid()
+
+
+def test_a_job_that_cannot_be_sent_is_refused_with_a_way_on() -> None:
+    with pytest.raises(BadInput, match="run a backward, and the job cannot be sent to another") as caught:
+        sent(len, threading.Lock(), what=WHAT)
+    assert WHAT in str(caught.value.hint) and "\n" not in str(caught.value)
+
+
+def test_errors_of_a_child_of_the_server_are_those_of_a_forked_one() -> None:
+    with pytest.raises(BadInput, match="batch_size=0"):
+        sent(raise_, BadInput("batch_size=0 is below 1"), what=WHAT)
+    with pytest.raises(BadInput, match="the step raised KeyError") as caught:
+        sent(raise_, KeyError("input_ids"), what=WHAT)
+    assert f"at {__file__}:{raise_.__code__.co_firstlineno + 1}" in str(caught.value.hint)
+
+
+def test_a_child_of_the_server_that_dies_is_reported() -> None:
+    with pytest.raises(ChildDied, match="said nothing"):
+        sent(os._exit, 3, what=WHAT)
+
+
+def test_a_build_without_cuda_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for ask in (lambda: in_fresh_process(os.getpid, what=WHAT), lambda: check_build(WHAT)):
+        with pytest.raises(BadInput, match=r"^a look needs a CUDA GPU; this build of torch has no CUDA"):
+            ask()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_child_says_that_torch_sees_no_gpu() -> None:
+    with pytest.raises(BadInput, match="a look needs a CUDA GPU; torch sees none here"):
+        sent(check_a_look, what=WHAT)
+
+
+def check_a_look() -> None:
+    check_cuda(0, what=WHAT)
+
+
+def test_a_child_whose_backward_runs_is_of_use() -> None:
+    assert sent(check_backward, what=WHAT) is None
+
+
+# A job as people write it: a script without a guard that has trained a little, and a notebook in it.
+SCRIPT = """\
+import json
+print("the script runs")
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+import flatout
+from flatout.errors import ForkUnusable
+from flatout.memory.trace import make_trace
+from flatout.memory.process.child import run_in_child
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+def peak(model_or_step, **more):
+    return flatout.plan(model_or_step, torch.randn(8, 256), device="A100-80GB", **more).peak_allocated_bytes
+
+def refuse():
+    raise ForkUnusable("a backward was run before this process was forked")
+
+model, target = Net(256), torch.randn(8, 256)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loss = lambda model, batch: (model(batch) - target).square().mean()
+peaks = [peak(model, loss=loss)]
+with FakeTensorMode():  # where torch has CUDA, these make the first backward start threads, as a GPU does
+    nn.Linear(2, 2)(torch.ones(2, 2)).sum().backward()
+if torch.version.cuda is None:
+    make_trace.check_backward = refuse
+try:
+    run_in_child(make_trace._settle)
+except ForkUnusable:
+    print("a fork is of no use")
+model(target).sum().backward()
+optimizer.step()
+
+def step(batch):
+    return (model(batch) - target).square().mean()
+
+notebook = {}
+cell = "class Cell(Net): pass\\nmodel = Cell(256)\\nloss = lambda m, x: (m(x) - target).square().mean()"
+exec(cell, {"Net": Net, "target": target}, notebook)
+peaks += [peak(model, loss=loss, optimizer=optimizer), peak(step)]
+peaks += [peak(notebook["model"], loss=notebook["loss"])]
+print(json.dumps(peaks))
+"""
+
+
+def test_a_script_without_a_guard_is_planned_after_a_backward_and_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, last = done.stdout.splitlines()
+    assert (first, second) == ("the script runs", "a fork is of no use")
+    peaks = json.loads(last)
+    assert len(peaks) == 4 and len(set(peaks)) == 1, peaks

@@ -1,0 +1,343 @@
+"""Traces of small models: every byte that can be counted by hand is there, and nothing lives twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.predict.replay import sized
+from flatout.memory.process.isolated_process import check_backward, forked_or_sent
+from flatout.memory.trace.record import Trace
+from flatout.memory.trace.tracer import trace_job
+from tests.support.memory import (
+    alive_at_end_of_first_step,
+    bytes_by_component,
+    job_of,
+    language_model_job,
+    mlp_job,
+    traced,
+    under_rules,
+)
+
+WIDTH = 32
+MLP_PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH)
+PLAIN = Recipe()
+
+
+def kept(trace: Trace) -> dict[str, int]:
+    return bytes_by_component(alive_at_end_of_first_step(trace))
+
+
+@cache
+def language_model(recipe: Recipe = PLAIN) -> Trace:
+    return traced(language_model_job(), recipe)
+
+
+def total(trace: Trace) -> dict[str, int]:
+    return bytes_by_component(list(trace.storages))
+
+
+@pytest.mark.parametrize(
+    ("make", "states"),
+    [
+        (torch.optim.AdamW, 2),
+        (lambda parameters: torch.optim.AdamW(parameters, foreach=False), 2),
+        (lambda parameters: torch.optim.Adam(parameters, amsgrad=True), 3),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1), 0),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), 1),
+    ],
+    ids=["adamw", "adamw-loop", "amsgrad", "sgd", "momentum"],
+)
+def test_an_optimizer_keeps_its_states_and_no_counters(make: Callable[..., Any], states: int) -> None:
+    trace = traced(mlp_job(width=WIDTH, make_optimizer=make))
+    assert trace.num_parameters == trace.num_trainable == MLP_PARAMETERS
+    found = kept(trace)
+    assert found["parameters"] == found["gradients"] == 4 * MLP_PARAMETERS
+    assert found.get("optimizer state", 0) == states * 4 * MLP_PARAMETERS
+    assert found["inputs"] == 4 * 8 * WIDTH
+    assert set(found) <= {"parameters", "gradients", "optimizer state", "inputs", "workspaces"}
+
+
+def test_the_counters_of_a_fused_optimizer_are_on_the_device() -> None:
+    fused = mlp_job(width=WIDTH, make_optimizer=lambda parameters: torch.optim.AdamW(parameters, fused=True))
+    num_tensors = 4
+    assert kept(traced(fused))["optimizer state"] == 2 * 4 * MLP_PARAMETERS + 4 * num_tensors
+
+
+def test_every_storage_is_born_once_and_dies_at_most_once() -> None:
+    trace = traced(language_model_job(), Recipe(precision="bf16", accumulation=2, clip_norm=1.0))
+    counts = Counter(trace.events.tolist())
+    assert set(counts.values()) == {1}
+    births = [event for event in trace.events.tolist() if event >= 0]
+    assert births == list(range(len(trace.storages)))
+    place = {event: index for index, event in enumerate(trace.events.tolist())}
+    assert all(place[~event] < index for event, index in place.items() if event < 0)
+
+
+def test_two_traces_of_one_job_have_the_same_sizes() -> None:
+    first, second = language_model(), traced(language_model_job())
+    assert sized(first).num_bytes.tolist() == sized(second).num_bytes.tolist()
+    assert first.marks == second.marks
+
+
+def test_the_first_and_the_next_step_have_the_phases_of_a_step() -> None:
+    trace = traced(mlp_job(), Recipe(accumulation=2))
+    phases = ["forward", "backward", "forward", "backward", "optimizer"]
+    for step in ("first", "next"):
+        found = [phase for _at, which, phase in trace.marks if which == step]
+        assert [phase for i, phase in enumerate(found) if i == 0 or phase != found[i - 1]] == phases
+
+
+def test_a_shared_weight_has_one_gradient() -> None:
+    """Gradients of its two uses meet in one sum; of a product turned over, which is a view, in a storage of
+    its own (`test_gradients_meet_as_in_pytorch_itself`).
+    """
+    trace = language_model()
+    found = kept(trace)
+    assert found["gradients"] == found["parameters"] == 4 * trace.num_parameters
+    assert "temporaries" not in found
+    table_bytes = 4 * 100 * 32
+    sums = [each for each in trace.storages if each.op == "aten.add.Tensor" and each.phase == "backward"]
+    assert [each.num_bytes for each in sums].count(table_bytes) == 2  # once in each step
+
+
+def test_gradients_meet_in_place_in_whatever_order_their_dimensions_lie() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x.to(memory_format=torch.channels_last))
+            return hidden.sin() + self.second(hidden).sin()
+
+    trace = traced(job_of(Residual, lambda batch_size: torch.randn(batch_size, 16, 24, 24)))
+    image_bytes = 8 * 16 * 24 * 24 * 4
+    met = [each.op for each in trace.storages if each.phase == "backward" and each.num_bytes == image_bytes]
+    assert met
+    assert "aten.add.Tensor" not in met
+
+
+class Doubled(torch.autograd.Function):
+    """Whose forward and backward add as they say: into a tensor of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.sin() + gradient.cos()
+
+
+def sums_of(forward: Callable[[Tensor], Tensor]) -> list[int]:
+    """Bytes of the sums that a backward makes, of a batch of 8 x 64 x 4 floats."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(x * self.weight)
+
+    trace = traced(job_of(Model, lambda batch_size: torch.randn(batch_size, 64, 4)))
+    first = trace.storages[: len(trace.storages) // 2]
+    return [each.num_bytes for each in first if each.op == "aten.add.Tensor" and each.phase == "backward"]
+
+
+def test_a_backward_of_code_without_a_module_is_traced() -> None:
+    """As exec makes it of a cell: its globals have no name."""
+    space: dict[str, Any] = {"torch": torch}
+    exec(
+        "class Doubled(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: x + x)\n"
+        "    backward = staticmethod(lambda ctx, gradient: gradient.sin() + gradient.cos())\n",
+        space,
+    )
+    assert sums_of(space["Doubled"].apply) == sums_of(Doubled.apply)
+
+
+@pytest.mark.parametrize(
+    ("forward", "num_sums"),
+    [
+        (lambda x: x.sin() + x.cos(), 0),
+        (Doubled.apply, 1),
+        (lambda x: x.sin().sum() + x.view(8, 256).cos().sum(), 1),  # the gradient of a view is a view
+        (lambda x: x.view(8, 256).sin().sum() + x.cos().sum(), 0),
+    ],
+    ids=["in place", "in Python", "into a view", "a view into another"],
+)
+def test_gradients_meet_as_in_pytorch_itself(forward: Callable[[Tensor], Tensor], num_sums: int) -> None:
+    assert sums_of(forward) == [8 * 64 * 4 * 4] * num_sums
+    x = torch.randn(8, 64, 4, requires_grad=True)
+    loss = forward(x * 2).sum()
+    with torch.autograd.profiler.profile(use_kineto=False) as seen:
+        loss.backward()
+    assert [event.name for event in seen.function_events].count("aten::add") == num_sums
+
+
+def test_a_loss_that_is_averaged_in_place_keeps_its_elements() -> None:
+    job = job_of(
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda batch_size: torch.randn(batch_size, WIDTH),
+        loss=lambda model, x: nn.functional.mse_loss(model(x), x),
+    )
+    (kept_bytes, *_again) = [
+        each.num_bytes for each in traced(job).storages if each.op == "aten.mse_loss.default"
+    ]
+    assert kept_bytes == 4 * WIDTH * job.sizes["batch_size"]
+
+
+def test_accumulation_keeps_one_set_of_gradients() -> None:
+    once, thrice = (language_model(Recipe(accumulation=count)) for count in (1, 3))
+    assert kept(thrice)["gradients"] == kept(once)["gradients"] == 4 * once.num_parameters
+    assert total(thrice)["activations"] > 2 * total(once)["activations"]
+    assert sized(thrice).peak_allocated_bytes() >= sized(once).peak_allocated_bytes()
+
+
+def test_frozen_parameters_have_neither_gradient_nor_state() -> None:
+    def half_frozen() -> nn.Module:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        model[0].requires_grad_(False)
+        return model
+
+    trace = traced(job_of(half_frozen, lambda batch_size: torch.randn(batch_size, WIDTH)))
+    found = kept(trace)
+    assert trace.num_trainable == MLP_PARAMETERS // 2
+    assert found["parameters"] == 4 * MLP_PARAMETERS
+    assert found["gradients"] == 2 * MLP_PARAMETERS
+    assert found["optimizer state"] == 4 * MLP_PARAMETERS
+
+
+def test_half_precision_is_by_autocast_copies_or_by_the_model_itself() -> None:
+    plain, bf16, pure = (
+        traced(mlp_job(width=WIDTH), Recipe(precision=precision))
+        for precision in ("fp32", "bf16", "pure-bf16")
+    )
+    assert "autocast copies" not in total(plain)
+    assert kept(bf16)["parameters"] == kept(bf16)["gradients"] == 4 * MLP_PARAMETERS
+    assert total(bf16)["autocast copies"] == 2 * 2 * 2 * WIDTH * WIDTH + 2 * 2 * 2 * WIDTH  # of two steps
+    assert kept(pure)["parameters"] == kept(pure)["gradients"] == 2 * MLP_PARAMETERS
+    assert kept(pure)["optimizer state"] == 4 * MLP_PARAMETERS
+
+
+def test_fp16_brings_a_scaler_and_still_steps() -> None:
+    bf16, fp16 = (traced(mlp_job(), Recipe(precision=each, clip_norm=1.0)) for each in ("bf16", "fp16"))
+    assert kept(fp16)["optimizer state"] == kept(bf16)["optimizer state"] > 0
+    assert len(fp16.storages) > len(bf16.storages)
+    assert any("_amp_" in storage.op or "reciprocal" in storage.op for storage in fp16.storages)
+
+
+def test_checkpointing_lowers_activations() -> None:
+    plain, checkpointed = (language_model(Recipe(checkpointing=flag)) for flag in (False, True))
+    assert total(checkpointed)["activations"] < 0.7 * total(plain)["activations"]
+    assert kept(checkpointed)["gradients"] == kept(plain)["gradients"]
+
+
+def test_evaluation_has_no_gradients() -> None:
+    trace = traced(language_model_job(), Recipe(mode="evaluate"))
+    assert set(kept(trace)) <= {"parameters", "inputs", "workspaces"}
+    assert {phase for _at, _step, phase in trace.marks} == {"forward"}
+    assert not {"gradients", "optimizer state", "activations"} & set(total(trace))
+
+
+def test_storages_know_the_module_that_made_them() -> None:
+    modules = {storage.module for storage in language_model().storages}
+    assert {"embedding", "blocks.0.feed.0", "blocks.1.norm", None} <= modules
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(self.norm(x))
+        return result
+
+
+def test_buffers_are_counted() -> None:
+    trace = traced(job_of(Normalized, lambda batch_size: torch.randn(batch_size, WIDTH)))
+    assert kept(trace)["buffers"] == 2 * 4 * WIDTH + 8  # mean, variance and a counter
+
+
+def test_a_value_that_decides_is_taken_from_integers_and_guessed_from_floats() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, WIDTH)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x: Tensor = self.table(tokens)
+            if int(tokens.max()) == 9:
+                x = torch.cat([x, x])
+            return x * x.mean().item()
+
+    def trace(largest: int) -> Trace:
+        return traced(job_of(Deciding, lambda batch_size: torch.full((batch_size,), largest)))
+
+    nine, eight = trace(9), trace(8)
+    assert any("cat" in storage.op for storage in nine.storages)
+    assert not any("cat" in storage.op for storage in eight.storages)
+    assert [guess.answer for guess in eight.guesses] == ["the value of a float32 taken as 1.0"]
+    assert eight.guesses[0].module == "Deciding"
+
+
+def test_tensors_nested_in_a_batch_are_inputs() -> None:
+    def batch(batch_size: int) -> dict[str, Any]:
+        return {"x": [torch.randn(batch_size, WIDTH), torch.randn(batch_size, WIDTH)], "name": "text"}
+
+    job: Job = job_of(
+        lambda: nn.Linear(WIDTH, WIDTH), batch, loss=lambda model, batch: model(sum(batch["x"])).sum()
+    )
+    assert kept(traced(job, batch_size=5))["inputs"] == 2 * 4 * 5 * WIDTH
+
+
+def test_a_process_that_traced_is_the_only_one_changed() -> None:
+    before = nn.Module._apply
+    traced(mlp_job())
+    assert nn.Module._apply is before
+
+
+def shared_and_scaled() -> Trace:
+    check_backward()
+
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    job = job_of(
+        make, lambda batch_size: torch.zeros(batch_size, 3, dtype=torch.long), sizes={"batch_size": 2}
+    )
+    return trace_job(job, Recipe(precision="pure-bf16"), device="meta")
+
+
+def test_a_trace_on_another_device_than_the_cpu_needs_no_rules_of_cuda() -> None:
+    """As on CUDA: modules are moved and cast, and shared weights stay shared."""
+    trace = forked_or_sent(shared_and_scaled, what="a test")
+    assert trace.num_parameters == 16 * 8
+    assert [each.num_bytes for each in trace.storages if each.component == "parameters"] == [16 * 8 * 2]
+    assert (
+        sum(each.num_bytes for each in trace.storages if each.component == "optimizer state")
+        == 2 * 16 * 8 * 2
+    )
+
+
+def test_a_layer_norm_copies_before_it_makes_its_result() -> None:
+    def normed() -> None:
+        x = torch.empty(4, 8, 16).transpose(1, 2)
+        torch.nn.functional.layer_norm(x, (8,))
+
+    ops = [born.op for born in under_rules(normed).storages]
+    first = next(at for at, op in enumerate(ops) if "layer_norm" in op)
+    assert ops[first].startswith("workspace of") and ops[first + 1].startswith("aten.native_layer_norm")

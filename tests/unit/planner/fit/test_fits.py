@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from flatout.memory.jobs.job import Recipe
+from flatout.planner.fit.fits import SURE_MARGIN, Judge, evaluation_recipe, job_sizes, least
+from flatout.planner.forecast.questions import LargestBatch
+from tests.support import planner as plans
+from tests.support.planner import GIB, ToyForecast
+
+STAGE = plans.stage()
+SIZES = {"batch_size": 1, "n_negatives": 1}
+DOUBTFUL = ToyForecast(doubts=("the kernels of this GPU have not been measured",))
+
+
+def judge(forecast: ToyForecast | None = None, *, margin: float = 0.85) -> Judge:
+    return Judge(budget=plans.budget(10 * GIB, margin=margin), forecast=forecast or ToyForecast())
+
+
+def test_what_fits_trains_within_the_margin_and_may_hold_more() -> None:
+    subject = judge()
+    found = subject.largest(STAGE, SIZES, recipe=Recipe())
+    assert found.safe is not None and found.tight is not None and found.safe < found.tight
+    at = {**SIZES, "batch_size": found.tight}
+    assert subject.fits(STAGE, at, recipe=Recipe())
+    assert not subject.fits(STAGE, {**SIZES, "batch_size": found.tight + 1}, recipe=Recipe())
+    held = subject.peak(STAGE, at, recipe=Recipe()).process_bytes
+    assert subject.budget.usable_bytes < held < subject.budget.free_bytes.value
+
+
+def test_what_trains_within_the_margin_alone_does_not_fit() -> None:
+    """As where more room lets the allocator cut its segments otherwise, until nothing can be handed back."""
+
+    class Unlucky(ToyForecast):
+        def trains(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> bool:
+            return capacity_bytes <= 10 * GIB and super().trains(
+                sizes, recipe=recipe, capacity_bytes=capacity_bytes
+            )
+
+    subject = judge(Unlucky(fragmentation=1.3))
+    lucky = judge(ToyForecast(fragmentation=1.3)).largest(STAGE, SIZES, recipe=Recipe())
+    found = subject.largest(STAGE, SIZES, recipe=Recipe())
+    assert found.tight == found.safe == lucky.safe and lucky.safe != lucky.tight
+    assert subject.fits(STAGE, {**SIZES, "batch_size": found.safe or 0}, recipe=Recipe())
+    assert not subject.fits(STAGE, {**SIZES, "batch_size": lucky.tight or 0}, recipe=Recipe())
+
+
+def test_nothing_is_held_beyond_what_is_free() -> None:
+    subject = judge(ToyForecast(fragmentation=2.0), margin=1.0)
+    peak = subject.peak(STAGE, {**SIZES, "batch_size": 20}, recipe=Recipe())
+    held = subject.held(peak)
+    assert held.process_bytes == subject.budget.free_bytes.value < peak.process_bytes
+    assert held.process_bytes - held.reserved_bytes == peak.process_bytes - peak.reserved_bytes
+    small = subject.peak(STAGE, SIZES, recipe=Recipe())
+    assert subject.held(small) == small
+
+
+@pytest.mark.parametrize("fragmentation", [1.01, 1.3])
+@pytest.mark.parametrize("margin", [0.5, SURE_MARGIN, 0.95, 1.0])
+def test_a_guess_has_a_tenth_for_head_room_or_is_safe(margin: float, fragmentation: float) -> None:
+    sure, subject = (
+        judge(ToyForecast(fragmentation=fragmentation, doubts=doubts), margin=margin)
+        for doubts in ((), DOUBTFUL.doubts)
+    )
+    plain, found = (each.largest(STAGE, SIZES, recipe=Recipe()) for each in (sure, subject))
+    cautious = margin > SURE_MARGIN
+    assert (subject.caution(STAGE) is not None) is cautious
+    assert sure.caution(STAGE) is None
+    assert plain.tight is not None and found.tight is not None
+    assert found.tight < plain.tight if cautious else found == plain
+    for batch_size in range(1, plain.tight + 2):
+        at = {**SIZES, "batch_size": batch_size}
+        assert subject.fits(STAGE, at, recipe=Recipe()) is (batch_size <= found.tight)
+
+
+def test_a_wider_margin_never_takes_a_smaller_batch() -> None:
+    found = []
+    for margin in (0.7, 0.8, 0.85, 0.9, 0.91, 0.95, 0.99, 1.0):
+        budget = plans.budget(round(20 * GIB * margin), margin=margin)
+        subject = Judge(budget=budget, forecast=DOUBTFUL)
+        found.append(subject.largest(STAGE, SIZES, recipe=Recipe()).tight or 0)
+    assert found == sorted(found) and found[0] < found[-1]
+
+
+def test_the_reason_for_caution_has_its_figures() -> None:
+    assert judge(DOUBTFUL, margin=0.95).caution(STAGE) == (
+        "a margin of 95 % spares 5 %, and the kernels of this GPU have not been measured"
+    )
+
+
+def test_evaluation_through_the_same_loader_bounds_the_batch() -> None:
+    subject = judge(ToyForecast(evaluation_share=1.0))
+    recipe = Recipe(checkpointing=True)
+    alone = subject.largest(STAGE, SIZES, recipe=recipe)
+    evaluation = subject.largest(STAGE, SIZES, recipe=evaluation_recipe(STAGE))
+    assert alone.tight is not None and evaluation.tight is not None and evaluation.tight < alone.tight
+    assert subject.largest_of_loader(STAGE, SIZES, recipe=recipe) == least([alone, evaluation])
+    own = plans.stage(eval_batch_size=4)
+    assert subject.largest_of_loader(own, SIZES, recipe=recipe) == alone
+
+
+def test_the_least_of_all_is_none_where_one_is() -> None:
+    five, none = LargestBatch(safe=5, tight=6), LargestBatch(safe=None, tight=7)
+    assert least([five, none]) == LargestBatch(safe=None, tight=6)
+
+
+def test_sizes_are_the_jobs_own_with_the_stages_over_them() -> None:
+    stage = plans.stage(sizes={"n_negatives": 24, "unknown": 3})
+    forecast = ToyForecast(sizes={"batch_size": 8, "n_negatives": 1, "length": 128})
+    assert job_sizes(stage, forecast, batch_size=2) == {"batch_size": 2, "n_negatives": 24, "length": 128}
+    assert job_sizes(stage, forecast, batch_size=2, over={"n_negatives": 5})["n_negatives"] == 5
+
+
+def test_evaluation_keeps_nothing_of_training_but_its_precision() -> None:
+    stage = plans.stage(precision="bf16", checkpointing=True)
+    assert evaluation_recipe(stage) == Recipe(precision="bf16", mode="evaluate")
