@@ -12,8 +12,10 @@ from racing import Arm, race, rows_of
 from subjects import Subject, prompts_of
 
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
-from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
-from flatout.engines.steering.trials.steered_model import Steering, steered_model
+from flatout.engines.steering.trials.packed_trials import PackedTrials
+from flatout.engines.steering.trials.steered_model import steered_model
+from flatout.engines.steering.trials.steering import Steering
+from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.steppers import State, Stepper
 from flatout.multiplex.models.decoder import Decoder

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from flatout.cli.app import application
 from flatout.engines.steering.settings import NAMES
-from flatout.engines.steering.trials.steered_model import WHERE
+from flatout.engines.steering.trials.steering import WHERE
 from flatout.engines.steering.vectors.fit_questions import known_methods
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"

@@ -14,8 +14,10 @@ from flatout.engines.steering.extract.layer_reader import Reader
 from flatout.engines.steering.extract.store import Store
 from flatout.engines.steering.extract.tiers import Tier
 from flatout.engines.steering.questions import Pair
-from flatout.engines.steering.trials.packed_trials import PackedTrials, TextRow
-from flatout.engines.steering.trials.steered_model import Steering, steered_model
+from flatout.engines.steering.trials.packed_trials import PackedTrials
+from flatout.engines.steering.trials.steered_model import steered_model
+from flatout.engines.steering.trials.steering import Steering
+from flatout.engines.steering.trials.trial_engine import TextRow
 from tests.support.multiplex import prompts_of, reference_tokens, tiny_model
 from tests.support.steering import text_of, word_tokenizer
 

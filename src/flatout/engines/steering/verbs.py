@@ -173,9 +173,11 @@ def apply(
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
     import torch
 
+    from flatout.engines.steering.blocks import blocks_of, width_of
     from flatout.engines.steering.questions import question_of
     from flatout.engines.steering.trials.scoring import prompts_of
-    from flatout.engines.steering.trials.steered_model import Steering, check_steering, steered_model
+    from flatout.engines.steering.trials.steered_model import steered_model
+    from flatout.engines.steering.trials.steering import Steering
 
     steering = Steering(
         layer=layer,
@@ -187,7 +189,7 @@ def apply(
         where=where or winner.get("where", "last-and-generated"),
     )
     opened = open_model(model, device=device, dtype=dtype)
-    check_steering(opened.model, steering)
+    steering.check_model(num_layers=len(blocks_of(opened.model)), width=width_of(opened.model))
     questions = [question_of(text, positive="a", negative="b") for text in prompts]
     encoded = prompts_of(questions, opened.tokenizer)
     _check_room(opened, longest=max(map(len, encoded)), max_new_tokens=max_new_tokens)

@@ -28,7 +28,7 @@ from flatout.engines.steering.search.space import Trial as Trial
 from flatout.engines.steering.search.study import SearchStudy
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import MultipleChoice, Score, Scorer
-from flatout.engines.steering.trials.steered_model import Steering
+from flatout.engines.steering.trials.steering import Steering
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:

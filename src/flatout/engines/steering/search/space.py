@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.steering.trials.steered_model import WHERE, Steering, Where
+from flatout.engines.steering.trials.steering import WHERE, Steering, Where
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from flatout.engines.steering.search.neutral_texts import read_neutral
 from flatout.engines.steering.search.retest import side_effects
 from flatout.engines.steering.search.space import Trial, steering_of, trial_of
 from flatout.engines.steering.settings import SearchSettings
-from flatout.engines.steering.trials.packed_trials import PackedTrials, TextRow
+from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import prompts_of
+from flatout.engines.steering.trials.trial_engine import TextRow
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.run_search import Split

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.engines.steering.trials.steered_model import Steering
+from flatout.engines.steering.trials.steering import SteeringTables
+from flatout.engines.steering.trials.trial_engine import Branch
 from flatout.errors import BadInput
 from flatout.multiplex.decode import forward
 from flatout.multiplex.decode.cache import Cache, Prefixes, bucket_of
@@ -36,22 +37,8 @@ TARGETS = 1024  # positions whose logits exist at once
 TRUNK, PADDING, VOID = -1, -2, -3  # what a column holds, where it is no branch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Branch:
-    """Tokens behind a trunk, steered from the `first_steered`-th on.
-
-    `targets` are (index of a token here, token that may follow it): their log-probabilities are wanted.
-    """
-
-    trunk: tuple[int, ...]
-    tokens: tuple[int, ...]
-    targets: tuple[tuple[int, int], ...]
-    steering: Steering | None = None
-    first_steered: int = 0
-
-
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Trunk:
     """A trunk and some of its branches; `numbers` says which of the caller's."""
 
     trunk: tuple[int, ...]
@@ -59,12 +46,12 @@ class _Row:
     num_tokens: int
 
 
-class Grove:
-    """Branches scored in batches of at most `batch_tokens` tokens; trunks are kept for the next call."""
+class BranchScorer:
+    """Scores branches in batches of at most `batch_tokens` tokens, and keeps trunks for the next call."""
 
     def __init__(self, decoder: Decoder, *, batch_tokens: int = 8192, trunk_tokens: int = 65536) -> None:
         if batch_tokens < 1:
-            raise BadInput(f"batch_tokens={batch_tokens}", hint="take at least 1")
+            raise BadInput(f"batch_tokens={batch_tokens} is below 1", hint="take at least 1")
         self._decoder = decoder
         self.batch_tokens = batch_tokens
         self._trunks = Prefixes(max_tokens=trunk_tokens)
@@ -75,14 +62,14 @@ class Grove:
 
     @torch.no_grad()
     def log_probabilities(self, branches: Sequence[Branch]) -> Iterator[tuple[int, list[float]]]:
-        """(number of a branch, the log-probabilities of its targets), batch by batch.
+        """Yield (number of a branch, the log-probabilities of its targets), batch by batch.
 
         A batch that does not fit the device's memory is halved, and so are the batches after it.
         """
         self._check(branches)
         waiting = _rows_of(branches)
         while waiting:
-            batch = _first_batch(waiting, self.batch_tokens)
+            batch = waiting[: _num_fitting([row.num_tokens for row in waiting], self.batch_tokens)]
             try:
                 scored = self._run(branches, batch)
             except torch.OutOfMemoryError:
@@ -109,57 +96,47 @@ class Grove:
                     f"branch {number} has tokens outside the vocabulary of {decoder.vocabulary}",
                     hint="encode it with this model's tokenizer",
                 )
-            check_steering(one.steering, decoder)
+            if one.steering is not None:
+                one.steering.check_packable(decoder)
 
-    def _run(self, branches: Sequence[Branch], batch: Sequence[_Row]) -> list[tuple[int, list[float]]]:
+    def _run(self, branches: Sequence[Branch], batch: Sequence[_Trunk]) -> list[tuple[int, list[float]]]:
         decoder = self._decoder
         layout = _Layout(branches, batch, device=decoder.device)
-        cache = Cache(
-            torch.zeros(
-                _storage_shape(decoder, rows=len(batch), columns=layout.num_columns),
-                dtype=decoder.dtype,
-                device=decoder.device,
-            )
-        )
-        self._plant([row.trunk for row in batch], cache)
-        added = _Added(branches, layout, decoder)
+        cache = Cache.empty(decoder, slots=len(batch), max_tokens=layout.num_columns - 1)
+        self._fill_trunks([row.trunk for row in batch], cache)
+        steered = _SteeredTokens(branches, layout, decoder)
         x = forward.embed(decoder, layout.tokens, layout.positions)
         plain = forward.deltas_of(decoder, {})
         tables = Rows.plain(len(batch)).tables(decoder.device)
-        x = forward.run_blocks(decoder, x, cache, layout.places(decoder), tables, plain, run=added.run_block)
+        places = layout.places(decoder)
+        x = forward.run_blocks(decoder, x, cache, places, tables, plain, run=steered.run_block)
         return self._read(x, branches, layout)
 
-    def _plant(self, trunks: Sequence[tuple[int, ...]], cache: Cache) -> None:
+    def _fill_trunks(self, trunks: Sequence[tuple[int, ...]], cache: Cache) -> None:
         """Put every trunk's keys and values into its row, computing those that are not held."""
         rows_of: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for row, trunk in enumerate(trunks):
             if trunk:
                 rows_of[trunk].append(row)
-        absent = sorted((trunk for trunk in rows_of if self._trunks.find(trunk) is None), key=len)
-        grown: dict[tuple[int, ...], Tensor] = {}
+        held = {trunk: found for trunk in rows_of if (found := self._trunks.find(trunk)) is not None}
+        absent = sorted(rows_of.keys() - held.keys(), key=len)
         while absent:
-            count = 1
-            while count < len(absent) and (count + 1) * len(absent[count]) <= self.batch_tokens:
-                count += 1
-            grown.update(self._grow(absent[:count]))
+            count = _num_fitting([len(trunk) for trunk in absent], self.batch_tokens)
+            held.update(self._compute_trunks(absent[:count]))
             del absent[:count]
         for trunk, rows in rows_of.items():
-            held = grown[trunk] if trunk in grown else self._trunks.find(trunk)
-            assert held is not None, "a trunk is held or was grown"
-            cache.put(torch.tensor(rows, device=cache.storage.device), held)
-        for trunk, held in grown.items():
-            self._trunks.keep(trunk, held)
+            cache.put(torch.tensor(rows, device=cache.storage.device), held[trunk])
+            self._trunks.keep(trunk, held[trunk])
 
-    def _grow(self, trunks: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Tensor]:
+    def _compute_trunks(self, trunks: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Tensor]:
         """The keys and values of trunks, [L, 2, K, length, E] each, by one plain forward."""
         decoder = self._decoder
         longest = max(len(trunk) for trunk in trunks)
-        slots = torch.arange(len(trunks), device=decoder.device)
-        shape = _storage_shape(decoder, rows=len(trunks), columns=longest)
-        cache = Cache(torch.zeros(shape, dtype=decoder.dtype, device=decoder.device))
+        cache = Cache.empty(decoder, slots=len(trunks), max_tokens=longest)
         padded = [[*trunk, *[0] * (longest - len(trunk))] for trunk in trunks]
         steps = torch.arange(longest, device=decoder.device)[None]
         x = forward.embed(decoder, torch.tensor(padded, device=decoder.device), steps)
+        slots = torch.arange(len(trunks), device=decoder.device)
         places = forward.fresh_places(decoder, slots=slots, num_tokens=longest)
         tables = Rows.plain(len(trunks)).tables(decoder.device)
         forward.run_blocks(decoder, x, cache, places, tables, forward.deltas_of(decoder, {}))
@@ -190,7 +167,7 @@ class Grove:
 class _Layout:
     """Where every branch token of a batch lies."""
 
-    def __init__(self, branches: Sequence[Branch], batch: Sequence[_Row], *, device: torch.device) -> None:
+    def __init__(self, branches: Sequence[Branch], batch: Sequence[_Trunk], *, device: torch.device) -> None:
         n, longest = len(batch), max(row.num_tokens for row in batch)
         self.num_trunk = max(len(row.trunk) for row in batch)
         self.end = self.num_trunk + longest
@@ -248,29 +225,25 @@ class _Layout:
         return seen if attention.window is None else seen & (places > here - attention.window)
 
 
-class _Added:
-    """The vectors of a batch: at each steered layer a table, and which of its rows each token adds."""
+class _SteeredTokens:
+    """Which entry of the tables each branch token adds, and at which layers."""
 
     def __init__(self, branches: Sequence[Branch], layout: _Layout, decoder: Decoder) -> None:
-        by_layer: dict[int, dict[int, Steering]] = defaultdict(dict)
-        for number in layout.starts:
-            steering = branches[number].steering
-            if steering is not None:
-                by_layer[steering.layer][id(steering)] = steering
-        self._layers = {id(decoder.blocks[layer]): layer for layer in by_layer}
-        self._tables: dict[int, Tensor] = {}
-        self._index: dict[int, Tensor] = {}
-        for layer, held in by_layer.items():
-            entry = {key: 1 + place for place, key in enumerate(held)}  # row 0 adds nothing
-            index = torch.zeros(layout.tokens.shape, dtype=torch.int64)
-            for number, (row, first) in layout.starts.items():
-                one = branches[number]
-                if one.steering is not None and one.steering.layer == layer:
-                    steered = slice(first + one.first_steered, first + len(one.tokens))
-                    index[row, steered] = entry[id(one.steering)]
-            rows = [torch.zeros(decoder.width), *(one.added().cpu() for one in held.values())]
-            self._tables[layer] = torch.stack(rows).to(device=decoder.device, dtype=decoder.dtype)
-            self._index[layer] = index.to(decoder.device)
+        steerings = {
+            id(one): one for number in layout.starts if (one := branches[number].steering) is not None
+        }
+        entry_of = {name: entry for entry, name in enumerate(steerings)}
+        nothing = len(steerings)  # the last entry adds nothing
+        layers = {one.layer for one in steerings.values()}
+        tables = SteeringTables(layers, num_entries=nothing + 1, decoder=decoder)
+        tables.write(list(steerings.values()))
+        entry = torch.full(layout.tokens.shape, nothing)
+        for number, (row, first) in layout.starts.items():
+            one = branches[number]
+            if one.steering is not None:
+                entry[row, first + one.first_steered : first + len(one.tokens)] = entry_of[id(one.steering)]
+        self._entry = entry.to(decoder.device)
+        self._added = {id(decoder.blocks[layer]): table for layer, table in tables.of_layer.items()}
 
     def run_block(
         self,
@@ -284,35 +257,11 @@ class _Added:
     ) -> Tensor:
         """A block of `forward`, and what its tokens add."""
         x = forward.run_block(block, x, keys, values, place, tables, deltas)
-        layer = self._layers.get(id(block))
-        return x if layer is None else x + self._tables[layer][self._index[layer]]
+        added = self._added.get(id(block))
+        return x if added is None else x + added[self._entry]
 
 
-def check_steering(steering: Steering | None, decoder: Decoder) -> None:
-    """What a batch of many steerings can run."""
-    if steering is None:
-        return
-    if steering.mode != "add":
-        raise BadInput(
-            f"mode {steering.mode!r} cannot share a batch",
-            hint="pack mode 'add'; steered_model runs them all",
-        )
-    if steering.layer >= len(decoder.blocks):
-        raise BadInput(
-            f"steering at layer {steering.layer}", hint=f"the model has layers 0 to {len(decoder.blocks) - 1}"
-        )
-    if len(steering.direction) != decoder.width:
-        raise BadInput(
-            f"a direction of {len(steering.direction)} numbers", hint=f"the model is {decoder.width} wide"
-        )
-
-
-def _storage_shape(decoder: Decoder, *, rows: int, columns: int) -> tuple[int, ...]:
-    attention = decoder.blocks[0].attention
-    return (len(decoder.blocks), 2, rows, attention.num_kv_heads, columns, attention.head_width)
-
-
-def _rows_of(branches: Sequence[Branch]) -> list[_Row]:
+def _rows_of(branches: Sequence[Branch]) -> list[_Trunk]:
     """Branches behind their trunks, rows of like size beside one another."""
     by_trunk: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, one in enumerate(branches):
@@ -326,20 +275,17 @@ def _rows_of(branches: Sequence[Branch]) -> list[_Row]:
         for number in numbers:
             own = len(branches[number].tokens)
             if held and size + own > room:
-                rows.append(_Row(trunk, held, size))
+                rows.append(_Trunk(trunk, held, size))
                 held, size = [], 0
             held.append(number)
             size += own
-        rows.append(_Row(trunk, held, size))
+        rows.append(_Trunk(trunk, held, size))
     return sorted(rows, key=lambda row: (row.num_tokens, len(row.trunk)))
 
 
-def _first_batch(rows: Sequence[_Row], batch_tokens: int) -> list[_Row]:
-    """Rows from the front while the padded batch stays within `batch_tokens`; at least one.
-
-    Rows come in order of size, so the last one says how far all are padded.
-    """
+def _num_fitting(lengths: Sequence[int], batch_tokens: int) -> int:
+    """How many of some ascending lengths fit a batch padded to the last of them; at least one."""
     count = 1
-    while count < len(rows) and (count + 1) * rows[count].num_tokens <= batch_tokens:
+    while count < len(lengths) and (count + 1) * lengths[count] <= batch_tokens:
         count += 1
-    return list(rows[:count])
+    return count

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
 from flatout.engines.steering.questions import Question, pairs_of
-from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
-from flatout.engines.steering.trials.steered_model import Steering
+from flatout.engines.steering.trials.steering import Steering
+from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow, TrialEngine
 from flatout.errors import BadInput
 
 Toward = Literal["positive", "negative"]
@@ -40,7 +40,7 @@ class Scorer(Protocol):
     def recipe(self) -> Mapping[str, str]:
         """What the values depend on, beside model and question."""
 
-    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         """Call `on_score` with each row's number as soon as it is known."""
 
 
@@ -57,7 +57,7 @@ class MultipleChoice:
         """Said in one line."""
         return {"score": f"multiple choice toward {self._toward}, system {self._system!r}"}
 
-    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         """One forward over the answers' tokens for a batch of rows."""
         absent = {question.key: question for _, question in rows if question.key not in self._choices}
         self._choices.update(choices_of(list(absent.values()), self._tokenizer, system=self._system))
@@ -94,7 +94,7 @@ class Judged:
         """Said in one line."""
         return {"score": f"{self._name} of {self._max_new_tokens} tokens, system {self._system!r}"}
 
-    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         """One generation for all rows; each is judged as its text ends."""
         prompts = prompts_of([question for _, question in rows], self._tokenizer, system=self._system)
         packed = [

@@ -1,8 +1,7 @@
-"""What one row does to the residual stream, and a context manager that makes any transformers model do it.
+"""A context manager that steers any transformers model, row by row.
 
-A layer's output h [D] is changed along a direction u: added to, cleared of it (`project-out`), set to a given
-component (`clamp`), or turned towards it at its own length (`norm-preserving`).  A forward hook on the layer
-does it, so the model's weights stay as they are and removing the hooks leaves no trace.
+A forward hook on the layer does it: the model's weights stay as they are, and removing the hooks leaves no
+trace.
 
 Where to steer is a matter of positions, not of calls: with a key-value cache a call carries one token,
 without one it carries the whole text again, and both must give the same tokens.  So the first call's tokens
@@ -13,90 +12,20 @@ Shapes: B rows, T tokens of a call, D width.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engines.steering.blocks import blocks_of, width_of
+from flatout.engines.steering.trials.steering import Mode, Steering, Turn, Where, turn
 from flatout.errors import BadInput
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.vectors import steered, with_hidden
-
-Turn = Literal["project-out", "clamp", "norm-preserving"]  # what depends on the hidden state
-Mode = Literal["add"] | Turn
-Where = Literal["last-and-generated", "all", "generated"]
-MODES: tuple[Mode, ...] = ("add", "project-out", "clamp", "norm-preserving")
-WHERE: tuple[Where, ...] = ("last-and-generated", "all", "generated")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Steering:
-    """A change of what layer `layer` (from 0) gives, along `direction` [D].
-
-    `amount` is absolute.  `add`: so many times the direction is added.  `project-out`: this share of the
-    component along it is removed, 1 for all.  `clamp`: the component becomes this.  `norm-preserving`: as
-    `add`, and the length is put back.  `where`: the last prompt token and all that is generated (every
-    earlier token is then the same for all rows), all tokens, or generated tokens alone.
-    """
-
-    layer: int
-    direction: Tensor
-    amount: float
-    mode: Mode = "add"
-    where: Where = "last-and-generated"
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without a model."""
-        if self.mode not in MODES:
-            raise BadInput(f"mode {self.mode!r}", hint=f"take one of {', '.join(MODES)}")
-        if self.where not in WHERE:
-            raise BadInput(f"where {self.where!r}", hint=f"take one of {', '.join(WHERE)}")
-        if self.direction.ndim != 1:
-            raise BadInput(f"a direction of shape {tuple(self.direction.shape)}", hint="give one vector [D]")
-        if not math.isfinite(self.amount):
-            raise BadInput(f"an amount of {self.amount}", hint="give a finite strength")
-        if self.layer < 0:
-            raise BadInput(f"layer {self.layer}", hint="layers count from 0")
-        # What made the direction must not stay alive for as long as somebody steers.
-        object.__setattr__(self, "direction", self.direction.detach())
-
-    def added(self) -> Tensor:
-        """What `add` adds, [D] in float32."""
-        return self.direction.float() * self.amount
-
-
-def changed(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mode: Turn) -> Tensor:
-    """Hidden states [B, T, D] steered everywhere: `unit` and `vector` [B, 1, D], `amount` [B, 1, 1]."""
-    wide = hidden.float()
-    if mode == "norm-preserving":
-        moved = wide + vector
-        size = moved.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        kept: Tensor = moved * (wide.norm(dim=-1, keepdim=True) / size)
-        return kept.to(hidden.dtype)
-    along = (wide * unit).sum(-1, keepdim=True)
-    change = -amount * along if mode == "project-out" else amount - along
-    return (wide + change * unit).to(hidden.dtype)
-
-
-def check_steering(model: nn.Module, steering: Steering) -> None:
-    """BadInput unless the model has the layer and the width that a steering is for."""
-    num_layers, width = len(blocks_of(model)), width_of(model)
-    if steering.layer >= num_layers:
-        raise BadInput(
-            f"steering at layer {steering.layer}", hint=f"the model has layers 0 to {num_layers - 1}"
-        )
-    if len(steering.direction) != width:
-        raise BadInput(
-            f"the vector is {len(steering.direction)} wide and the model is {width}",
-            hint="take vectors that were fitted on this model",
-        )
 
 
 @contextmanager
@@ -114,28 +43,30 @@ def steered_model(
     """
     rows = (steering,) if isinstance(steering, Steering) else tuple(steering)
     if not rows:
-        raise BadInput("an empty list of steerings", hint="give one, or one for each row")
+        raise BadInput("the list of steerings is empty", hint="give one, or one for each row")
+    blocks = blocks_of(model)
     for given in {id(one): one for one in rows if one is not None}.values():
-        check_steering(model, given)
+        given.check_model(num_layers=len(blocks), width=width_of(model))
     groups: dict[tuple[int, Mode, Where], list[tuple[int, Steering]]] = defaultdict(list)
     for row, one in enumerate(rows):
         if one is not None:
             groups[one.layer, one.mode, one.where].append((row, one))
-    reading = _Reading(prompt_lengths, num_rows=None if isinstance(steering, Steering) else len(rows))
-    blocks = blocks_of(model)
+    places = _TokenPlaces(prompt_lengths, num_rows=None if isinstance(steering, Steering) else len(rows))
     with ExitStack() as hooks:
-        hooks.enter_context(model.register_forward_pre_hook(reading, with_kwargs=True))
+        hooks.enter_context(model.register_forward_pre_hook(places, with_kwargs=True))
         for (layer, mode, where), held in groups.items():
-            chosen = partial(reading.steered, where)
+            chosen = partial(places.steered, where)
             if mode == "add":
-                hooks.enter_context(_added(str(layer), blocks[layer], held, len(rows), positions=chosen))
+                hooks.enter_context(
+                    _add_vectors(str(layer), blocks[layer], held, len(rows), positions=chosen)
+                )
             else:
-                hook = _Hook(str(layer), held, len(rows), mode=mode, chosen=chosen)
+                hook = _TurningHook(str(layer), held, len(rows), mode=mode, chosen=chosen)
                 hooks.enter_context(blocks[layer].register_forward_hook(hook))
         yield
 
 
-def _added(
+def _add_vectors(
     name: str,
     block: nn.Module,
     held: Sequence[tuple[int, Steering]],
@@ -143,7 +74,7 @@ def _added(
     *,
     positions: Callable[[], Tensor],
 ) -> AbstractContextManager[None]:
-    """Rows of mode `add` at one layer: a vector for each."""
+    """Steer the rows of mode `add` at one layer."""
     table = torch.stack([one.added().cpu() for _, one in held])
     variants: list[int | None] = [None] * num_rows
     for variant, (row, _) in enumerate(held):
@@ -151,14 +82,13 @@ def _added(
     return steered({name: block}, table, Rows(tuple(variants)), positions=positions)
 
 
-class _Reading:
+class _TokenPlaces:
     """Where the tokens of the running call stand: a pre-forward hook of the whole model."""
 
     def __init__(self, prompt_lengths: Sequence[int] | None, *, num_rows: int | None) -> None:
         self._prompt_lengths = prompt_lengths
         self._num_rows = num_rows  # of every call; None: any number
         self._prompt: Tensor | None = None  # tokens of the first call, [B, T]
-        self._num_columns = 0  # of the prompt
         self._last: Tensor | None = None  # column of each row's last prompt token, [B]
         self.columns: Tensor | None = None  # of the running call, [T]
         self.real: Tensor | None = None  # [B, T]; None: no padding
@@ -192,7 +122,7 @@ class _Reading:
         return tokens.shape[0] == held.shape[0] and torch.equal(tokens[:, : held.shape[1]], held)
 
     def _begin(self, tokens: Tensor, real: Tensor | None) -> None:
-        self._prompt, self._num_columns = tokens.detach(), tokens.shape[1]
+        self._prompt = tokens.detach()
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         inside = (
             torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if real is None else real
@@ -227,7 +157,7 @@ def _num_cached(cache: Any) -> int:
     return int(length()) if length is not None else int(cache[0][0].shape[-2])
 
 
-class _Hook:
+class _TurningHook:
     """Rows of one mode at one layer: `unit`, `vector` [B, 1, D], `amount` [B, 1, 1], `member` [B, 1]."""
 
     def __init__(
@@ -255,7 +185,7 @@ class _Hook:
 
     def _steer(self, hidden: Tensor) -> Tensor:
         self._move(hidden.device)
-        moved = changed(hidden, unit=self._unit, vector=self._vector, amount=self._amount, mode=self._mode)
+        moved = turn(hidden, unit=self._unit, vector=self._vector, amount=self._amount, mode=self._mode)
         # Chosen, not multiplied by 0: a token that is left alone keeps its bits.
         where = self._chosen().to(hidden.device) & self._member
         return torch.where(where[..., None], moved, hidden)

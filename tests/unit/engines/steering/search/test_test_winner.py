@@ -15,7 +15,8 @@ from flatout.engines.steering.search.run_search import Split, engine_of, split_o
 from flatout.engines.steering.search.space import Trial
 from flatout.engines.steering.search.test_winner import _with_side_effects, continued
 from flatout.engines.steering.settings import SearchSettings, make_settings
-from flatout.engines.steering.trials.steered_model import Steering, steered_model
+from flatout.engines.steering.trials.steered_model import steered_model
+from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.vectors.fit_questions import fit_methods
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from tests.support.steering import tiny_search, write_tiny

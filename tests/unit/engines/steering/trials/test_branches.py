@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from flatout.engines.steering.trials import branches as module
-from flatout.engines.steering.trials.branches import Branch, Grove
-from flatout.engines.steering.trials.steered_model import Steering, steered_model
+from flatout.engines.steering.trials.branches import BranchScorer
+from flatout.engines.steering.trials.steered_model import steered_model
+from flatout.engines.steering.trials.steering import Steering
+from flatout.engines.steering.trials.trial_engine import Branch
 from flatout.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import FAMILIES, VOCABULARY, prompts_of, shared_model
@@ -54,7 +56,7 @@ def expected(family: str, branch: Branch) -> list[float]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_branch_is_its_text_alone(family: str) -> None:
     made = [one for one in some_branches() if one.first_steered < len(one.tokens)]
-    found = dict(Grove(read_decoder(shared_model(family))).log_probabilities(made))
+    found = dict(BranchScorer(read_decoder(shared_model(family))).log_probabilities(made))
     assert sorted(found) == list(range(len(made)))
     for number, one in enumerate(made):
         assert found[number] == pytest.approx(expected(family, one), abs=2e-5)
@@ -62,60 +64,63 @@ def test_every_branch_is_its_text_alone(family: str) -> None:
 
 def test_batches_padding_and_neighbours_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, made = read_decoder(shared_model()), some_branches(number=30)
-    whole = dict(Grove(decoder).log_probabilities(made))
+    whole = dict(BranchScorer(decoder).log_probabilities(made))
     assert all(math.isfinite(value) for values in whole.values() for value in values)
     alone = {
-        number: next(iter(Grove(decoder).log_probabilities([one])))[1] for number, one in enumerate(made)
+        number: next(iter(BranchScorer(decoder).log_probabilities([one])))[1]
+        for number, one in enumerate(made)
     }
-    small = dict(Grove(decoder, batch_tokens=7, trunk_tokens=10).log_probabilities(made))
+    small = dict(BranchScorer(decoder, batch_tokens=7, trunk_tokens=10).log_probabilities(made))
     monkeypatch.setattr(module, "ROW_TOKENS", 3)
     monkeypatch.setattr(module, "TARGETS", 2)
-    narrow = dict(Grove(decoder).log_probabilities(made))
-    backwards = dict(Grove(decoder).log_probabilities(made[::-1]))
+    narrow = dict(BranchScorer(decoder).log_probabilities(made))
+    backwards = dict(BranchScorer(decoder).log_probabilities(made[::-1]))
     for number, values in whole.items():
         for other in (alone[number], small[number], narrow[number], backwards[len(made) - 1 - number]):
             assert other == pytest.approx(values, abs=2e-5)
 
 
 def test_a_trunk_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    grove = Grove(read_decoder(shared_model()))
+    scorer = BranchScorer(read_decoder(shared_model()))
     grown: list[int] = []
-    grow = grove._grow
-    monkeypatch.setattr(grove, "_grow", lambda trunks: (grown.append(len(trunks)), grow(trunks))[1])
-    first = dict(grove.log_probabilities(some_branches()))
-    again = dict(grove.log_probabilities(some_branches()))
+    compute = scorer._compute_trunks
+    monkeypatch.setattr(
+        scorer, "_compute_trunks", lambda trunks: (grown.append(len(trunks)), compute(trunks))[1]
+    )
+    first = dict(scorer.log_probabilities(some_branches()))
+    again = dict(scorer.log_probabilities(some_branches()))
     assert sum(grown) == 3 and first == again
-    grove.weights_changed()
-    dict(grove.log_probabilities(some_branches()))
+    scorer.weights_changed()
+    dict(scorer.log_probabilities(some_branches()))
     assert sum(grown) == 6
 
 
 def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    grove, made = Grove(read_decoder(shared_model())), some_branches()
-    whole = dict(grove.log_probabilities(made))
-    run = grove._run
+    scorer, made = BranchScorer(read_decoder(shared_model())), some_branches()
+    whole = dict(scorer.log_probabilities(made))
+    run = scorer._run
 
     def tight(branches: list[Branch], batch: list[object]) -> object:
         if len(batch) > 2:
             raise torch.OutOfMemoryError("too many rows")
         return run(branches, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(grove, "_run", tight)
-    found = dict(grove.log_probabilities(made))
-    assert grove.batch_tokens < 8192
+    monkeypatch.setattr(scorer, "_run", tight)
+    found = dict(scorer.log_probabilities(made))
+    assert scorer.batch_tokens < 8192
     assert {number: pytest.approx(values, abs=2e-5) for number, values in whole.items()} == found
-    monkeypatch.setattr(grove, "_run", lambda branches, batch: tight(branches, [1, 2, 3]))
+    monkeypatch.setattr(scorer, "_run", lambda branches, batch: tight(branches, [1, 2, 3]))
     with pytest.raises(torch.OutOfMemoryError):
-        list(grove.log_probabilities(made))
+        list(scorer.log_probabilities(made))
 
 
 def test_what_cannot_be_scored_is_named() -> None:
-    grove = Grove(read_decoder(shared_model()))
+    scorer = BranchScorer(read_decoder(shared_model()))
     good = Branch(trunk=(3,), tokens=(4,), targets=((0, 5),))
 
     def score(**changes: object) -> None:
         values = {"trunk": good.trunk, "tokens": good.tokens, "targets": good.targets, **changes}
-        list(grove.log_probabilities([good, Branch(**values)]))  # type: ignore[arg-type]
+        list(scorer.log_probabilities([good, Branch(**values)]))  # type: ignore[arg-type]
 
     with pytest.raises(BadInput, match=r"branch 1 has 1 \+ 0 tokens"):
         score(tokens=(), targets=())
@@ -131,4 +136,4 @@ def test_what_cannot_be_scored_is_named() -> None:
     with pytest.raises(BadInput, match="mode 'clamp' cannot share a batch"):
         score(steering=Steering(layer=1, direction=along, amount=1.0, mode="clamp"))
     with pytest.raises(BadInput, match="batch_tokens=0"):
-        Grove(read_decoder(shared_model()), batch_tokens=0)
+        BranchScorer(read_decoder(shared_model()), batch_tokens=0)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
-from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
-from flatout.engines.steering.trials.steered_model import WHERE, Steering
+from flatout.engines.steering.trials.packed_trials import PackedTrials
+from flatout.engines.steering.trials.steering import WHERE, Steering
+from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow
 from tests.support.multiplex import prompts_of, tiny_model
 
 

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.steering.trials.packed_trials import Choice, ChoiceRow, PackedTrials, TextRow
-from flatout.engines.steering.trials.steered_model import WHERE, Steering, Where, steered_model
+from flatout.engines.steering.trials.packed_trials import PackedTrials
+from flatout.engines.steering.trials.steered_model import steered_model
+from flatout.engines.steering.trials.steering import WHERE, Steering, Where
+from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow
 from flatout.errors import BadInput
 from tests.support.multiplex import prompts_of, reference_tokens, shared_model, tiny_model
 
@@ -162,16 +164,6 @@ def test_choices_are_the_odds_of_the_answers(answers: str) -> None:
     assert sorted(found) == list(range(len(rows)))
     for number, row in enumerate(rows):
         assert found[number] == pytest.approx(expected_odds(model, row, tail=tail), abs=3e-5)
-
-
-def test_one_decisive_token_takes_one_branch() -> None:
-    one = Choice(prompt=(3,), positive=(5, 8, 6), negative=(5, 9, 6))
-    assert one.decisive() == ((5,), (8,), (9,))
-    assert Choice(prompt=(3,), positive=(5, 5), negative=(5,)).decisive() == ((5,), (5,), ())
-    with pytest.raises(BadInput, match="the same tokens"):
-        Choice(prompt=(3,), positive=(5,), negative=(5,))
-    with pytest.raises(BadInput, match="empty"):
-        Choice(prompt=(), positive=(5,), negative=(6,))
 
 
 # Likelihoods
