@@ -30,25 +30,30 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def write_whole(final: Path, content: bytes) -> None:
-    """Write a file, and its folder; it survives a loss of power, and on an error nothing is left of it."""
-    partial = final.with_name(f".{final.name}-{uuid.uuid4().hex}{PARTIAL}")
+    """Write a file, and its folder; BadInput where the system refuses, and nothing is left of it then."""
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        handle = _locked(partial)
-        try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-            os.fsync(handle)
-            partial.rename(final)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(handle)
-        _flush(final.parent)
+        replace_whole(final, content)
     except OSError as error:
         raise unwritable(str(final), error, size=show_bytes(len(content))) from error
+
+
+def replace_whole(final: Path, content: bytes) -> None:
+    """Write a file, and its folder, so that it survives a loss of power; OSError where that fails."""
+    partial = final.with_name(f".{final.name}-{uuid.uuid4().hex}{PARTIAL}")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    handle = _locked(partial)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+        partial.rename(final)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+    _flush(final.parent)
 
 
 def open_to_append(path: Path) -> FileIO:

@@ -1,8 +1,17 @@
-"""Ctrl-C and a polite kill, at moments when the run is whole.
+"""Ctrl-C and a polite kill, at moments when the work is whole.
 
 An update touches every weight; ended in its middle it would leave a model that is neither the one before nor
-the one after.  `held` puts an interrupt off until the block is over.  Everywhere else it ends the work at
-once.
+the one after.  There are two ways to wait for such a moment:
+
+    with Interrupts() as interrupts:                    # raised at once, except in held blocks
+        with interrupts.held():
+            update()
+
+    with Interrupts(ask=True) as interrupts:            # only noted: the loop asks at the end of a step
+        while not interrupts.came:
+            step()
+
+A loop that asks may hang; a second signal is raised at once.
 """
 
 from __future__ import annotations
@@ -12,40 +21,67 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any, Self
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which goes to this process alone, where a Ctrl-C goes to the whole group."""
 
 
 class Interrupts:
-    """SIGINT and SIGTERM as KeyboardInterrupt, between `held` blocks; active inside `with`."""
+    """SIGINT and SIGTERM inside `with`, in the main thread; elsewhere nothing is installed."""
 
-    def __init__(self) -> None:
-        self._holding = False
-        self._came = False
-        self._before: dict[int, object] = {}
+    def __init__(self, *, ask: bool = False, hold: bool = False) -> None:
+        """`ask`: the owner reads `came`; `hold`: raise nothing before the first `release`."""
+        self._ask = ask
+        self._holding = ask or hold
+        self._number: int | None = None
+        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    @property
+    def came(self) -> bool:
+        """Whether a signal is waiting."""
+        return self._number is not None
+
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._take)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
         self._before.clear()
+        if self.came and error is None and not self._ask:
+            self.release()
+
+    def hold(self) -> None:
+        """Put interrupts off until `release`."""
+        self._holding = True
+
+    def release(self) -> None:
+        """Raise what came in the meantime, and from here on whatever comes."""
+        self._holding = False
+        if self._number is not None:
+            number, self._number = self._number, None
+            raise _interrupt(number)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Put interrupts off to the end of the block."""
-        self._holding = True
+        """Put interrupts off to the end of the block; an error in it comes first."""
+        self.hold()
         try:
             yield
         finally:
             self._holding = False
-        if self._came:
-            self._came = False
-            raise KeyboardInterrupt
+        self.release()
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if not self._holding:
-            raise KeyboardInterrupt
-        self._came = True
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if not self._holding or (self._ask and self.came):
+            raise _interrupt(number)
+        self._number = number
+
+
+def _interrupt(number: int) -> KeyboardInterrupt:
+    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()

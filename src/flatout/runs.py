@@ -1,13 +1,16 @@
-"""A run's folder: what it is called, who it belongs to, whether it is still going.
+"""The home of runs: `.flatout/runs/<name>`, for every verb that leaves something behind.
 
+.flatout/.gitignore                          keeps the folder out of the user's repository
 .flatout/runs/20261115-143002-train-4711/
-    run.json         whose run it is; written once, with its end when that is known
-    job.channel      what the job reports at present
-    raw-000001.jsonl …, minutes-…, hours-…    the log, see history.py
+    run.json                                 whose run it is: written at its start, and again at its end
+    ...                                      what the verb itself writes: a log, checkpoints, a report
+
+A run that died without a word still has a run.json: its process is gone and no end is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -15,21 +18,26 @@ import os
 import re
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from flatout.atomic_files import replace_whole
 from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput
+from flatout.errors import BadInput, Interrupted
 from flatout.hardware.visible import VARIABLE
+from flatout.torchrun import read_launch
 
 RUN_VERSION = 1
 FORMAT = "flatout-run"
 VARIABLE_OF_RUNS = "FLATOUT_RUNS"
+HOME = ".flatout"
 RUN_FILE = "run.json"
-CHANNEL_FILE = "job.channel"
+CHANNEL_FILE = "job.channel"  # of a watched run: what the job reports at present
 LONGEST_NAME = 40
 
 RunState = Literal["running", "ended", "died"]
@@ -48,44 +56,58 @@ class Run:
     world_size: int | None = None
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None: it is not set
     ended_s: float | None = None
+    kind: str = "watch"  # the verb: watch, evolve, adapt, steer
+    launcher: int | None = None  # torchrun's process, the same for all ranks and restarts of a job
+    end: str | None = None  # finished, interrupted, or the error; None: it is running, died, or did not say
 
 
 def runs_folder() -> Path:
     """Where runs are kept: $FLATOUT_RUNS, or .flatout/runs of the working folder."""
     chosen = os.environ.get(VARIABLE_OF_RUNS)
-    if chosen:
-        return Path(chosen)
+    return Path(chosen) if chosen else home_folder() / "runs"
+
+
+def home_folder() -> Path:
+    """Flatout's own folder: .flatout where we are, or one among temporary files if that is read-only."""
     if os.access(Path.cwd(), os.W_OK):
-        return Path.cwd() / ".flatout" / "runs"
-    return Path(tempfile.gettempdir()) / "flatout" / "runs"
+        return Path.cwd() / HOME
+    return Path(tempfile.gettempdir()) / "flatout"
 
 
-def this_run(name: str | None = None, *, time_s: float) -> Run:
+def make_folder(folder: Path) -> None:
+    """Make a folder with its parents; a `.flatout` that is made on the way is ignored by git."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for parent in (folder, *folder.parents):
+        ignored = parent / ".gitignore"
+        if parent.name == HOME and not ignored.exists():
+            ignored.write_text("*\n", encoding="utf-8")
+
+
+def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> Run:
     """The run of this process."""
     command = tuple(getattr(sys, "orig_argv", sys.argv))
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
-    rank, world_size = (_number(os.environ.get(key)) for key in ("RANK", "WORLD_SIZE"))
+    launch = read_launch()
     return Run(
         name=name or script.lstrip("-") or "job",
         pid=os.getpid(),
         process_started_s=process_started_s(os.getpid()),
         started_s=time_s,
         command=command,
-        rank=rank,
-        world_size=world_size,
+        rank=launch.rank if launch.is_launched else None,
+        world_size=launch.num_ranks if launch.is_launched else None,
         visible_devices=os.environ.get(VARIABLE),
+        kind=kind,
+        launcher=os.getppid() if launch.is_launched else None,
     )
 
 
 def create_run(run: Run, root: Path | None = None) -> Path:
-    """Make the folder of a run and write whose it is; OSError where that cannot be."""
-    started = datetime.datetime.fromtimestamp(run.started_s).strftime("%Y%m%d-%H%M%S")
-    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run.name).strip("-.")[:LONGEST_NAME] or "job"
+    """Make a folder with a name of its own and write whose run it is; OSError where that cannot be."""
     root = root or runs_folder()
-    root.mkdir(parents=True, exist_ok=True)
-    name = f"{started}-{plain}-{run.pid}"
+    make_folder(root)
     for number in itertools.count(1):  # a process may begin two runs in one second
-        folder = root / (name if number == 1 else f"{name}-{number}")
+        folder = root / folder_name(run, number)
         try:
             folder.mkdir()
         except FileExistsError:
@@ -95,11 +117,36 @@ def create_run(run: Run, root: Path | None = None) -> Path:
     return folder
 
 
+def folder_name(run: Run, number: int = 1) -> str:
+    """The name of a run's folder: when it started, what it is called, and its process."""
+    started = datetime.datetime.fromtimestamp(run.started_s).strftime("%Y%m%d-%H%M%S")
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run.name).strip("-.")[:LONGEST_NAME] or "job"
+    return f"{started}-{plain}-{run.pid}" + ("" if number == 1 else f"-{number}")
+
+
+@contextlib.contextmanager
+def recorded_run(folder: Path, run: Run) -> Iterator[None]:
+    """Keep run.json of a folder while the block runs, and write how it ended."""
+    make_folder(folder)
+    write_run(folder, run)
+    end = "finished"
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted):
+        end = "interrupted"
+        raise
+    except BaseException as error:
+        end = str(error) or type(error).__name__
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # a full disk has its own error on the way
+            write_run(folder, replace(run, ended_s=time.time(), end=end))
+
+
 def write_run(folder: Path, run: Run) -> None:
-    temporary = folder / f".{RUN_FILE}.{os.getpid()}"
+    """Write run.json; OSError where that cannot be."""
     document = {"format": FORMAT, "version": RUN_VERSION, **encode(run)}
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(folder / RUN_FILE)
+    replace_whole(folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def end_run(folder: Path, *, time_s: float) -> None:
@@ -130,8 +177,8 @@ def state_of(run: Run) -> RunState:
     return "running" if is_alive(run.pid, run.process_started_s) else "died"
 
 
-def list_runs(root: Path | None = None) -> tuple[tuple[Path, Run], ...]:
-    """Every readable run, the latest first."""
+def list_runs(root: Path | None = None, *, kind: str | None = None) -> tuple[tuple[Path, Run], ...]:
+    """Every readable run, or those of one verb, the latest first."""
     folder = root or runs_folder()
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -139,7 +186,8 @@ def list_runs(root: Path | None = None) -> tuple[tuple[Path, Run], ...]:
             found.append((path, read_run(path)))
         except BadInput:
             continue
-    return tuple(sorted(found, key=lambda pair: pair[1].started_s, reverse=True))
+    wanted = [pair for pair in found if kind in (None, pair[1].kind)]
+    return tuple(sorted(wanted, key=lambda pair: pair[1].started_s, reverse=True))
 
 
 def find_run(wanted: str, root: Path | None = None) -> Path:
@@ -171,7 +219,3 @@ def is_alive(pid: int, started_s: float | None) -> bool:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flatout.interrupts import Interrupts
+from flatout.interrupts import Interrupts, Terminated
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -52,3 +52,37 @@ def test_outside_the_main_thread_nothing_is_installed() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_loop_that_asks_is_told_and_a_second_signal_ends_it_at_once(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Interrupts(ask=True) as interrupts:
+        assert not interrupts.came
+        signal.raise_signal(number)
+        assert interrupts.came
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_nothing_is_raised_before_the_release_and_a_kill_is_told_from_a_key() -> None:
+    with Interrupts(hold=True) as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.came
+        with pytest.raises(Terminated):
+            interrupts.release()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        interrupts.hold()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.release()
+
+
+def test_what_is_still_held_at_the_end_is_raised_there() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts(hold=True):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), Interrupts(hold=True):
+        raise ZeroDivisionError(signal.raise_signal(signal.SIGINT))

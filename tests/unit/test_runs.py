@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.errors import BadInput, Interrupted
 from flatout.runs import (
     RUN_FILE,
     Run,
@@ -21,6 +21,7 @@ from flatout.runs import (
     list_runs,
     process_started_s,
     read_run,
+    recorded_run,
     runs_folder,
     state_of,
     this_run,
@@ -120,3 +121,28 @@ def test_two_runs_of_one_process_in_one_second_are_two_folders(tmp_path: Path) -
     folders = [create_run(a_run(name=name), tmp_path) for name in ("train", "train", "other")]
     assert len(set(folders)) == 3
     assert [run.name for _, run in list_runs(tmp_path)].count("train") == 2
+
+
+def test_git_ignores_the_folder_that_runs_live_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLATOUT_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    folder = create_run(a_run())
+    assert folder.is_relative_to(tmp_path / ".flatout" / "runs")
+    assert (tmp_path / ".flatout" / ".gitignore").read_text() == "*\n"
+    elsewhere = create_run(a_run(), tmp_path / "elsewhere")
+    assert not list(elsewhere.parent.glob(".*")) and not (tmp_path / ".gitignore").exists()
+
+
+def test_a_recorded_run_says_how_it_ended(tmp_path: Path) -> None:
+    run = replace(a_run(), kind="evolve")
+    with recorded_run(tmp_path / "one", run):
+        assert read_run(tmp_path / "one") == run
+    ended = read_run(tmp_path / "one")
+    assert (ended.end, state_of(ended)) == ("finished", "ended")
+    for error, said in ((Interrupted("stopped"), "interrupted"), (BadInput("no room"), "no room")):
+        with pytest.raises(type(error)), recorded_run(tmp_path / "two", run):
+            raise error
+        assert read_run(tmp_path / "two").end == said
+    create_run(a_run(), tmp_path)
+    assert [path.name for path, _ in list_runs(tmp_path, kind="evolve")] == ["one", "two"]
+    assert len(list_runs(tmp_path)) == 3

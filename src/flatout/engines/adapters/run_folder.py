@@ -50,7 +50,7 @@ def status(out: Path) -> Status:
     lives = log.is_written(out)
     found = {phase: checkpoint.latest(out / phase) for phase in PHASES}
     # In the order of the lines: a resumed run does steps again, and its last line says where it is.
-    logged = log.read_records(out, KIND, StepRecord) if _is_log_of_adapters(out) else ()
+    logged = log.read_records(out, KIND) if _is_log_of_adapters(out) else ()
     reports = {record.phase: record for record in logged}
     if not any(found.values()) and not reports and not lives:
         raise BadInput(f"{out} holds no run of adapters", hint="name the folder that train was given as out")

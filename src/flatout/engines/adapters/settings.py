@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.codec import WrongShape, decode, encode
-from flatout.engines.run.settings import check_keys, read_settings
+from flatout.engines.run.settings import check_names, read_settings
 from flatout.errors import BadInput
 
 VERB = "adapt"
@@ -233,7 +233,7 @@ NAMES = tuple(each.name for each in fields(AdaptConfig))
 
 def read_file(path: Path) -> dict[str, Any]:
     """The keys of a YAML file."""
-    found = read_settings(path, names=NAMES, verb=VERB)
+    found = read_settings(path, AdaptConfig, verb=VERB)
     _check_nested(AdaptConfig, found, source=str(path))
     return found
 
@@ -292,10 +292,10 @@ def _first_difference(before: Any, after: Any, place: str) -> tuple[str, Any, An
 
 
 def _check_nested(shape: Any, given: Any, *, source: str, place: str = "") -> None:
-    """`check_keys` in every table; a value of the wrong type is found when it is decoded."""
+    """`check_names` in every table; a value of the wrong type is found when it is decoded."""
     if not isinstance(given, Mapping):
         return
-    check_keys(
+    check_names(
         given,
         names=[each.name for each in fields(shape)],
         verb=f"{VERB}'s {place}" if place else VERB,

@@ -6,15 +6,12 @@ epochs a second time, and the later line counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flatout.codec import encode
 from flatout.engines.run import log
-
-KIND = log.LogKind(format="flatout-evolution-log", version=1, what="an evolution run")
 
 NO_CURVES = ("epoch", "epochs", "statistics")
 
@@ -35,23 +32,21 @@ class EpochRecord:
     statistics: dict[str, float | None] = field(default_factory=dict)  # of the update, by name
 
 
-class RunLog(log.RunLog):
-    """Writes the log of a run in `folder`."""
-
-    def __init__(
-        self, folder: Path, *, settings: Mapping[str, Any] | None = None, tensorboard: bool | None = None
-    ) -> None:
-        """`tensorboard` None means where it is installed; True insists on it."""
-        super().__init__(folder, KIND, settings=settings, tensorboard=tensorboard)
-
-    def write(self, record: EpochRecord) -> None:
-        """Add an epoch; it is in the file when this returns."""
-        values = encode(record)
-        curves = {name: value for name, value in values.items() if name not in NO_CURVES}
-        self.add(values, curves={"evolution": {**curves, **values["statistics"]}}, step=record.epoch)
+KIND = log.LogKind(
+    format="flatout-evolution-log",
+    version=1,
+    what="an evolution run",
+    record=EpochRecord,
+    key=lambda record: (record.epoch,),
+    curves=lambda record: {"evolution": _curves(encode(record))},
+)
 
 
 def read_log(folder: Path) -> list[EpochRecord]:
     """The epochs of a run in their order, each as it was done last."""
-    records = {record.epoch: record for record in log.read_records(folder, KIND, EpochRecord)}
-    return [records[epoch] for epoch in sorted(records)]
+    return log.read_log(folder, KIND)
+
+
+def _curves(values: dict[str, Any]) -> dict[str, Any]:
+    named = {name: value for name, value in values.items() if name not in NO_CURVES}
+    return {**named, **values["statistics"]}

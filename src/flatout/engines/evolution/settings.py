@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.codec import WrongShape, decode
-from flatout.engines.run.settings import check_keys, read_settings
+from flatout.engines.run.settings import check_names, read_settings
 from flatout.errors import BadInput
 
 # They say where a run happens, how long it lasts and what it tells: the same weights come out at any epoch.
@@ -119,12 +119,12 @@ OF_EGGROLL = (
 
 def read_file(path: Path) -> dict[str, Any]:
     """The keys of a YAML file."""
-    return read_settings(path, names=NAMES, verb="evolve")
+    return read_settings(path, EvolveConfig, verb="evolve")
 
 
 def make_config(given: Mapping[str, Any]) -> EvolveConfig:
     """A config from the keys that were given; what is missing has its default."""
-    check_keys(given, names=NAMES, verb="evolve", source="the config")
+    check_names(given, names=NAMES, verb="evolve", source="the config")
     for needed in ("model", "task"):
         if given.get(needed) is None:
             raise BadInput(f"no {needed} is given", hint=f"name it with --{needed}, or in the config file")
@@ -142,7 +142,7 @@ def eggroll_options(config: EvolveConfig) -> dict[str, Any]:
 
 def resumed(saved: Mapping[str, Any], given: Mapping[str, Any]) -> EvolveConfig:
     """The config of a run that goes on: the saved one, with what may change taken from `given`."""
-    check_keys(given, names=NAMES, verb="evolve", source="the config")
+    check_names(given, names=NAMES, verb="evolve", source="the config")
     kept = make_config(saved)
     merged = make_config({**saved, **given})
     for key in given:

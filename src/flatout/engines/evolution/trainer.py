@@ -23,11 +23,12 @@ from flatout.engines.evolution import checkpoint, evaluate, fitness, loading, sc
 from flatout.engines.evolution.checkpoint import Checkpoint, State
 from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.reward_pool import RewardPool, Scores
-from flatout.engines.evolution.run_log import EpochRecord, RunLog, read_log
+from flatout.engines.evolution.run_log import KIND, EpochRecord, read_log
 from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.settings import EvolveConfig, eggroll_options, make_config, resumed
 from flatout.engines.evolution.tasks import Prompt, task_named
 from flatout.engines.evolution.texts import Texts, open_tokenizer
+from flatout.engines.run.log import RunLog
 from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.interrupts import Interrupts
@@ -117,7 +118,7 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the last epoch; an interrupt leaves a checkpoint and raises Interrupted."""
         config = self.config
-        log = RunLog(self.out, settings=encode(config)) if self.ranks.first else None
+        log = RunLog(self.out, KIND, settings=encode(config)) if self.ranks.first else None
         with (
             RewardPool(
                 self.task.reward, workers=config.reward_workers, timeout_s=config.reward_timeout_s
@@ -388,6 +389,4 @@ def evolve(
     with Ranks.join(config.device) as ranks:
         ranks.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
         trainer = Trainer(config, ranks=ranks, found=found, on_epoch=on_epoch, on_note=on_note)
-        outcome = trainer.run()
-        ranks.barrier()
-    return outcome
+        return trainer.run()

@@ -1,8 +1,13 @@
-"""What every engine's run needs.
+"""What every engine's run needs: one floor under evolution, adapters and steering.
 
-settings      keys of a YAML file, checked against the settings of a verb
-models        a model from a folder, quietly and whole
-fingerprint   names for weights and tokenizers
-ranks         this process among those of torchrun
+settings      a table of keys: read, checked, saved, compared with those of a run that resumes
+folder        where a run happens and how it is recorded; Outcome; OnProgress
+checkpoints   tensors and state of a step, whole or not there
+fingerprint   names for weights, models and tokenizers
+ranks         this process among those of a launcher, and its device
 log           log.jsonl and TensorBoard curves of a run
+models        a model and its tokenizer from a folder, in a dtype that fits the device
+
+Interrupts (`flatout.interrupts`), the launcher's variables (`flatout.torchrun`) and the home of all runs
+(`flatout.runs`) lie on the ground, where other rooms use them too.
 """

@@ -1,8 +1,9 @@
-"""Names for what activations depend on: every bit of the weights, the config, the tokenizer.
+"""Names for what a result depends on: every bit of the weights, the config, the tokenizer.
 
-An activation that is found again under the name of another model is worse than one that is lost.  So a
-model's name is a hash over all of its bytes, not over a path or a sample of them.  Hashing releases the
-interpreter's lock, so parameters are hashed side by side: an 8B model in bf16 is 16 GB, once per extraction.
+A result that is found again under the name of another model is worse than one that is lost.  So a model's
+name is a hash over all of its bytes, with names, shapes and dtypes, not over a path or a sample of values.
+Hashing releases the interpreter's lock, so parameters are hashed side by side: an 8B model in bf16 is 16 GB,
+once per run.
 """
 
 from __future__ import annotations
@@ -10,26 +11,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flatout.errors import BadInput
+
 CHUNK_BYTES = 64 << 20  # what is copied from a GPU at a time
 # Where a config was read from and by which version says nothing of what the model computes.
 PROVENANCE = {"_name_or_path", "transformers_version", "_commit_hash", "dtype", "torch_dtype"}
+SAMPLED = 16  # characters of the names that earlier checkpoints hold, of a sample of the values
+SAMPLES = 1024
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """A name for a model's parameters: what a checkpoint belongs to."""
+    return _weights(model.named_parameters()).hexdigest()[:32]
 
 
 def model_fingerprint(model: nn.Module) -> str:
     """A name for what a model computes: its parameters, buffers, config and active adapters."""
-    tensors = sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0])
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        digests = list(pool.map(lambda item: _tensor_digest(*item), tensors))
-    whole = hashlib.sha256()
-    for digest in digests:
-        whole.update(digest)
+    whole = _weights([*model.named_parameters(), *model.named_buffers()])
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
         said = {name: value for name, value in config.to_dict().items() if name not in PROVENANCE}
@@ -49,6 +54,30 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
+def check_model(saved: str, model: nn.Module, *, name: str, checkpoint: object) -> None:
+    """BadInput where a checkpoint that saved a fingerprint belongs to another model."""
+    parameters = list(model.named_parameters())
+    if len(saved) == SAMPLED:
+        same = saved in (_sampled(parameters, dtypes=True), _sampled(parameters, dtypes=False))
+    else:
+        same = saved == weights_fingerprint(model)
+    if not same:
+        raise BadInput(
+            f"the checkpoint {checkpoint} belongs to another model than {name}",
+            hint="resume with the model that the run began with",
+        )
+
+
+def _weights(tensors: Iterable[tuple[str, Tensor]]) -> hashlib._Hash:
+    ordered = sorted(tensors, key=lambda item: item[0])
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        digests = list(pool.map(lambda item: _tensor_digest(*item), ordered))
+    whole = hashlib.sha256()
+    for digest in digests:
+        whole.update(digest)
+    return whole
+
+
 def _tensor_digest(name: str, tensor: Tensor) -> bytes:
     digest = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
     flat = tensor.detach().reshape(-1)
@@ -56,6 +85,16 @@ def _tensor_digest(name: str, tensor: Tensor) -> bytes:
         if piece.numel():
             digest.update(memoryview(piece.cpu().contiguous().view(torch.uint8).numpy()))
     return digest.digest()
+
+
+def _sampled(parameters: Iterable[tuple[str, Tensor]], *, dtypes: bool) -> str:
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters, key=lambda item: item[0]):
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // SAMPLES)].float().cpu().contiguous()
+        digest.update(f"{name} {tuple(parameter.shape)}{f' {parameter.dtype}' if dtypes else ''}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:SAMPLED]
 
 
 def _adapter_states(model: nn.Module) -> Iterator[str]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from flatout.atomic_files import append_whole, open_to_append, try_lock
 from flatout.codec import WrongShape, decode, encode
@@ -29,27 +29,31 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogKind:
+class LogKind(Generic[Record]):
     """What tells one kind of log from another; `what` names it to people."""
 
     format: str
     version: int
     what: str
+    record: type[Record]
+    key: Callable[[Record], tuple[Any, ...]]  # what orders records; its last part is the step of the curves
+    curves: Callable[[Record], Mapping[str, Any]]  # numbers for TensorBoard, in tables by their names
 
 
-class RunLog:
+class RunLog(Generic[Record]):
     """Writes `log.jsonl` in a folder and, where it is asked for, TensorBoard's files beside it."""
 
     def __init__(
         self,
         folder: Path,
-        kind: LogKind,
+        kind: LogKind[Record],
         *,
         settings: Mapping[str, Any] | None = None,
         tensorboard: bool | None = None,
     ) -> None:
         """`tensorboard` None means where it is installed; True insists on it."""
         self.path = log_path(folder)
+        self._kind = kind
         self._file = open_to_append(self.path)
         try:
             if try_lock(self._file) is False:
@@ -68,14 +72,15 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self, values: Mapping[str, Any], *, curves: Mapping[str, Any], step: int) -> None:
-        """Add a line, which is in the file when this returns, and points of curves: numbers by their names.
+    def write(self, record: Record) -> None:
+        """Add a line, which is in the file when this returns, and the points of its curves.
 
-        Names of nested curves are joined by a slash; what is no number is left out.
+        Names of nested curves are joined by a slash; what is not a number is left out.
         """
-        self._write(values)
+        self._write(encode(record))
         if self._curves is not None:
-            self._curves.add(dict(_scalars(curves)), step=step)
+            step = self._kind.key(record)[-1]
+            self._curves.add(dict(_scalars(encode(self._kind.curves(record)))), step=step)
 
     def close(self) -> None:
         self._file.close()
@@ -104,17 +109,23 @@ def is_written(folder: Path) -> bool | None:
     return None if free is None else not free
 
 
-def read_records(folder: Path, kind: LogKind, record: type[Record]) -> Iterator[Record]:
-    """The records of a log in the order of its lines."""
+def read_records(folder: Path, kind: LogKind[Record]) -> Iterator[Record]:
+    """The records of a log in the order of its lines: a resumed run does some steps a second time."""
     for number, values in _read(folder, kind):
         if number > 1:
             try:
-                yield decode(record, values)
+                yield decode(kind.record, values)
             except WrongShape as error:
                 raise _damaged(folder, number, error) from error
 
 
-def logged_settings(folder: Path, kind: LogKind) -> dict[str, Any] | None:
+def read_log(folder: Path, kind: LogKind[Record]) -> list[Record]:
+    """The records of a log in the order of their steps, each as it was written last."""
+    records = {kind.key(record): record for record in read_records(folder, kind)}
+    return [records[key] for key in sorted(records)]
+
+
+def logged_settings(folder: Path, kind: LogKind[Any]) -> dict[str, Any] | None:
     """The settings under which a log was begun; None of one that was not begun."""
     for _, header in _read(folder, kind):
         settings = header.get("settings")
@@ -122,7 +133,18 @@ def logged_settings(folder: Path, kind: LogKind) -> dict[str, Any] | None:
     return None
 
 
-def _read(folder: Path, kind: LogKind) -> Iterator[tuple[int, Any]]:
+def header_settings(folder: Path) -> dict[str, Any]:
+    """The settings in the first line of a log of any kind; nothing where there is none."""
+    try:
+        with log_path(folder).open(encoding="utf-8") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    settings = header.get("settings") if isinstance(header, dict) else None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _read(folder: Path, kind: LogKind[Any]) -> Iterator[tuple[int, Any]]:
     """Every whole line of a log and its number; the first, which says what it is, is checked."""
     path = log_path(folder)
     try:
@@ -146,9 +168,9 @@ def _damaged(folder: Path, number: int, error: Exception) -> BadInput:
     return BadInput(f"{log_path(folder)}:{number} is damaged: {error}", hint="remove that line")
 
 
-def _check_header(values: Any, kind: LogKind, path: Path) -> None:
+def _check_header(values: Any, kind: LogKind[Any], path: Path) -> None:
     if not isinstance(values, dict) or values.get("format") != kind.format:
-        raise BadInput(f"{path} is no log of {kind.what}", hint="name the folder of a run")
+        raise BadInput(f"{path} is not a log of {kind.what}", hint="name the folder of a run")
     if values.get("version") != kind.version:
         raise BadInput(
             f"{path} has version {values.get('version')}, this Flatout reads {kind.version}",

@@ -1,7 +1,10 @@
-"""A model from a folder as `save_pretrained` writes it: without noise on stderr, and whole.
+"""A model and its tokenizer from a folder as `save_pretrained` writes it: quietly, whole, in a fitting dtype.
 
 transformers draws the weights that a folder lacks at random, and says so in a table among its log lines.
 What runs on such a model looks like any other result, so it is refused here.
+
+A dtype is chosen by what the device multiplies in hardware: bfloat16 from compute capability 8.0 on; float16
+before (a T4 is 7.5); float32 on a CPU and on GPUs without tensor cores.
 """
 
 from __future__ import annotations
@@ -9,11 +12,41 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from flatout.decisions import Decision
 from flatout.errors import BadInput, import_extra
 
+if TYPE_CHECKING:
+    import torch
+
 HINT = "give --model a folder that save_pretrained wrote"
+DType = Literal["float32", "bfloat16", "float16"]
+DTypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
+BFLOAT16_FROM = (8, 0)
+FLOAT16_FROM = (7, 0)  # tensor cores begin with Volta
+
+
+def choose_dtype(wanted: DTypeOrAuto, *, capability: tuple[int, int] | None) -> Decision[DType]:
+    """The dtype for a device; `capability` is that of a CUDA device, None elsewhere."""
+    if wanted != "auto":
+        return Decision(value=wanted, reason="as given", source="assumed")
+    if capability is None:
+        return Decision(value="float32", reason="a CPU gains nothing from less", source="assumed")
+    name = f"compute capability {capability[0]}.{capability[1]}"
+    if capability >= BFLOAT16_FROM:
+        return Decision(value="bfloat16", reason=f"{name} multiplies it in hardware", source="datasheet")
+    if capability >= FLOAT16_FROM:
+        reason = f"{name} multiplies it in hardware and has no bfloat16"
+        return Decision(value="float16", reason=reason, source="datasheet")
+    return Decision(value="float32", reason=f"{name} has no tensor cores", source="datasheet")
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a CUDA device; None for any other."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def check_folder(folder: Path) -> None:
@@ -27,7 +60,7 @@ def check_folder(folder: Path) -> None:
 def load_pretrained(
     kind: str, folder: Path, *, what: str, extra: str, unread: str | None = None, **options: Any
 ) -> Any:
-    """A model by transformers' class `kind`; `what` names it to people.
+    """Load a frozen model by transformers' class `kind`, ready for inference; `what` names it to people.
 
     Weights whose names hold `unread` are read by nobody here, and may be missing.
     """
@@ -45,7 +78,19 @@ def load_pretrained(
     missing = sorted(name for name in report["missing_keys"] if unread is None or unread not in name)
     if missing:
         raise BadInput(f"{folder} lacks {len(missing)} weights of its {what}, first {missing[0]}", hint=HINT)
-    return model
+    return model.requires_grad_(False).eval()
+
+
+def open_tokenizer(folder: Path, *, extra: str) -> Any:
+    """Load the tokenizer beside a model."""
+    transformers = import_extra("transformers", extra=extra)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"{folder} has no tokenizer that can be read: {first_line(error)}",
+            hint="save one there with tokenizer.save_pretrained",
+        ) from error
 
 
 def first_line(error: Exception) -> str:

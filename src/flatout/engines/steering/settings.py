@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from flatout.atomic_files import write_whole
 from flatout.codec import WrongShape, decode, encode
-from flatout.engines.run.settings import check_keys, read_settings
+from flatout.engines.run.settings import check_names, read_settings
 from flatout.errors import BadInput
 
 FILE = "settings.json"
@@ -147,12 +147,12 @@ def number_range(text: str) -> list[float]:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The keys of a YAML file, or of a run's own settings."""
-    return read_settings(path / FILE if path.is_dir() else path, names=NAMES, verb="steer search")
+    return read_settings(path / FILE if path.is_dir() else path, SearchSettings, verb="steer search")
 
 
 def make_settings(given: Mapping[str, Any]) -> SearchSettings:
     """Settings from the keys that were given; what is missing has its default."""
-    check_keys(given, names=NAMES, verb="steer search", source="the config")
+    check_names(given, names=NAMES, verb="steer search", source="the config")
     for needed in NEEDED:
         if given.get(needed) is None:
             raise BadInput(f"no {needed} is given", hint=f"name it with --{needed}, or in the config file")

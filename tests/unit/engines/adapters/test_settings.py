@@ -66,7 +66,7 @@ def test_wrong_types_and_what_is_needed() -> None:
 def test_a_file_is_named_in_the_message(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: m\ntasks:\n  qa:\n    rank: 3\nphase2:\n  epoch: 1\n")
-    with pytest.raises(BadInput, match=r"run\.yaml sets 'epoch', which is no setting of adapt's phase2"):
+    with pytest.raises(BadInput, match=r"run\.yaml sets 'epoch', which is not a setting of adapt's phase2"):
         read_file(path)
     path.write_text("model: m\ntasks:\n  qa:\n    rank: 3\n")
     assert make_config(read_file(path)).tasks["qa"].rank == 3

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.run_log import EpochRecord, RunLog, read_log
-from flatout.engines.run.log import log_path
+from flatout.engines.evolution.run_log import KIND, EpochRecord, read_log
+from flatout.engines.run.log import RunLog, log_path
 from flatout.errors import BadInput
 
 RECORDS = [
@@ -26,7 +26,9 @@ RECORDS = [
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    with RunLog(tmp_path / "run", settings={"sigma": 0.01, "model": Path("m")}, tensorboard=False) as log:
+    with RunLog(
+        tmp_path / "run", KIND, settings={"sigma": 0.01, "model": Path("m")}, tensorboard=False
+    ) as log:
         for record in RECORDS:
             log.write(record)
             # It is in the file before the next epoch begins.
@@ -41,7 +43,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_is_null(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path, KIND, tensorboard=False) as log:
         log.write(EpochRecord(epoch=0, reward_train=math.nan, statistics={"norm": math.inf}))
     line = log.path.read_text().splitlines()[1]
     assert "NaN" not in line and "Infinity" not in line
@@ -53,7 +55,7 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
 def test_a_log_cut_anywhere_is_read_and_goes_on(tmp_path: Path, cut: int) -> None:
     folder = tmp_path / f"cut-{cut}"
     log_path(folder).unlink(missing_ok=True)
-    with RunLog(folder, tensorboard=False) as log:
+    with RunLog(folder, KIND, tensorboard=False) as log:
         log.write(RECORDS[0])
         log.write(RECORDS[1])
     content = log.path.read_bytes()
@@ -61,14 +63,14 @@ def test_a_log_cut_anywhere_is_read_and_goes_on(tmp_path: Path, cut: int) -> Non
     log.path.write_bytes(content[:cut])
     whole = RECORDS[: max(0, content[:cut].count(b"\n") - 1)]
     assert read_log(folder) == whole
-    with RunLog(folder, tensorboard=False) as log:
+    with RunLog(folder, KIND, tensorboard=False) as log:
         log.write(RECORDS[1])
     assert read_log(folder) == [*whole[:1], RECORDS[1]]
 
 
 def test_an_epoch_done_again_counts_as_done_last(tmp_path: Path) -> None:
     for reward in (0.1, 0.2):
-        with RunLog(tmp_path, tensorboard=False) as log:
+        with RunLog(tmp_path, KIND, tensorboard=False) as log:
             log.write(EpochRecord(epoch=4, reward_train=reward))
     assert len(log.path.read_text().splitlines()) == 3
     assert read_log(tmp_path) == [EpochRecord(epoch=4, reward_train=0.2)]
@@ -77,8 +79,9 @@ def test_an_epoch_done_again_counts_as_done_last(tmp_path: Path) -> None:
 def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from flatout.engines.evolution.run_log import EpochRecord, RunLog\n"
-        "log = RunLog(Path(sys.argv[1]), tensorboard=False)\n"
+        "from flatout.engines.evolution.run_log import KIND, EpochRecord\n"
+        "from flatout.engines.run.log import RunLog\n"
+        "log = RunLog(Path(sys.argv[1]), KIND, tensorboard=False)\n"
         "log.write(EpochRecord(epoch=0, reward_train=1.0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -92,8 +95,8 @@ HEADER = '{"format": "flatout-evolution-log", "version": 1, "settings": {}}\n'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"format": "other"}\n', "no log of an evolution run"),
-        ("[]\n", "no log of an evolution run"),
+        ('{"format": "other"}\n', "not a log of an evolution run"),
+        ("[]\n", "not a log of an evolution run"),
         ('{"format": "flatout-evolution-log", "version": 2}\n', "has version 2, this Flatout reads 1"),
         (HEADER + '{"epoch": 0}\n{"epo\n{"epoch": 1}\n', "jsonl:3 is damaged"),
         (HEADER + '{"epoch": "0"}\n', r"jsonl:2 is damaged: EpochRecord\.epoch is str"),
@@ -112,7 +115,7 @@ def test_a_missing_log_is_named(tmp_path: Path) -> None:
 
 def test_tensorboard_has_the_curves(tmp_path: Path) -> None:
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with RunLog(tmp_path, tensorboard=True) as log:
+    with RunLog(tmp_path, KIND, tensorboard=True) as log:
         for record in RECORDS:
             log.write(record)
     events = loading.EventAccumulator(str(tmp_path / "tensorboard"))
@@ -126,11 +129,12 @@ def test_tensorboard_has_the_curves(tmp_path: Path) -> None:
 def test_without_tensorboard_a_log_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from flatout.engines.evolution.run_log import EpochRecord, RunLog\n"
+        "from flatout.engines.evolution.run_log import KIND, EpochRecord\n"
+        "from flatout.engines.run.log import RunLog\n"
         "sys.modules['tensorboard'] = None\n"
-        "with RunLog(Path(sys.argv[1])) as log: log.write(EpochRecord(epoch=0))\n"
+        "with RunLog(Path(sys.argv[1]), KIND) as log: log.write(EpochRecord(epoch=0))\n"
         "assert 'torch' not in sys.modules\n"
-        "try: RunLog(Path(sys.argv[1]), tensorboard=True)\n"
+        "try: RunLog(Path(sys.argv[1]), KIND, tensorboard=True)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run(

@@ -27,7 +27,7 @@ def test_a_file_gives_the_keys_it_has(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("sigm: 1", "did you mean sigma?"),
-        ("- 1", "a config is a table"),
+        ("- 1", "write a table of keys"),
         ("a: [", "cannot be read"),
         ("wholly_unlike: 1", "known: model"),
     ],
@@ -41,7 +41,7 @@ def test_a_file_that_cannot_be_used_is_refused(text: str, said: str, tmp_path: P
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no config at"):
+    with pytest.raises(BadInput, match="no settings file at"):
         read_file(tmp_path / "absent.yaml")
 
 

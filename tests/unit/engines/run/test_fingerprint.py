@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from flatout.engines.run import fingerprint
-from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
+from flatout.engines.run.fingerprint import (
+    check_model,
+    model_fingerprint,
+    tokenizer_fingerprint,
+    weights_fingerprint,
+)
+from flatout.errors import BadInput
 from tests.support.multiplex import tiny_model
 from tests.support.steering import word_tokenizer
 
@@ -68,3 +75,30 @@ def test_a_tokenizer_is_named_by_how_it_cuts_text() -> None:
 
     assert tokenizer_fingerprint(Slow("a")) == tokenizer_fingerprint(Slow("a"))
     assert tokenizer_fingerprint(Slow("a")) != tokenizer_fingerprint(Slow("b"))
+
+
+def module(**changes: torch.Tensor) -> nn.Module:
+    made = nn.Module()
+    for name, value in {"a": torch.arange(5000.0), "b": torch.ones(2, 2), **changes}.items():
+        made.register_parameter(name, nn.Parameter(value))
+    return made
+
+
+def test_weights_are_told_apart_by_values_shapes_types_and_names() -> None:
+    others = [
+        module(b=torch.ones(4)),
+        module(b=torch.ones(2, 2, dtype=torch.bfloat16)),
+        module(a=torch.arange(5000.0) + 1e-3),
+        module(c=torch.ones(1)),
+    ]
+    assert weights_fingerprint(module()) == weights_fingerprint(module())
+    assert len({weights_fingerprint(each) for each in (module(), *others)}) == 5
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    # What checkpoints held before every byte was hashed: a sample, with and without the dtypes.
+    sampled = ["486f851a04c68a35", "5bef2c82ad73a1c1"]
+    for saved in (weights_fingerprint(module()), *sampled):
+        check_model(saved, module(), name="./mine", checkpoint="step-000003")
+        with pytest.raises(BadInput, match=r"step-000003 belongs to another model than \./other"):
+            check_model(saved, module(b=torch.zeros(2, 2)), name="./other", checkpoint="step-000003")

@@ -3,51 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flatout.codec import encode
-from flatout.engines.run.log import LogKind, RunLog, is_written, log_path, read_records
+from flatout.engines.run.log import (
+    LogKind,
+    RunLog,
+    header_settings,
+    is_written,
+    log_path,
+    read_log,
+    read_records,
+)
 from flatout.errors import BadInput
-
-KIND = LogKind(format="flatout-test-log", version=2, what="a test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
     step: int
     loss: float | None = None
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+KIND = LogKind(
+    format="flatout-test-log",
+    version=2,
+    what="a test",
+    record=Line,
+    key=lambda line: (line.step,),
+    curves=lambda line: {"a": {"loss": line.loss, **line.said}},
+)
 
 
 def test_records_come_back_in_the_order_of_their_lines(tmp_path: Path) -> None:
     lines = [Line(step=3, loss=0.5), Line(step=1), Line(step=3, loss=float("inf"))]
     with RunLog(tmp_path, KIND, settings={"seed": 1}, tensorboard=False) as log:
         for line in lines:
-            log.add(encode(line), curves={"test": encode(line)}, step=line.step)
+            log.write(line)
     with log_path(tmp_path).open("a") as file:
         file.write('{"step": 4')
-    assert list(read_records(tmp_path, KIND, Line)) == [lines[0], lines[1], Line(step=3)]
+    assert list(read_records(tmp_path, KIND)) == [lines[0], lines[1], Line(step=3)]
+    assert read_log(tmp_path, KIND) == [
+        lines[1],
+        Line(step=3),
+    ]  # of a step done twice the later counts
+    assert header_settings(tmp_path) == {"seed": 1}
+    assert header_settings(tmp_path / "absent") == {}
 
 
 def test_another_kind_of_log_is_refused(tmp_path: Path) -> None:
     RunLog(tmp_path, KIND, tensorboard=False).close()
-    with pytest.raises(BadInput, match="no log of another thing"):
-        list(read_records(tmp_path, LogKind(format="other", version=2, what="another thing"), Line))
+    with pytest.raises(BadInput, match="not a log of another thing"):
+        list(read_records(tmp_path, dataclasses.replace(KIND, format="other", what="another thing")))
     with pytest.raises(BadInput, match="has version 2, this Flatout reads 1"):
-        list(read_records(tmp_path, LogKind(format=KIND.format, version=1, what="a test"), Line))
+        list(read_records(tmp_path, dataclasses.replace(KIND, version=1)))
 
 
 def test_curves_hold_the_numbers_alone(tmp_path: Path) -> None:
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with RunLog(tmp_path, KIND, tensorboard=True) as log:
-        log.add({}, curves={"a": {"loss": 0.5, "name": "x", "none": None, "nan": float("nan")}}, step=7)
+        log.write(Line(step=7, loss=0.5, said={"name": "x", "none": None, "nan": float("nan")}))
     events = loading.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert events.Tags()["scalars"] == ["a/loss"]
@@ -69,13 +93,13 @@ def no_file_above(limit_bytes: int) -> Iterator[None]:
 
 def test_a_line_that_finds_no_room_is_taken_back_and_its_file_named(tmp_path: Path) -> None:
     with RunLog(tmp_path, KIND, tensorboard=False) as log:
-        log.add(encode(Line(step=1)), curves={}, step=1)
+        log.write(Line(step=1))
         with (
             no_file_above(200),
             pytest.raises(BadInput, match=r"log\.jsonl cannot be written: File too .*--resume"),
         ):
-            log.add({"step": 2, "note": "x" * 400}, curves={}, step=2)
-    assert list(read_records(tmp_path, KIND, Line)) == [Line(step=1)]
+            log.write(Line(step=2, said={"note": "x" * 400}))
+    assert list(read_records(tmp_path, KIND)) == [Line(step=1)]
     assert log_path(tmp_path).read_bytes().endswith(b"\n")
 
 
@@ -83,18 +107,19 @@ def test_curves_that_find_no_room_end_with_the_file_they_are_in(tmp_path: Path) 
     pytest.importorskip("tensorboard")
     curves = {f"curve-{number}": 0.5 for number in range(100)}
     with (
-        RunLog(tmp_path, KIND, tensorboard=True) as log,
+        RunLog(tmp_path, dataclasses.replace(KIND, curves=lambda line: curves), tensorboard=True) as log,
         no_file_above(1000),
         pytest.raises(BadInput, match=r"tfevents.* cannot be written: File too large"),
     ):
-        log.add({"step": 1}, curves=curves, step=1)
+        log.write(Line(step=1))
 
 
 WRITER = """
 import sys
 from pathlib import Path
 from flatout.engines.run.log import LogKind, RunLog
-with RunLog(Path(sys.argv[1]), LogKind(format="f", version=1, what="w"), tensorboard=False):
+kind = LogKind(format="f", version=1, what="w", record=dict, key=tuple, curves=dict)
+with RunLog(Path(sys.argv[1]), kind, tensorboard=False):
     print("writing", flush=True)
     sys.stdin.read()
 """

@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from flatout.engines.run.models import check_folder, first_line, load_pretrained, quietly
+from flatout.engines.run.models import (
+    capability_of,
+    check_folder,
+    choose_dtype,
+    first_line,
+    load_pretrained,
+    open_tokenizer,
+    quietly,
+)
 from flatout.errors import BadInput
+from flatout.hardware.matching import find_datasheet
 from tests.support.evolution import save_tiny
 
 
@@ -56,3 +66,29 @@ def test_what_the_user_chose_of_bars_and_words_stays(tmp_path: Path) -> None:
     with quietly(extra="steering"):
         assert logging.get_verbosity() == logging.ERROR
     assert logging.get_verbosity() == before
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [("T4", "float16"), ("H200", "bfloat16")])
+def test_a_gpu_gets_what_its_cores_multiply(gpu: str, expected: str) -> None:
+    sheet = find_datasheet(gpu)
+    assert sheet is not None
+    major, minor = map(int, sheet.compute_capability.split("."))
+    chosen = choose_dtype("auto", capability=(major, minor))
+    assert (chosen.value, chosen.source) == (expected, "datasheet")
+    assert sheet.compute_capability in chosen.reason
+
+
+def test_before_tensor_cores_and_on_a_cpu_it_is_float32() -> None:
+    assert choose_dtype("auto", capability=(6, 1)).value == "float32"
+    assert choose_dtype("auto", capability=capability_of(torch.device("cpu"))).value == "float32"
+
+
+def test_a_dtype_that_is_given_is_taken() -> None:
+    assert choose_dtype("bfloat16", capability=None).value == "bfloat16"
+    assert choose_dtype("float32", capability=(9, 0)).reason == "as given"
+
+
+def test_a_folder_without_a_tokenizer_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"has no tokenizer that can be read: .*save_pretrained") as raised:
+        open_tokenizer(save_tiny(tmp_path / "model"), extra="steering")
+    assert "\n" not in str(raised.value)

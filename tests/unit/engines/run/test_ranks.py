@@ -1,4 +1,4 @@
-"""Ranks: who this process is, and sums without rounding."""
+"""Ranks: who this process is, sums without rounding, and what all of them share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from flatout.engines.run.ranks import Ranks, own_device
+from flatout.engines.run.ranks import Ranks, choose_device
 from flatout.errors import BadInput
 
 
@@ -19,23 +20,35 @@ def test_alone_everything_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     with Ranks.join("cpu") as ranks:
         values = torch.tensor([1.0, torch.nan])
         assert ranks.gather(values) is values
-        assert ranks.first and ranks.num_ranks == 1
-        ranks.barrier()
+        assert ranks.first and (ranks.rank, ranks.num_ranks, ranks.device.type) == (0, 1, "cpu")
         ranks.agree("anything", 3)
+        tensor = torch.tensor([1.0, 2.0])
+        ranks.mean([tensor])
+        assert tensor.tolist() == [1.0, 2.0]
+        assert ranks.any(True) and not ranks.any(False)
+        ranks.share_weights(nn.Linear(2, 2))
+        assert ranks.share_text("here") == "here"
+        assert list(ranks.own(range(4, 8))) == [4, 5, 6, 7]
+
+
+def test_two_take_every_other_number() -> None:
+    two = [Ranks(device=torch.device("cpu"), rank=rank, num_ranks=2) for rank in (0, 1)]
+    assert [list(ranks.own(range(4, 8))) for ranks in two] == [[4, 6], [5, 7]]
 
 
 def test_devices_are_checked() -> None:
-    assert own_device("cpu", local_rank=5).type == "cpu"
+    assert choose_device("cpu", local_rank=5).type == "cpu"
     with pytest.raises(BadInput, match="no device 'tpu'"):
-        own_device("tpu", local_rank=0)
+        choose_device("tpu")
     if not torch.cuda.is_available():
-        assert own_device("auto", local_rank=0).type == "cpu"
-        with pytest.raises(BadInput, match="no GPU"):
-            own_device("cuda", local_rank=0)
+        assert choose_device("auto").type == "cpu"
+        with pytest.raises(BadInput, match="torch sees no GPU here"):
+            choose_device("cuda")
 
 
 SCRIPT = """
 import sys, torch
+from torch import nn
 from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput
 with Ranks.join("cpu") as ranks:
@@ -50,7 +63,16 @@ with Ranks.join("cpu") as ranks:
         assert "0, 1" in str(error)
     else:
         raise AssertionError
-    ranks.barrier()
+    first, second = torch.full((2, 2), float(ranks.rank)), torch.tensor([2.0 * ranks.rank])
+    ranks.mean([first, second])
+    assert first.tolist() == [[0.5, 0.5], [0.5, 0.5]] and second.tolist() == [1.0]
+    assert ranks.any(ranks.rank == 1) and not ranks.any(False)
+    torch.manual_seed(ranks.rank)
+    module = nn.Linear(3, 3)
+    ranks.share_weights(module)
+    torch.manual_seed(0)
+    assert torch.equal(module.weight, nn.Linear(3, 3).weight)
+    assert ranks.share_text(f"folder {ranks.rank}") == "folder 0"
 """
 
 

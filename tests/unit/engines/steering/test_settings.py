@@ -96,7 +96,7 @@ def test_a_run_keeps_its_settings_and_only_some_may_change(tmp_path: Path) -> No
 
 def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    with pytest.raises(BadInput, match="no config at"):
+    with pytest.raises(BadInput, match="no settings file at"):
         read_file(path)
     for content, words in (("[1]", "holds a list"), ("a: [", "cannot be read"), ("x: 1", "sets 'x'")):
         path.write_text(content)

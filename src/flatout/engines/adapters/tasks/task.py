@@ -33,7 +33,7 @@ from flatout.engines.adapters.lora.blocks import Block, block_of
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import Decoder
 from flatout.engines.adapters.tasks.rows import read_rows
-from flatout.engines.run.settings import check_keys
+from flatout.engines.run.settings import check_names
 from flatout.errors import BadInput
 
 Record = dict[str, Any]
@@ -62,7 +62,7 @@ class DataOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any], *, task: str) -> DataOptions:
         """Options as a settings file gives them; BadInput names the key or the value that is wrong."""
-        check_keys(given, names=[option.name for option in fields(cls)], verb="data", source=task)
+        check_names(given, names=[option.name for option in fields(cls)], verb="data", source=task)
         values: dict[str, Any] = dict(given)
         for name in ("path", "validation", "test"):
             if (given_path := values.get(name)) is not None:

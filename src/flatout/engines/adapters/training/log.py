@@ -13,8 +13,6 @@ from typing import Any
 from flatout.codec import encode
 from flatout.engines.run import log
 
-KIND = log.LogKind(format="flatout-adapters-log", version=1, what="an adapters run")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
@@ -33,7 +31,19 @@ class StepRecord:
     notes: tuple[str, ...] = ()  # what happened since the last report
 
 
-class RunLog(log.RunLog):
+KIND = log.LogKind(
+    format="flatout-adapters-log",
+    version=1,
+    what="an adapters run",
+    record=StepRecord,
+    key=lambda record: (record.phase, record.step),
+    curves=lambda record: {
+        record.phase: {name: value for name, value in encode(record).items() if name not in ("phase", "step")}
+    },
+)
+
+
+class RunLog(log.RunLog[StepRecord]):
     """Writes the log of a run in `folder`."""
 
     def __init__(
@@ -42,15 +52,7 @@ class RunLog(log.RunLog):
         """`tensorboard` None means where it is installed; True insists on it."""
         super().__init__(folder, KIND, settings=settings, tensorboard=tensorboard)
 
-    def write(self, record: StepRecord) -> None:
-        """Add a report; it is in the file when this returns."""
-        values = encode(record)
-        curves = {name: value for name, value in values.items() if name not in ("phase", "step")}
-        self.add(values, curves={record.phase: curves}, step=record.step)
-
 
 def read_log(folder: Path) -> list[StepRecord]:
     """The reports of a run by phase and step, each as it was made last."""
-    found = log.read_records(folder, KIND, StepRecord)
-    records = {(record.phase, record.step): record for record in found}
-    return [records[key] for key in sorted(records)]
+    return log.read_log(folder, KIND)

@@ -49,7 +49,7 @@ def test_damage_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="does not exist"):
         read_log(tmp_path)
     log_path(tmp_path).write_text('{"format": "other"}\n')
-    with pytest.raises(BadInput, match="no log of an adapters run"):
+    with pytest.raises(BadInput, match="not a log of an adapters run"):
         read_log(tmp_path)
     log_path(tmp_path).write_text('{"format": "flatout-adapters-log", "version": 9}\n')
     with pytest.raises(BadInput, match="version 9"):

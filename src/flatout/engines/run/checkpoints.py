@@ -1,0 +1,141 @@
+"""Checkpoints of a run: all it takes to go on bit for bit, whole at any moment of a kill.
+
+    OUT/checkpoints/epoch-000012/tensors.safetensors    any number of files with tensors
+    OUT/checkpoints/epoch-000012/state.json             the small part: how far, under which settings
+
+A checkpoint is written into a temporary folder that is renamed when complete: a folder with the right name is
+a whole checkpoint.  An engine declares its small part as a dataclass with a `version`, and a `format` where
+it has one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from flatout.atomic_files import whole_folder, write_whole
+from flatout.codec import WrongShape, decode, encode
+from flatout.engines.run.models import first_line
+from flatout.errors import BadInput, import_extra
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATE = "state.json"
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint(Generic[State]):
+    """Where a whole checkpoint lies and its small part; tensors are read when they are asked for."""
+
+    path: Path
+    state: State
+    extra: str
+
+    def tensors(self, name: str = "tensors") -> dict[str, Tensor]:
+        """Read the tensors of one file."""
+        path = self.path / f"{name}.safetensors"
+        safetensors = import_extra("safetensors", extra=self.extra)
+        torch_files = import_extra("safetensors.torch", extra=self.extra)
+        try:
+            found: dict[str, Tensor] = torch_files.load_file(path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise _damaged(path, error) from error
+        return found
+
+
+class Checkpoints(Generic[State]):
+    """The checkpoints below a folder, named by a counter: `epoch-000012`."""
+
+    def __init__(
+        self, folder: Path, *, counter: str, state: type[State], extra: str, version: int = 1
+    ) -> None:
+        """`extra` is the one of Flatout's that brings safetensors to this engine."""
+        self.folder, self._counter, self._state = folder, counter, state
+        self._extra, self._version = extra, version
+
+    def save(
+        self, number: int, *, state: State, files: Mapping[str, Mapping[str, Tensor]], keep: int = 2
+    ) -> Path:
+        """Write the checkpoint of a step and remove all but the last `keep`.
+
+        The tensors of a step are the same whenever it is saved; saved again, only its state is written.
+        """
+        final = self.folder / f"{self._counter}-{number:06d}"
+        small = (json.dumps(encode(state), indent=2) + "\n").encode()
+        if final.exists():
+            write_whole(final / STATE, small)
+            return final
+        safetensors = import_extra("safetensors", extra=self._extra)
+        torch_files = import_extra("safetensors.torch", extra=self._extra)
+        try:
+            with whole_folder(final) as partial:
+                for name, tensors in files.items():
+                    whole = {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
+                    torch_files.save_file(whole, partial / f"{name}.safetensors")
+                (partial / STATE).write_bytes(small)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise BadInput(
+                f"the checkpoint {final} cannot be written: {error}",
+                hint="free some space and go on with --resume from the one before",
+            ) from error
+        for old in self.paths()[:-keep]:
+            shutil.rmtree(old)
+        return final
+
+    def paths(self) -> list[Path]:
+        """The whole checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        name = re.compile(rf"{self._counter}-\d{{6,}}")
+        whole = [path for path in self.folder.iterdir() if name.fullmatch(path.name)]
+        return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
+
+    def latest(self) -> Checkpoint[State] | None:
+        """The last checkpoint, its tensors not read yet."""
+        found = self.paths()
+        if not found:
+            return None
+        return Checkpoint(path=found[-1], state=self.read_state(found[-1]), extra=self._extra)
+
+    def read_state(self, path: Path) -> State:
+        """Read the small part of one checkpoint, or say what is wrong with it."""
+        try:
+            data = json.loads((path / STATE).read_text(encoding="utf-8"))
+            state: Any = decode(self._state, data)
+        except (OSError, ValueError, WrongShape) as error:
+            raise _damaged(path / STATE, error) from error
+        wanted = getattr(self._state, "FORMAT", None)
+        if wanted is not None and state.format != wanted:
+            raise BadInput(f"{path} is not a {wanted} but {state.format!r}")
+        if state.version > self._version:
+            raise BadInput(
+                f"{path} is a checkpoint of version {state.version}; this flatout reads {self._version}",
+                hint="install a later flatout",
+            )
+        return state  # type: ignore[no-any-return]
+
+
+def thread_note(saved_threads: int, *, on_cpu: bool) -> str | None:
+    """What to say of a run that resumes with another number of CPU threads: sums round in another order."""
+    import torch
+
+    if not on_cpu or saved_threads == torch.get_num_threads():
+        return None
+    return (
+        f"the run had {saved_threads} threads and has {torch.get_num_threads()} here: "
+        "it may differ from an uninterrupted one in the last bits"
+    )
+
+
+def _damaged(path: Path, error: Exception) -> BadInput:
+    return BadInput(
+        f"{path} cannot be read: {first_line(error)}",
+        hint=f"remove {path.parent} to resume from the one before",
+    )

@@ -1,0 +1,76 @@
+"""Where a run happens: its folder, and what a run leaves there.
+
+`--out` names the folder.  Without it a run gets `.flatout/runs/<time>-<verb>-<name>-<process>`, and
+`--resume` goes on with the latest run of the verb.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout import runs
+from flatout.errors import BadInput
+from flatout.torchrun import read_launch
+
+OnProgress = Callable[[str], None]  # told in words what a run is doing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run ended with; an engine adds its own."""
+
+    out: str  # the run folder
+
+
+def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool = False) -> Path:
+    """The folder of a run of the verb `kind`: the one given, the latest one to resume, or a free name.
+
+    Ranks of one launcher choose the same free name only through the first (`Ranks.share_text`).
+    """
+    if out is not None:
+        return Path(out)
+    if resume:
+        found = [path for path, run in runs.list_runs(kind=kind) if _is_ours(run)]
+        if not found:
+            raise BadInput(
+                f"{runs.runs_folder()} has no run of flatout {kind} to resume", hint="name it with --out"
+            )
+        return found[0]
+    run = _this_run(kind, name)
+    folders = (runs.runs_folder() / runs.folder_name(run, number) for number in range(1, 1000))
+    return next(folder for folder in folders if not folder.exists())
+
+
+def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
+    """BadInput where a run that begins would find files of others."""
+    foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in foreign if name not in {runs.RUN_FILE, *besides}]
+    if foreign:
+        raise BadInput(
+            f"{folder} is not empty: it holds {foreign[0]}", hint="go on with --resume, or take another --out"
+        )
+
+
+def recorded(folder: Path, *, kind: str, name: str) -> AbstractContextManager[None]:
+    """Keep run.json of a run up to date while the block runs: `report` and `watch --list` read it."""
+    return runs.recorded_run(folder, _this_run(kind, name))
+
+
+def ignore(_told: object) -> None:
+    """Discard what is told."""
+
+
+def _this_run(kind: str, name: str) -> runs.Run:
+    run = runs.this_run(f"{kind}-{name}", time_s=time.time(), kind=kind)
+    return dataclasses.replace(run, command=run.command or ("flatout", kind))
+
+
+def _is_ours(run: runs.Run) -> bool:
+    """Whether a run that torchrun starts again may go on with this one: its own, or any that has ended."""
+    return not read_launch().restarts or run.launcher == os.getppid()

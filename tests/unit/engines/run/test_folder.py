@@ -1,0 +1,65 @@
+"""A run has a folder of its own: the one named, a free one among all runs, or the latest to resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout import runs
+from flatout.engines.run.folder import Outcome, check_empty, choose_folder, ignore, recorded
+from flatout.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLATOUT_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_folder_that_is_named_is_taken(tmp_path: Path) -> None:
+    for resume in (False, True):
+        assert choose_folder("here", kind="evolve", name="x", resume=resume) == Path("here")
+
+
+def test_without_a_name_a_run_gets_one_among_all_runs_and_resume_finds_the_latest(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no run of flatout evolve to resume.*--out"):
+        choose_folder(None, kind="evolve", name="sums", resume=True)
+    folder = choose_folder(None, kind="evolve", name="sums")
+    assert folder.parent == tmp_path / ".flatout" / "runs" and "evolve-sums" in folder.name
+    assert not folder.exists()
+    with recorded(folder, kind="evolve", name="sums"):
+        assert runs.read_run(folder).kind == "evolve"
+        assert choose_folder(None, kind="evolve", name="sums") != folder
+    assert (tmp_path / ".flatout" / ".gitignore").is_file()
+    assert choose_folder(None, kind="evolve", name="sums", resume=True) == folder
+    with pytest.raises(BadInput, match="no run of flatout adapt"):
+        choose_folder(None, kind="adapt", name="sums", resume=True)
+
+
+def test_a_job_that_torchrun_starts_again_resumes_its_own_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = choose_folder(None, kind="evolve", name="sums")
+    with recorded(folder, kind="evolve", name="sums"):
+        pass
+    for name, value in {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match="no run of flatout evolve to resume"):
+        choose_folder(None, kind="evolve", name="sums", resume=True)
+    own = choose_folder(None, kind="evolve", name="sums")
+    with recorded(own, kind="evolve", name="sums"):
+        pass
+    assert choose_folder(None, kind="evolve", name="sums", resume=True) == own
+
+
+def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
+    check_empty(tmp_path / "absent")
+    (tmp_path / runs.RUN_FILE).write_text("{}")
+    (tmp_path / "mine").mkdir()
+    check_empty(tmp_path, besides=("mine",))
+    with pytest.raises(BadInput, match="is not empty: it holds mine"):
+        check_empty(tmp_path)
+
+
+def test_an_outcome_names_its_folder() -> None:
+    assert Outcome(out="x").out == "x"
+    ignore("anything")
