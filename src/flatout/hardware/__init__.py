@@ -1,7 +1,7 @@
 """Device facts: what NVML, the host and the vendors' datasheets say, and devices that are not there.
 
 device.py      a Device: one GPU, real or simulated;  simulated.py  one by its name or its memory
-datasheet.py   what vendors promise;  datasheet_rows.py  the table;  matching.py  from a driver's name to a row
+datasheet.py   what vendors promise;  datasheet_rows.py  the table;  matching.py  a name to its row
 nvml.py        snapshots of all GPUs;  nvml_questions.py  single questions to NVML;  snapshot.py  the answers
 visible.py     the meaning of CUDA_VISIBLE_DEVICES
 host.py        the cores and memory a job may use;  cgroup.py  the limits of a container

@@ -9,28 +9,24 @@ and which part of them can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 # Version 1 writes "no limit" as the largest multiple of the page size below 2**63.
 NO_LIMIT_BYTES = 2**62
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CgroupLimits:
-    """The tightest limits on the way from this process's group to the root; None: no limit is set."""
-
-    cores: float | None = None
-    memory_bytes: int | None = None
-    memory_used_bytes: int | None = None  # by the group that sets the limit, without cache it can drop
+Limit = TypeVar("Limit", int, float)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitingGroups:
-    """The groups that set the tightest limits: found once, then read again and again at little cost."""
+    """The groups that set the tightest limits between this process's group and the root.
 
-    cores: float | None = None
+    They are found once, then read again and again at little cost.
+    """
+
+    cores: float | None = None  # None: no limit is set
     cpu_folder: Path | None = None
     memory_bytes: int | None = None
     memory_folder: Path | None = None
@@ -46,32 +42,19 @@ class LimitingGroups:
 
 def limiting_groups(root: Path = Path("/")) -> LimitingGroups:
     """The groups that bind this process, under `root` as the root of the file system."""
-    groups = _groups(root)
-    mounts = list(_mounts(root))
-    cores = [
-        (quota, folder)
-        for folder in _folders(groups, mounts, controller="cpu")
-        if (quota := _quota(folder)) is not None
-    ]
-    memory = [
-        (limit, folder)
-        for folder in _folders(groups, mounts, controller="memory")
-        if (limit := _memory_limit(folder)) is not None
-    ]
-    num_cores, cpu_folder = min(cores, key=lambda found: found[0], default=(None, None))
-    limit, memory_folder = min(memory, key=lambda found: found[0], default=(None, None))
+    groups, mounts = _groups(root), list(_mounts(root))
+
+    def tightest(
+        controller: str, limit_of: Callable[[Path], Limit | None]
+    ) -> tuple[Limit | None, Path | None]:
+        folders = _folders(groups, mounts, controller=controller)
+        found = [(limit, folder) for folder in folders if (limit := limit_of(folder)) is not None]
+        return min(found, key=lambda each: each[0], default=(None, None))
+
+    cores, cpu_folder = tightest("cpu", _quota)
+    memory_bytes, memory_folder = tightest("memory", _memory_limit)
     return LimitingGroups(
-        cores=num_cores, cpu_folder=cpu_folder, memory_bytes=limit, memory_folder=memory_folder
-    )
-
-
-def read_limits(root: Path = Path("/")) -> CgroupLimits:
-    """The limits of this process, under `root` as the root of the file system."""
-    groups = limiting_groups(root)
-    return CgroupLimits(
-        cores=groups.cores,
-        memory_bytes=groups.memory_bytes,
-        memory_used_bytes=groups.memory_used_bytes(),
+        cores=cores, cpu_folder=cpu_folder, memory_bytes=memory_bytes, memory_folder=memory_folder
     )
 
 

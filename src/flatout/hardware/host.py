@@ -14,7 +14,7 @@ import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatout.hardware.cgroup import read_limits
+from flatout.hardware.cgroup import limiting_groups
 
 LINUX_ROOT = Path("/")
 
@@ -43,7 +43,7 @@ def read_host(
 ) -> HostFacts:
     """Facts of this host; `root` is where its file system hangs, and the counts stand in for its own."""
     missing: dict[str, str] = {}
-    limits = read_limits(root)
+    limits = limiting_groups(root)
     machine_cores = machine_cores or os.cpu_count()
     affinity_cores = affinity_cores or _affinity_cores(missing)
     cores, cores_limited_by = _tightest(
@@ -56,7 +56,7 @@ def read_host(
         ("the machine", machine_memory_bytes), ("the control group", limits.memory_bytes)
     )
     grouped = memory_limited_by == "the control group"
-    used_bytes = limits.memory_used_bytes if grouped else machine_used_bytes
+    used_bytes = limits.memory_used_bytes() if grouped else machine_used_bytes
     if grouped and used_bytes is None:
         missing["memory_used_bytes"] = "the control group does not tell its usage"
     shm_bytes, shm_free_bytes = _shm(root, missing)

@@ -181,7 +181,7 @@ def _mig_identity(nvml: Any, handle: Any) -> MigIdentity:
 
 def _read(nvml: Any, found: _Found, *, selection: Selection, hidden: bool) -> GpuSnapshot | None:
     """A selected GPU with the MIG instances that were named, or with all of them when none was."""
-    order = {(place.gpu, place.instance): number for number, place in enumerate(selection.places)}
+    order = {(place.gpu, place.instance): number for number, place in enumerate(selection.devices)}
     named = {instance for gpu, instance in order if gpu == found.index and instance is not None}
     whole = (found.index, None) in order
     if not (whole or named or hidden):

@@ -87,38 +87,57 @@ def text_of(value: str | bytes | None) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
+# Figures of a whole GPU -> what to multiply NVML's answer by, the function, and NVML's name for its argument.
+SCALED: dict[str, tuple[float, str, str | None]] = {
+    "power_w": (1e-3, "nvmlDeviceGetPowerUsage", None),
+    "power_limit_w": (1e-3, "nvmlDeviceGetEnforcedPowerLimit", None),
+    "sm_clock_hz": (1e6, "nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+    "sm_clock_max_hz": (1e6, "nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+    "memory_clock_hz": (1e6, "nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),
+    "memory_clock_max_hz": (1e6, "nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
+    "temperature_c": (1.0, "nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+}
+COUNTED = {
+    "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
+}
+SHARES = ("utilisation_share", "memory_utilisation_share")
+WHOLE_GPU_FIELDS = (*SHARES, *SCALED, "throttle_reasons", *COUNTED)
+
+
 def read_gpu_fields(questions: Questions, *, instance: bool = False) -> dict[str, Any]:
     """The fields of a GpuSnapshot that one handle can tell."""
+    capability = questions.ask(("compute_capability",), ("nvmlDeviceGetCudaComputeCapability",))
     fields: dict[str, Any] = {
         "name": text_of(questions.ask(("name",), ("nvmlDeviceGetName",))),
         "uuid": text_of(questions.ask(("uuid",), ("nvmlDeviceGetUUID",))),
         **memory_fields(questions),
+        "compute_capability": None if capability is None else f"{capability[0]}.{capability[1]}",
     }
-    capability = questions.ask(("compute_capability",), ("nvmlDeviceGetCudaComputeCapability",))
-    fields["compute_capability"] = None if capability is None else f"{capability[0]}.{capability[1]}"
-    fields |= _only_of_whole_gpus(questions) if not instance else {}
     if instance:
         questions.missing.update(dict.fromkeys(WHOLE_GPU_FIELDS, INSTANCE_REASON))
-    fields["processes"] = _processes(questions)
+    else:
+        rates = questions.ask(SHARES, ("nvmlDeviceGetUtilizationRates",))
+        shares = (None, None) if rates is None else (rates.gpu / 100, rates.memory / 100)
+        fields |= dict(zip(SHARES, shares, strict=True))
+        fields |= {name: scaled(questions, name) for name in SCALED}
+        fields["throttle_reasons"] = throttle_reasons(questions)
+        fields |= {name: questions.ask((name,), (function,)) for name, function in COUNTED.items()}
+    fields["processes"] = running_processes(questions, field="processes")
     return fields
 
 
-WHOLE_GPU_FIELDS = (
-    "utilisation_share",
-    "memory_utilisation_share",
-    "power_w",
-    "power_limit_w",
-    "sm_clock_hz",
-    "sm_clock_max_hz",
-    "memory_clock_hz",
-    "memory_clock_max_hz",
-    "temperature_c",
-    "throttle_reasons",
-    "pcie_generation",
-    "pcie_generation_max",
-    "pcie_width",
-    "pcie_width_max",
-)
+def scaled(questions: Questions, name: str) -> float | None:
+    """One figure of SCALED, in the unit of its name."""
+    scale, function, argument = SCALED[name]
+    arguments = () if argument is None else (getattr(questions.nvml, argument),)
+    calls: list[Call] = [(function, *arguments)]
+    if name == "temperature_c":  # the older function is deprecated
+        calls.insert(0, ("nvmlDeviceGetTemperatureV", *arguments))
+    value = questions.ask((name,), *calls)
+    return None if value is None else round(value * scale, 3)
 
 
 def memory_fields(questions: Questions) -> dict[str, int | None]:
@@ -138,43 +157,6 @@ def memory_fields(questions: Questions) -> dict[str, int | None]:
     return {**dict(zip(names, values, strict=True)), "memory_reserved_bytes": reserved}
 
 
-def _only_of_whole_gpus(questions: Questions) -> dict[str, Any]:
-    nvml = questions.nvml
-    rates = questions.ask(
-        ("utilisation_share", "memory_utilisation_share"), ("nvmlDeviceGetUtilizationRates",)
-    )
-
-    def scaled(field: str, scale: float, *calls: Call) -> float | None:
-        value = questions.ask((field,), *calls)
-        return None if value is None else round(value * scale, 3)
-
-    sm, memory, sensor = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU
-    current, highest = "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo"
-    return {
-        "utilisation_share": None if rates is None else rates.gpu / 100,
-        "memory_utilisation_share": None if rates is None else rates.memory / 100,
-        "power_w": scaled("power_w", 1e-3, ("nvmlDeviceGetPowerUsage",)),
-        "power_limit_w": scaled("power_limit_w", 1e-3, ("nvmlDeviceGetEnforcedPowerLimit",)),
-        "sm_clock_hz": scaled("sm_clock_hz", 1e6, (current, sm)),
-        "sm_clock_max_hz": scaled("sm_clock_max_hz", 1e6, (highest, sm)),
-        "memory_clock_hz": scaled("memory_clock_hz", 1e6, (current, memory)),
-        "memory_clock_max_hz": scaled("memory_clock_max_hz", 1e6, (highest, memory)),
-        "temperature_c": scaled(
-            "temperature_c",
-            1.0,
-            ("nvmlDeviceGetTemperatureV", sensor),
-            ("nvmlDeviceGetTemperature", sensor),
-        ),
-        "throttle_reasons": throttle_reasons(questions),
-        "pcie_generation": questions.ask(("pcie_generation",), ("nvmlDeviceGetCurrPcieLinkGeneration",)),
-        "pcie_generation_max": questions.ask(
-            ("pcie_generation_max",), ("nvmlDeviceGetMaxPcieLinkGeneration",)
-        ),
-        "pcie_width": questions.ask(("pcie_width",), ("nvmlDeviceGetCurrPcieLinkWidth",)),
-        "pcie_width_max": questions.ask(("pcie_width_max",), ("nvmlDeviceGetMaxPcieLinkWidth",)),
-    }
-
-
 def throttle_reasons(questions: Questions) -> tuple[str, ...] | None:
     """Why the driver holds the clocks down."""
     bits = questions.ask(
@@ -189,11 +171,15 @@ def throttle_reasons(questions: Questions) -> tuple[str, ...] | None:
     return (*known, f"unknown ({rest:#x})") if rest else known
 
 
-def _processes(questions: Questions) -> tuple[GpuProcess, ...] | None:
-    compute = questions.ask(("processes",), ("nvmlDeviceGetComputeRunningProcesses",))
+def running_processes(questions: Questions, *, field: str | None = None) -> tuple[GpuProcess, ...] | None:
+    """Who holds a context on a GPU; where NVML does not tell, None, with its reason under `field`."""
+    compute = questions.ask((field,) if field else (), ("nvmlDeviceGetComputeRunningProcesses",))
     if compute is None:
         return None
-    graphics = questions.ask(("graphics_processes",), ("nvmlDeviceGetGraphicsRunningProcesses",)) or ()
+    graphics = (
+        questions.ask(("graphics_processes",) if field else (), ("nvmlDeviceGetGraphicsRunningProcesses",))
+        or ()
+    )
     by_pid: dict[int, dict[str, int | None]] = {}
     for kind, running in (("compute", compute), ("graphics", graphics)):
         for process in running:

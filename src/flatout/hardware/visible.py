@@ -34,7 +34,7 @@ class GpuIdentity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class VisibleDevice:
     """Where a visible device lies: the number of its GPU, and of its MIG instance if that was named."""
 
     gpu: int
@@ -45,66 +45,68 @@ class Place:
 class Selection:
     """The visible devices in CUDA's order, and why some are not among them."""
 
-    places: tuple[Place, ...]
+    devices: tuple[VisibleDevice, ...]
     note: str | None = None
 
 
 def select_visible(value: str | None, *, gpus: Sequence[GpuIdentity]) -> Selection:
     """Apply the variable's value (None: not set) to the GPUs of this machine."""
     if value is None:
-        return Selection(places=tuple(Place(gpu=number) for number in range(len(gpus))))
+        return Selection(devices=tuple(VisibleDevice(gpu=number) for number in range(len(gpus))))
     entries = [entry.strip() for entry in value.split(",")]
     if entries == [""]:
-        return Selection(places=(), note=f"{VARIABLE} is empty, which hides every GPU")
+        return Selection(devices=(), note=f"{VARIABLE} is empty, which hides every GPU")
     if entries[0].startswith("MIG-"):
-        return _read(entries, value=value, place_of=lambda entry: _place_of_mig(entry, gpus))
+        return _read(entries, value=value, device_of=lambda entry: _device_of_mig(entry, gpus))
     if entries[0].startswith("GPU-"):
-        return _read(entries, value=value, place_of=lambda entry: _place_of_uuid(entry, gpus))
-    listed = _read(entries, value=value, place_of=_place_of_number)
+        return _read(entries, value=value, device_of=lambda entry: _device_of_uuid(entry, gpus))
+    listed = _read(entries, value=value, device_of=_device_of_number)
     # A number past the last GPU ends the list too, but only after the whole list was searched for repeats.
-    real = tuple(itertools.takewhile(lambda place: place.gpu < len(gpus), listed.places))
-    if len(real) < len(listed.places):
-        return Selection(places=real, note=_ends_at(value, str(listed.places[len(real)].gpu)))
+    real = tuple(itertools.takewhile(lambda device: device.gpu < len(gpus), listed.devices))
+    if len(real) < len(listed.devices):
+        return Selection(devices=real, note=_ends_at(value, str(listed.devices[len(real)].gpu)))
     return listed
 
 
-def _read(entries: Sequence[str], *, value: str, place_of: Callable[[str], Place | None]) -> Selection:
-    places: list[Place] = []
+def _read(
+    entries: Sequence[str], *, value: str, device_of: Callable[[str], VisibleDevice | None]
+) -> Selection:
+    devices: list[VisibleDevice] = []
     for entry in entries:
-        place = place_of(entry)
-        if place is None:
+        device = device_of(entry)
+        if device is None:
             return Selection(
-                places=tuple(places), note=f"{VARIABLE}={value} ends at {entry!r}: no such device"
+                devices=tuple(devices), note=f"{VARIABLE}={value} ends at {entry!r}: no such device"
             )
-        if place in places:
+        if device in devices:
             return Selection(
-                places=(), note=f"{VARIABLE}={value} names a device twice, which hides every GPU"
+                devices=(), note=f"{VARIABLE}={value} names a device twice, which hides every GPU"
             )
-        places.append(place)
-    return Selection(places=tuple(places))
+        devices.append(device)
+    return Selection(devices=tuple(devices))
 
 
 def _ends_at(value: str, entry: str) -> str:
     return f"{VARIABLE}={value} ends at {entry!r}: no such device"
 
 
-def _place_of_number(entry: str) -> Place | None:
+def _device_of_number(entry: str) -> VisibleDevice | None:
     number = re.match(r"\+?\d+", entry)
-    return None if number is None else Place(gpu=int(number[0]))
+    return None if number is None else VisibleDevice(gpu=int(number[0]))
 
 
-def _place_of_uuid(entry: str, gpus: Sequence[GpuIdentity]) -> Place | None:
+def _device_of_uuid(entry: str, gpus: Sequence[GpuIdentity]) -> VisibleDevice | None:
     if not entry.startswith("GPU-"):
         return None
     found = [number for number, gpu in enumerate(gpus) if gpu.uuid and gpu.uuid.startswith(entry)]
-    return Place(gpu=found[0]) if len(found) == 1 else None
+    return VisibleDevice(gpu=found[0]) if len(found) == 1 else None
 
 
-def _place_of_mig(entry: str, gpus: Sequence[GpuIdentity]) -> Place | None:
+def _device_of_mig(entry: str, gpus: Sequence[GpuIdentity]) -> VisibleDevice | None:
     if not entry.startswith("MIG-"):
         return None
     found = [
-        Place(gpu=number, instance=position)
+        VisibleDevice(gpu=number, instance=position)
         for number, gpu in enumerate(gpus)
         for position, instance in enumerate(gpu.instances)
         if _is_called(entry, gpu=gpu, instance=instance)

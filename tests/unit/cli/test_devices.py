@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-import flatout.hardware
+import flatout.hardware.nvml
 from flatout.cli.devices import devices
 from flatout.codec import decode
 from flatout.errors import BadInput, UnknownDevice
@@ -51,7 +51,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Any:
     def found(*gpus: PlayedGpu, visible: str | None = None, **system: Any) -> None:
         environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         reader = GpuReader(PlayedNvml(*gpus, **system), environ=environ)
-        monkeypatch.setattr(flatout.hardware, "read_gpus", reader.snapshot)
+        monkeypatch.setattr(flatout.hardware.nvml, "read_gpus", reader.snapshot)
 
     return found
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.hardware.cgroup import CgroupLimits, LimitingGroups, limiting_groups, read_limits
+from flatout.hardware.cgroup import LimitingGroups, limiting_groups
 
 V2_MOUNT = "32 23 0:28 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (
@@ -23,6 +24,22 @@ def write(root: Path, files: dict[str, str]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CgroupLimits:
+    """What the limiting groups say."""
+
+    cores: float | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+
+
+def read_limits(root: Path) -> CgroupLimits:
+    groups = limiting_groups(root)
+    return CgroupLimits(
+        cores=groups.cores, memory_bytes=groups.memory_bytes, memory_used_bytes=groups.memory_used_bytes()
+    )
 
 
 def version_2(root: Path, *, group: str, files: dict[str, str], top: str = "/") -> CgroupLimits:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.hardware.visible import GpuIdentity, MigIdentity, Place, select_visible
+from flatout.hardware.visible import GpuIdentity, MigIdentity, VisibleDevice, select_visible
 
 GPUS = (
     GpuIdentity(uuid="GPU-aa11"),
@@ -22,7 +22,7 @@ GPUS = (
 
 
 def numbers(value: str | None) -> list[int]:
-    return [place.gpu for place in select_visible(value, gpus=GPUS).places]
+    return [device.gpu for device in select_visible(value, gpus=GPUS).devices]
 
 
 def test_not_set_shows_all() -> None:
@@ -70,18 +70,18 @@ def test_ids_and_their_prefixes(value: str, shown: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "places"),
+    ("value", "devices"),
     [
-        ("MIG-c2", [Place(gpu=2, instance=1)]),
-        ("MIG-c1,MIG-c2", [Place(gpu=2, instance=0), Place(gpu=2, instance=1)]),
-        ("MIG-GPU-bb33/2/0", [Place(gpu=2, instance=1)]),
+        ("MIG-c2", [VisibleDevice(gpu=2, instance=1)]),
+        ("MIG-c1,MIG-c2", [VisibleDevice(gpu=2, instance=0), VisibleDevice(gpu=2, instance=1)]),
+        ("MIG-GPU-bb33/2/0", [VisibleDevice(gpu=2, instance=1)]),
         ("MIG-GPU-bb33/9/0", []),
         ("MIG-c", []),
-        ("MIG-c1,GPU-aa11", [Place(gpu=2, instance=0)]),
+        ("MIG-c1,GPU-aa11", [VisibleDevice(gpu=2, instance=0)]),
     ],
 )
-def test_mig_ids(value: str, places: list[Place]) -> None:
-    assert list(select_visible(value, gpus=GPUS).places) == places
+def test_mig_ids(value: str, devices: list[VisibleDevice]) -> None:
+    assert list(select_visible(value, gpus=GPUS).devices) == devices
 
 
 def test_a_list_that_is_cut_says_where() -> None:
@@ -120,6 +120,6 @@ def test_numbers_are_read_as_torch_reads_them(value: str) -> None:
 
 @given(st.text(max_size=20))
 def test_any_text_gives_places_that_exist_and_differ(value: str) -> None:
-    places = select_visible(value, gpus=GPUS).places
-    assert len(set(places)) == len(places)
-    assert all(0 <= place.gpu < len(GPUS) for place in places)
+    devices = select_visible(value, gpus=GPUS).devices
+    assert len(set(devices)) == len(devices)
+    assert all(0 <= device.gpu < len(GPUS) for device in devices)

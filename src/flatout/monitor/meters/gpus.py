@@ -123,7 +123,7 @@ class GpuMeter:
             )
             for gpu in whole
         ]
-        places = select_visible(value, gpus=identities).places
+        places = select_visible(value, gpus=identities).devices
         return tuple(dict.fromkeys(place.gpu for place in places))
 
     def index_of(self, uuid: str | None) -> int | None:
