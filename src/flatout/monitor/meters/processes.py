@@ -6,55 +6,37 @@ the operating system knows under a number is believed only where both give it th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path, PurePath
+from typing import Any
 
 import psutil
 
-from flatout.hardware.nvml_questions import Questions, text_of
+from flatout.hardware.nvml_questions import Questions, running_processes
 from flatout.monitor.sample import ProcessSample
 
 MOST_ROWS = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuRow:
-    """What NVML says of one process on one GPU."""
-
-    pid: int
-    gpu_index: int
-    mig_index: int | None
-    name: str | None
-    memory_bytes: int | None
-    sm_share: float | None
-
-
-def rows_of(
+def processes_of_gpu(
     questions: Questions, gpu_index: int, mig_index: int | None, *, since_us: int
-) -> Iterable[GpuRow]:
-    """The processes of one GPU; none where NVML does not tell."""
-    used: dict[int, int | None] = {}
-    for kind in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-        for process in questions.ask((), (kind,)) or ():
-            known = [size for size in (used.get(process.pid), process.usedGpuMemory) if size is not None]
-            used[process.pid] = max(known, default=None)
+) -> Iterator[ProcessSample]:
+    """What NVML says of the processes of one GPU; none where it does not tell."""
+    running = running_processes(questions) or ()
     busy: dict[int, list[int]] = {}
-    asks_shares = bool(used) and mig_index is None
-    for sample in (
-        (questions.ask((), ("nvmlDeviceGetProcessUtilization", since_us)) or ()) if asks_shares else ()
-    ):
-        if sample.timeStamp > since_us:
-            busy.setdefault(sample.pid, []).append(sample.smUtil)
-    system = Questions(questions.nvml)
-    for pid, memory_bytes in used.items():
-        shares = busy.get(pid)
-        yield GpuRow(
-            pid=pid,
+    if running and mig_index is None:
+        for sample in questions.ask((), ("nvmlDeviceGetProcessUtilization", since_us)) or ():
+            if sample.timeStamp > since_us:
+                busy.setdefault(sample.pid, []).append(sample.smUtil)
+    for process in running:
+        shares = busy.get(process.pid)
+        yield ProcessSample(
+            pid=process.pid,
             gpu_index=gpu_index,
             mig_index=mig_index,
-            name=text_of(system.ask((), ("nvmlSystemGetProcessName", pid))) or None,
-            memory_bytes=memory_bytes,
+            name=process.name or None,
+            gpu_memory_bytes=process.used_bytes,
             sm_share=sum(shares) / len(shares) / 100 if shares else None,
         )
 
@@ -67,74 +49,47 @@ class ProcessMeter:
         self._known: dict[int, psutil.Process] = {}
         self._cpu_s: dict[int, tuple[float, float]] = {}  # pid -> at which second, CPU seconds used
 
-    def read(self, gpu_rows: Iterable[GpuRow], now_s: float) -> tuple[ProcessSample, ...]:
+    def read(self, on_gpus: Iterable[ProcessSample], now_s: float) -> tuple[ProcessSample, ...]:
         job = {} if self.job_pid is None else dict.fromkeys((self.job_pid, *children(self.job_pid)))
-        rows = sorted(gpu_rows, key=lambda row: -(row.memory_bytes or 0))[:MOST_ROWS]
-        on_gpu = {row.pid for row in rows}
-        facts = {
-            pid: self._facts(pid, name, now_s)
-            for pid, name in ({row.pid: row.name or "" for row in rows} | job).items()
-        }
+        rows = sorted(on_gpus, key=lambda row: -(row.gpu_memory_bytes or 0))[:MOST_ROWS]
+        named: dict[int, str | None] = {row.pid: row.name or "" for row in rows} | job
+        facts = {pid: self._facts(pid, name, now_s) for pid, name in named.items()}
         self._forget(facts)
-        samples = [
-            ProcessSample(
-                pid=row.pid,
-                gpu_index=row.gpu_index,
-                mig_index=row.mig_index,
-                name=_base(row.name) or facts[row.pid].name,
-                of_job=row.pid in job,
-                gpu_memory_bytes=row.memory_bytes,
-                sm_share=row.sm_share,
-                cpu_cores=facts[row.pid].cpu_cores,
-                memory_bytes=facts[row.pid].memory_bytes,
-            )
-            for row in rows
-        ]
+        samples = []
+        for row in rows:
+            own = facts[row.pid]
+            figures = {**own, "name": _base(row.name) or own.get("name")}
+            samples.append(replace(row, of_job=row.pid in job, **figures))
+        rest = job.keys() - {row.pid for row in rows}
         samples += [
-            ProcessSample(
-                pid=pid,
-                name=facts[pid].name,
-                of_job=True,
-                cpu_cores=facts[pid].cpu_cores,
-                memory_bytes=facts[pid].memory_bytes,
-            )
-            for pid in job
-            if pid not in on_gpu and facts[pid].name is not None
+            ProcessSample(pid=pid, of_job=True, **facts[pid]) for pid in job if pid in rest and facts[pid]
         ]
         return tuple(samples[:MOST_ROWS])
 
-    def _facts(self, pid: int, name: str | None, now_s: float) -> _Facts:
-        """`name` is NVML's, or None where the number is the operating system's own."""
+    def _facts(self, pid: int, name: str | None, now_s: float) -> dict[str, Any]:
+        """By fields of a ProcessSample; `name` is NVML's, None where the number is the operating system's."""
         try:
             process = self._known.get(pid) or psutil.Process(pid)
             self._known[pid] = process
             with process.oneshot():
                 own = process.name()
                 if name is not None and not _is_same(process, name, own):
-                    return _Facts()
+                    return {}
                 times = process.cpu_times()
-                memory_bytes = process.memory_info().rss
+                facts: dict[str, Any] = {"name": own, "memory_bytes": process.memory_info().rss}
         except psutil.Error:
             self._known.pop(pid, None)
-            return _Facts()
+            return {}
         used_s = times.user + times.system
         before, self._cpu_s[pid] = self._cpu_s.get(pid), (now_s, used_s)
-        if before is None or now_s <= before[0]:
-            return _Facts(name=own, memory_bytes=memory_bytes)
-        cores = max(used_s - before[1], 0.0) / (now_s - before[0])
-        return _Facts(name=own, memory_bytes=memory_bytes, cpu_cores=cores)
+        if before is not None and now_s > before[0]:
+            facts["cpu_cores"] = max(used_s - before[1], 0.0) / (now_s - before[0])
+        return facts
 
     def _forget(self, present: Iterable[int]) -> None:
         kept = set(present)
         self._known = {pid: process for pid, process in self._known.items() if pid in kept}
         self._cpu_s = {pid: used for pid, used in self._cpu_s.items() if pid in kept}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
-    name: str | None = None
-    cpu_cores: float | None = None
-    memory_bytes: int | None = None
 
 
 def children(pid: int, root: Path = Path("/")) -> list[int]:

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import psutil
 
 from flatout.hardware.nvml_questions import Questions
-from flatout.monitor.meters.processes import MOST_ROWS, GpuRow, ProcessMeter, children, rows_of
+from flatout.monitor.meters.processes import MOST_ROWS, ProcessMeter, children, processes_of_gpu
+from flatout.monitor.sample import ProcessSample
 from flatout.testing.played_nvml import PlayedGpu, PlayedNvml
 
 
-def row(pid: int, name: str | None, memory_bytes: int | None = 5) -> GpuRow:
-    return GpuRow(pid=pid, gpu_index=0, mig_index=None, name=name, memory_bytes=memory_bytes, sm_share=0.5)
+def row(pid: int, name: str | None, memory_bytes: int | None = 5) -> ProcessSample:
+    return ProcessSample(pid=pid, gpu_index=0, name=name, gpu_memory_bytes=memory_bytes, sm_share=0.5)
 
 
 def test_rows_join_memory_and_shares() -> None:
@@ -25,14 +26,14 @@ def test_rows_join_memory_and_shares() -> None:
         SimpleNamespace(pid=433, smUtil=share, timeStamp=at) for share, at in ((90, 5), (40, 11), (60, 12))
     ]
     gpu.answers["nvmlDeviceGetProcessUtilization"] = used
-    (found,) = rows_of(Questions(PlayedNvml(gpu), gpu), 2, None, since_us=10)
+    (found,) = processes_of_gpu(Questions(PlayedNvml(gpu), gpu), 2, None, since_us=10)
     assert (found.pid, found.gpu_index, found.name) == (433, 2, "python3")
-    assert (found.memory_bytes, found.sm_share) == (641728512, 0.5)
+    assert (found.gpu_memory_bytes, found.sm_share) == (641728512, 0.5)
 
 
 def test_a_gpu_that_tells_nothing_has_no_rows() -> None:
     gpu = PlayedGpu(answers={})
-    assert list(rows_of(Questions(PlayedNvml(gpu), gpu), 0, None, since_us=0)) == []
+    assert list(processes_of_gpu(Questions(PlayedNvml(gpu), gpu), 0, None, since_us=0)) == []
 
 
 def test_the_operating_system_is_believed_only_where_the_names_agree() -> None:
