@@ -25,11 +25,12 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from interleaved import cpu_name  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.engines.evolution import evaluate, fitness, loading  # noqa: E402
+from flatout.engines.evolution import fitness  # noqa: E402
 from flatout.engines.evolution.eggroll import Eggroll  # noqa: E402
-from flatout.engines.evolution.reward_pool import RewardPool  # noqa: E402
+from flatout.engines.evolution.rewards.pool import RewardPool  # noqa: E402
 from flatout.engines.evolution.tasks import task_named  # noqa: E402
-from flatout.engines.evolution.texts import Texts, open_tokenizer  # noqa: E402
+from flatout.engines.evolution.training import evaluate, models  # noqa: E402
+from flatout.engines.evolution.training.texts import Texts, open_tokenizer  # noqa: E402
 
 FINALISTS = 8
 
@@ -41,12 +42,12 @@ class Search:
         self.options = options
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.task = task_named(options.task, **dict(one.split("=") for one in options.task_option))
-        self.model = loading.open_model(options.model, device=self.device, dtype="auto")
+        self.model = models.open_model(options.model, device=self.device, dtype="auto")
         self.held_out = self.task.prompts("heldout", epoch=0, count=options.held_out, seed=0)
         self.texts = Texts(
             open_tokenizer(options.model, prompts=self.held_out),
             stop=self.task.stop,
-            ends=loading.end_tokens(self.model),
+            ends=models.end_tokens(self.model),
             chat=False,
         )
         self.es = Eggroll(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flatout.engines.evolution.settings import make_config, read_file
-from flatout.engines.evolution.trainer import evolve
+from flatout.engines.evolution.training.trainer import evolve
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "evolution"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.evolution.settings import NAMES
-from flatout.engines.evolution.tasks.named import TASKS
+from flatout.engines.evolution.tasks.find_task import TASKS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evolution.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)

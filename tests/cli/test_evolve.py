@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from flatout.engines.evolution.trainer import evolve
+from flatout.engines.evolution.training.trainer import evolve
 from tests.support.evolution import save_tiny, tiny_settings
 
 # Sums of more threads round in another order: the runs that are compared have one each.
@@ -132,7 +132,7 @@ def test_two_ranks_arrive_where_one_does(model: Path, whole: dict[str, Any], tmp
 
 KILLED_ONCE = """
 import json, os, signal, sys
-from flatout.engines.evolution import trainer
+from flatout.engines.evolution.training import trainer
 
 tell = trainer.Eggroll.tell
 

@@ -21,8 +21,8 @@ from flatout.errors import BadInput, Interrupted
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.engines.evolution.run_log import EpochRecord
-    from flatout.engines.evolution.trainer import Outcome
+    from flatout.engines.evolution.training.log import EpochRecord
+    from flatout.engines.evolution.training.trainer import Outcome
 
 
 def evolve(

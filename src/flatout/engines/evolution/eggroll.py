@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from flatout.engines.evolution import fitness, integer, update
-from flatout.engines.evolution.masters import Masters, OptimizerName, Place
-from flatout.engines.evolution.perturbations import NoiseKind, Perturbations, Recipe
-from flatout.engines.evolution.stacks import stacks_of
-from flatout.engines.evolution.targets import (
+from flatout.engines.evolution import fitness
+from flatout.engines.evolution.population.perturbations import NoiseKind, Perturbations, Recipe
+from flatout.engines.evolution.population.stacks import stacks_of
+from flatout.engines.evolution.population.targets import (
     Kind,
     chosen,
     is_language_model,
     linear_weights,
     vectors,
 )
+from flatout.engines.evolution.update import directions, integer
+from flatout.engines.evolution.update.masters import Masters, OptimizerName, Place
 from flatout.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
@@ -45,8 +46,8 @@ from flatout.multiplex.swap import multiplexed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from flatout.engines.evolution.stacks import Names, Stack
-    from flatout.engines.evolution.update import Statistics
+    from flatout.engines.evolution.population.stacks import Names, Stack
+    from flatout.engines.evolution.update.directions import Statistics
 
 Others = Literal["freeze", "full"]
 Arithmetic = Literal["float", "int8"]
@@ -237,13 +238,13 @@ class Eggroll:
                 hint="rewards are [members, prompts]",
             )
         shaped = fitness.shape(rewards, how=self._shaping)
-        coefficients = update.per_variant(shaped, antithetic=self.antithetic)
+        coefficients = directions.per_variant(shaped, antithetic=self.antithetic)
         kept, device = coefficients, next(iter(self._targets.values())).device
         coefficients = coefficients.to(device, torch.float32)  # once: each copy would wait for the device
-        before, tally = None, update.Tally()
+        before, tally = None, directions.Tally()
         if cosine and self._previous is not None:
             before = self._previous[0].to(device, torch.float32), self._previous[1]
-        at_once = update.AtOnce.of(kept, divisor=self._divisor, device=device) if before is None else None
+        at_once = directions.AtOnce.of(kept, divisor=self._divisor, device=device) if before is None else None
         for names in (*self._stacks, *self._alone):
             if at_once is not None and self._moves_at_once(names):
                 stack = self._noise.stack(names, variants=range(self.num_variants), epoch=self.noise_epoch)
@@ -326,7 +327,7 @@ class Eggroll:
 
     def _direction(self, names: Names, coefficients: Tensor, *, epoch: int) -> Tensor:
         if names in self._alone:
-            full = update.full_direction(
+            full = directions.full_direction(
                 lambda variants: self._noise.full(names[0], variants=variants, epoch=epoch), coefficients
             )
             return full.div_(self._divisor)
@@ -336,7 +337,7 @@ class Eggroll:
 
         if self._integer is not None:
             return integer.vote(draw, coefficients.sign())
-        return update.direction(draw, coefficients / self._divisor)
+        return directions.direction(draw, coefficients / self._divisor)
 
     def _generating(self, wanted: _Wanted, variants: range) -> Generator:
         if self.decoder is None:

@@ -8,7 +8,7 @@ text_of_ids   how a completion without a tokenizer is shown to a reward
 
 from __future__ import annotations
 
-from flatout.engines.evolution.tasks.named import task_named
+from flatout.engines.evolution.tasks.find_task import task_named
 from flatout.engines.evolution.tasks.task import Prompt, Split, Task, text_of_ids
 
 __all__ = ["Prompt", "Split", "Task", "task_named", "text_of_ids"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards import NumericAnswer, Reward
+from flatout.engines.evolution.rewards.rewards import NumericAnswer, Reward
 from flatout.engines.evolution.tasks.splits import draw_prompts
 from flatout.engines.evolution.tasks.task import Prompt, Split
 from flatout.errors import BadInput

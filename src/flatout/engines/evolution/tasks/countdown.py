@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards import Reward
+from flatout.engines.evolution.rewards.rewards import Reward
 from flatout.engines.evolution.tasks.expression import Expression, read_expression
 from flatout.engines.evolution.tasks.splits import draw_prompts
 from flatout.engines.evolution.tasks.task import Prompt, Split

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards import Reward
+from flatout.engines.evolution.rewards.rewards import Reward
 from flatout.engines.evolution.tasks.splits import draw_prompts
 from flatout.engines.evolution.tasks.task import Prompt, Split, text_of_ids
 from flatout.errors import BadInput

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from flatout.engines.evolution.numeric import answer_in
-from flatout.engines.evolution.rewards import NumericAnswer, Reward
+from flatout.engines.evolution.rewards.numeric import answer_in
+from flatout.engines.evolution.rewards.rewards import NumericAnswer, Reward
 from flatout.engines.evolution.tasks.jsonl import check_template, filled, key_of, read_splits
 from flatout.engines.evolution.tasks.splits import ordered_prompts
 from flatout.engines.evolution.tasks.task import Prompt, Split

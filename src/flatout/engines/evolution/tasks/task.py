@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from flatout.engines.evolution.rewards import Reward
+from flatout.engines.evolution.rewards.rewards import Reward
 
 Split = Literal["train", "heldout"]
 

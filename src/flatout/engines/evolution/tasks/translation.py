@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from flatout.engines.evolution.bleu import Bleu
-from flatout.engines.evolution.rewards import Reward, Row
+from flatout.engines.evolution.rewards.bleu import Bleu
+from flatout.engines.evolution.rewards.rewards import Reward, Row
 from flatout.engines.evolution.tasks.jsonl import check_template, filled, key_of, read_splits
 from flatout.engines.evolution.tasks.splits import ordered_prompts
 from flatout.engines.evolution.tasks.task import Prompt, Split

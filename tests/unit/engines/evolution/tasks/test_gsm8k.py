@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.numeric import answer_in
-from flatout.engines.evolution.rewards import FormatMatch
+from flatout.engines.evolution.rewards.numeric import answer_in
+from flatout.engines.evolution.rewards.rewards import FormatMatch
 from flatout.engines.evolution.tasks import Task
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.errors import BadInput

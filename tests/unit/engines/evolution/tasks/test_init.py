@@ -16,6 +16,6 @@ def test_a_task_needs_no_torch() -> None:
     code = (
         "import sys; from flatout.engines.evolution.tasks import task_named;"
         "task_named('countdown').prompts('train', epoch=0, count=2, seed=0);"
-        "from flatout.engines.evolution import reward_pool; sys.exit('torch' in sys.modules)"
+        "from flatout.engines.evolution.rewards import pool; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.rewards import RewardOfRows
+from flatout.engines.evolution.rewards.rewards import RewardOfRows
 from flatout.engines.evolution.tasks import Task
 from flatout.engines.evolution.tasks.translation import FirstLineBleu, Translation
 from flatout.errors import BadInput

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flatout.multiplex.models.families import read_decoder
 from torch import Tensor
 
 from flatout.engines.steering.trials.steering import Steering, SteeringTables, Turn, turn
 from flatout.errors import BadInput
+from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import shared_model
 
 WIDTH = 48

@@ -1,0 +1,1 @@
+"""The members of a population: which weights differ, and by which noise."""

@@ -1,0 +1,318 @@
+"""Rewards for a whole population, in parallel processes that may fail.
+
+A population gives thousands of completions at once, and while they are scored the GPU waits.  Rewards that
+promise to be cheap are called on the spot: a process costs more than they do.  All others go in chunks to a
+few worker processes that live as long as the pool (see `reward_worker`).
+
+A reward is somebody's code on a model's odd output: it will raise, hang, or take its process down some day.
+That costs the row it happened on: no score, and a `Failure` that says why.  A worker that hangs past the time
+limit, or dies, is replaced, and the rows behind go on.  The time limit is for one call: a reward that scores
+rows together gets that much for every row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import signal
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
+from types import TracebackType
+from typing import Any
+
+from flatout.engines.evolution.rewards.rewards import Reward, RewardOfRows, Row, is_cheap
+from flatout.engines.evolution.rewards.worker import MOST_ROWS, Board, Failure, FailureKind, score_row, serve
+from flatout.errors import BadInput, ChildDied
+
+CHUNKS_PER_WORKER = 8  # of one list of rows: enough that the slowest chunk does not keep the others waiting
+START_LIMIT_S = 120.0  # for a worker to import its reward
+MOST_FALSE_STARTS = 3  # in a row, before the rows left are given up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """A score per row, None where it failed, and the failures in the order of their rows."""
+
+    values: tuple[float | None, ...]
+    failures: tuple[Failure, ...]
+
+    def summary(self) -> str | None:
+        """The failures in one line; None where there are none."""
+        if not self.failures:
+            return None
+        kinds = Counter(failure.kind for failure in self.failures)
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        return f"{len(self.failures)} of {len(self.values)} rewards failed ({counted}); {self.failures[0]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chunk:
+    start: int
+    stop: int
+    together: bool
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def behind(self, num_rows: int) -> _Chunk | None:
+        """What is left without the first rows; None where nothing is."""
+        return dataclasses.replace(self, start=self.start + num_rows) if num_rows < len(self) else None
+
+
+class _Worker:
+    """One process and its ends of pipe and board."""
+
+    def __init__(self, reward: Reward) -> None:
+        context = multiprocessing.get_context("spawn")
+        cells = Board.cells(context)
+        self.board = Board(cells)
+        self.pipe, there = context.Pipe()
+        self.process = context.Process(target=serve, args=(there, cells), daemon=True, name="reward")
+        self.process.start()
+        there.close()
+        self.ready = False
+        self.chunk: _Chunk | None = None
+        self._started_s = time.monotonic()
+        self._owner = os.getpid()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the pool reads that
+            self.pipe.send(reward)
+
+    def give(self, chunk: _Chunk, rows: Sequence[Row]) -> None:
+        self.chunk = chunk
+        self.board.clear()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send((list(rows[chunk.start : chunk.stop]), chunk.together))
+
+    def deadline_s(self, timeout_s: float) -> float:
+        """When this worker is to be given up, on the clock of `time.monotonic`."""
+        if not self.ready:
+            return self._started_s + START_LIMIT_S
+        if self.chunk is None:
+            return math.inf
+        limit_s = START_LIMIT_S if self.board.row is None else timeout_s * self.board.call_rows
+        return self.board.began_s + limit_s
+
+    def end(self) -> list[tuple[Any, ...]]:
+        """Kill the process and all it started; the messages it left behind."""
+        if os.getpid() != self._owner:  # a fork of the run, which has the handle and not the process
+            return []
+        try:
+            if self.process.pid is None or not self.ready:
+                raise ProcessLookupError  # it may not lead a group of its own yet
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            self.process.kill()
+        self.process.join()
+        messages = []
+        with contextlib.suppress(EOFError, OSError):  # the last message may be torn
+            while self.pipe.poll():
+                messages.append(self.pipe.recv())
+        self.pipe.close()
+        return messages
+
+
+def _end_all(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
+
+
+def _check_travels(reward: Reward) -> None:
+    """BadInput for a reward that cannot go to another process."""
+    try:
+        ForkingPickler.dumps(reward)
+    except (PicklingError, AttributeError, TypeError) as error:
+        raise BadInput(
+            f"the reward cannot be sent to another process: {error}",
+            hint="define it at the top of a module and give it as package.module:function",
+        ) from error
+
+
+class RewardPool:
+    """Calls `reward` for many rows; a context manager that leaves no process behind.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, reward: Reward, *, workers: int, timeout_s: float) -> None:
+        if workers < 1:
+            raise BadInput(f"workers={workers} cannot score anything", hint="give at least 1")
+        if not timeout_s > 0:
+            raise BadInput(f"timeout_s={timeout_s} leaves no time for a reward", hint="give seconds above 0")
+        if not is_cheap(reward):
+            _check_travels(reward)
+        self.reward = reward
+        self.timeout_s = timeout_s
+        self._num_workers = workers
+        self._workers: list[_Worker] = []
+        self._has_worked = False
+        self._end = weakref.finalize(self, _end_all, self._workers)
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process; the pool starts others when it is used again."""
+        _end_all(self._workers)
+
+    def start(self) -> None:
+        """Start the processes, which `score` does otherwise, so that they are up when the first rows come."""
+        while not is_cheap(self.reward) and len(self._workers) < self._num_workers:
+            self._workers.append(_Worker(self.reward))
+
+    def score(self, rows: Iterable[Row]) -> Scores:
+        """Score every row; what fails is in the result, and only an interrupt or a broken set-up raises."""
+        rows = list(rows)
+        if is_cheap(self.reward):
+            found = [score_row(self.reward, row, index=index) for index, row in enumerate(rows)]
+            failures = tuple(score for score in found if isinstance(score, Failure))
+            values = tuple(None if isinstance(score, Failure) else score for score in found)
+            return Scores(values=values, failures=failures)
+        scoring = _Scoring(
+            rows, num_workers=self._num_workers, together=isinstance(self.reward, RewardOfRows)
+        )
+        try:
+            while not scoring.is_finished:
+                self.start()
+                self._advance(scoring)
+        except BaseException:
+            self.close()  # chunks under way belong to rows that nobody waits for
+            raise
+        return scoring.scores()
+
+    def _advance(self, scoring: _Scoring) -> None:
+        """Hand out what there is, wait for the next event, and act on it."""
+        for worker in self._workers:
+            if worker.ready and worker.chunk is None and scoring.pending:
+                worker.give(scoring.pending.popleft(), scoring.rows)
+        deadline_s = min(worker.deadline_s(self.timeout_s) for worker in self._workers)
+        # A worker moves its own deadline when it begins a row, so no wait is longer than the shortest limit.
+        patience_s = min(self.timeout_s, max(0.0, deadline_s - time.monotonic()))
+        heard = connection.wait([worker.pipe for worker in self._workers], timeout=patience_s)
+        for worker in [worker for worker in self._workers if worker.pipe in heard]:
+            self._listen(worker, scoring)
+        for worker in list(self._workers):
+            if worker.deadline_s(self.timeout_s) <= time.monotonic() and not worker.pipe.poll():
+                self._lose(worker, scoring, kind="timeout", why=f"no score after {self.timeout_s:g} s")
+
+    def _listen(self, worker: _Worker, scoring: _Scoring) -> None:
+        try:
+            message, *details = worker.pipe.recv()
+        except (EOFError, OSError):
+            connection.wait([worker.process.sentinel], timeout=1)  # so that its own exit code is seen
+            self._lose(worker, scoring, kind="died", why="its process ended")
+            return
+        if message == "ready":
+            worker.ready = self._has_worked = True
+        elif message == "failed" and worker.chunk is not None:
+            scoring.note(details[0], chunk=worker.chunk)
+        elif message == "done" and worker.chunk is not None:
+            scoring.keep(worker.chunk, worker.board, num_rows=len(worker.chunk))
+            worker.chunk = None
+        elif message == "broken":
+            self._lose(worker, scoring, kind="died", why=str(details[0]))
+
+    def _lose(self, worker: _Worker, scoring: _Scoring, *, kind: FailureKind, why: str) -> None:
+        """End a worker and settle its chunk: rows before are kept, its row failed, rows behind go on."""
+        row = worker.board.row
+        messages = worker.end()
+        self._workers.remove(worker)
+        chunk, board = worker.chunk, worker.board
+        if chunk is None and worker.ready:
+            return  # it died while it had nothing to do
+        if kind == "died":
+            why = f"{why} with code {worker.process.exitcode}" if worker.ready else why
+        if chunk is None or board.row is None:
+            if chunk is not None:
+                scoring.pending.appendleft(chunk)
+            self._false_start(scoring, why=why)
+            return
+        for message, *details in messages:
+            if message == "failed":
+                scoring.note(details[0], chunk=chunk)
+        if ("done",) in messages:
+            scoring.keep(chunk, board, num_rows=len(chunk))
+        elif board.call_rows > 1:
+            scoring.pending.appendleft(dataclasses.replace(chunk, together=False))
+        else:
+            scoring.keep(chunk, board, num_rows=board.row)
+            # A row that was begun after the limit of the one before had passed is not to blame.
+            blamed = kind == "died" or row == board.row
+            if blamed:
+                scoring.fail(Failure(index=board.row, kind=kind, message=why), chunk=chunk)
+            if rest := chunk.behind(board.row + blamed):
+                scoring.pending.appendleft(rest)
+
+    def _false_start(self, scoring: _Scoring, *, why: str) -> None:
+        if not self._has_worked:
+            raise ChildDied(
+                f"the process for the reward did not start: {why}",
+                hint="a script that makes a RewardPool does so under if __name__ == '__main__'",
+            )
+        scoring.num_false_starts += 1
+        if scoring.num_false_starts >= MOST_FALSE_STARTS:
+            scoring.give_up(why=f"no process for the reward would start: {why}")
+
+
+class _Scoring:
+    """One list of rows on its way: what is to be handed out, and what came back."""
+
+    def __init__(self, rows: list[Row], *, num_workers: int, together: bool) -> None:
+        self.rows = rows
+        size = max(1, min(MOST_ROWS, math.ceil(len(rows) / (num_workers * CHUNKS_PER_WORKER))))
+        self.pending = deque(
+            _Chunk(start=start, stop=min(start + size, len(rows)), together=together)
+            for start in range(0, len(rows), size)
+        )
+        self.num_false_starts = 0
+        self._values: list[float | None] = [None] * len(rows)
+        self._failures: dict[int, Failure] = {}
+        self._num_left = len(rows)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_left == 0
+
+    def note(self, failure: Failure, *, chunk: _Chunk) -> None:
+        """Why a row of a chunk under way has no score."""
+        index = chunk.start + failure.index
+        self._failures[index] = dataclasses.replace(failure, index=index)
+
+    def keep(self, chunk: _Chunk, board: Board, *, num_rows: int) -> None:
+        """Take the first rows of a chunk as settled, each by its score or its failure."""
+        for row, score in enumerate(board.scores(num_rows)):
+            if score is None and chunk.start + row not in self._failures:
+                unsaid = "its process ended before it could say why"
+                self.note(Failure(index=row, kind="died", message=unsaid), chunk=chunk)
+            self._values[chunk.start + row] = score
+        self._num_left -= num_rows
+        self.num_false_starts = 0
+
+    def fail(self, failure: Failure, *, chunk: _Chunk) -> None:
+        """Settle one row by its failure."""
+        self.note(failure, chunk=chunk)
+        self._num_left -= 1
+
+    def give_up(self, *, why: str) -> None:
+        """Fail every row that no worker has."""
+        for chunk in self.pending:
+            for row in range(len(chunk)):
+                self.fail(Failure(index=row, kind="died", message=why), chunk=chunk)
+        self.pending.clear()
+
+    def scores(self) -> Scores:
+        failures = tuple(self._failures[index] for index in sorted(self._failures))
+        return Scores(values=tuple(self._values), failures=failures)

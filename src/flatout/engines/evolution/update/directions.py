@@ -1,0 +1,158 @@
+"""From the fitness of members to a step of the weights.
+
+Member i ran W + s_i sigma E_v, where E_v = expand_v^T shrink_v / sqrt(rank) is the variant v that it shares
+with its antithetic twin.  The estimate of the direction in which fitness grows is
+
+    U = 1/N sum_i f_i s_i E_v(i) = 1/N sum_v c_v E_v,    c_v = f_2v - f_2v+1  (f_v without antithetic pairs)
+
+and, because every E_v is a product of thin factors, U is one product of two tall matrices: no E_v is formed,
+and the sum over a thousand members costs as much as a thousand rows of a forward.  Matrices of one shape are
+moved together (see `stacks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flatout.engines.evolution.population.stacks import Stack
+    from flatout.multiplex.noise.draws import FullNoise
+
+# Variants per product: it bounds the fp32 copies of int8 factors.  A constant, so that sums run in the same
+# order in every process.
+BLOCK = 1024
+
+Draw = Callable[[range], "Stack"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statistics:
+    """One update in figures."""
+
+    direction_norm: float  # of U, before the optimizer
+    update_norm: float  # of what the weights moved by
+    update_share: float | None  # of the weights' norm; None where they are all zero
+    cosine: (
+        float | None
+    )  # of U with the U of the epoch before; None where it was not asked for or is undefined
+    reward_mean: float | None
+    reward_std: float | None
+    reward_max: float | None
+    reward_failures: int  # rows whose reward is not a number
+
+
+def per_variant(fitness: Tensor, *, antithetic: bool) -> Tensor:
+    """c_v of every variant from f_i of every member."""
+    return fitness[0::2] - fitness[1::2] if antithetic else fitness
+
+
+def direction(draw: Draw, coefficients: Tensor) -> Tensor:
+    """sum_v c_v scale E_v in fp32 [matrices, out, in]; `draw` gives a stack's factors of some variants."""
+    total: Tensor | None = None
+    for block in blocks(len(coefficients)):
+        stack = draw(block)
+        gains = coefficients[block.start : block.stop].to(stack.expand.device, torch.float32)
+        # Terms of one variant lie next to each other once [variants, rank, width] is flattened.
+        expand = (stack.expand * (gains * stack.scales[0])[:, None, None]).flatten(1, 2)
+        shrink = stack.shrink.flatten(1, 2).float()
+        with _tensor_cores(expand.device):
+            total = torch.bmm(expand.mT, shrink) if total is None else total.baddbmm_(expand.mT, shrink)
+    if total is None:
+        raise ValueError("a direction of no variants")
+    return total
+
+
+@contextlib.contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """TF32 on a GPU: int8 noise is exact in its 11 bits, and a coefficient loses one part in 2,000.
+
+    A full fp32 product would take six times as long, which at rank 4 is several percent of a generation.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def full_direction(draw: Callable[[range], FullNoise], coefficients: Tensor) -> Tensor:
+    """sum_v c_v scale noise_v in fp32 [1, width] for a vector with full noise."""
+    total: Tensor | None = None
+    scale = 0.0
+    for block in blocks(len(coefficients)):
+        noise = draw(block)
+        scale = noise.scale
+        part = coefficients[block.start : block.stop].to(noise.values.device, torch.float32) @ noise.values
+        total = part if total is None else total.add_(part)
+    if total is None:
+        raise ValueError("a direction of no variants")
+    return total.mul_(scale)[None]
+
+
+def blocks(num_variants: int) -> Iterator[range]:
+    """All variants in order, at most `BLOCK` at once."""
+    for start in range(0, num_variants, BLOCK):
+        yield range(start, min(start + BLOCK, num_variants))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtOnce:
+    """Coefficients as the kernel that moves a stack takes them: `gains` at most 1, times `unit`."""
+
+    gains: Tensor
+    unit: float
+
+    @classmethod
+    def of(cls, coefficients: Tensor, *, divisor: float, device: torch.device) -> AtOnce:
+        """Rewards come from the host: their largest is known there, and nothing waits for the device."""
+        largest = float(coefficients.abs().max()) or 1.0
+        return cls(gains=(coefficients / largest).to(device, torch.float16), unit=largest / divisor)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Squares of norms of every stack, from which the statistics of an update follow.
+
+    They are added up at the end: each addition would be an operation of the device that the host asks for.
+    """
+
+    steps: list[Tensor] = field(default_factory=list)  # [3]: of the direction, the move, the moved masters
+    compared: list[Tensor] = field(default_factory=list)  # [2]: of the direction before, and their product
+
+    def compare(self, ascent: Tensor, previous: Tensor) -> None:
+        """Note how a stack's direction stands to the one before."""
+        ascent, previous = ascent.float(), previous.float()
+        overlap = torch.dot(ascent.flatten(), previous.flatten())
+        self.compared.append(torch.stack((torch.linalg.vector_norm(previous).square(), overlap)))
+
+    def statistics(self, rewards: Tensor) -> Statistics:
+        """The figures; the one place where the host waits for the device."""
+        known = rewards[torch.isfinite(rewards)].double()
+        direction, moved, weights = _sums(self.steps) or (0.0, 0.0, 0.0)
+        previous, overlap = _sums(self.compared) or (0.0, 0.0)
+        length = math.sqrt(direction * previous)
+        return Statistics(
+            direction_norm=math.sqrt(direction),
+            update_norm=math.sqrt(moved),
+            update_share=math.sqrt(moved / weights) if weights else None,
+            cosine=overlap / length if length else None,
+            reward_mean=float(known.mean()) if len(known) else None,
+            reward_std=float(known.std(correction=0)) if len(known) else None,
+            reward_max=float(known.max()) if len(known) else None,
+            reward_failures=rewards.numel() - len(known),
+        )
+
+
+def _sums(rows: Sequence[Tensor]) -> list[float]:
+    """Row by row in float64; nothing of no rows."""
+    found: list[float] = torch.stack(list(rows)).double().sum(0).tolist() if rows else []
+    return found

@@ -1,0 +1,199 @@
+"""The fp32 copy of the weights that learning happens on, and its optimizer.
+
+One step of evolution moves a weight by far less than bfloat16 can resolve next to the weight itself: added to
+a bf16 weight it is rounded away, step after step, and nothing is learned.  So the sum is kept in fp32 (the
+*master*), and the model receives its rounding after each step.  A weight that is fp32 already is its own
+master: no copy.
+
+The optimizer is torch's own, one instance per stack of matrices, so that an update can be streamed: the
+gradients of one stack exist at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from flatout.decisions import Decision
+from flatout.errors import BadInput
+from flatout.units import show_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flatout.engines.evolution.population.stacks import Names, Stack
+    from flatout.engines.evolution.update.directions import AtOnce
+
+HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
+OptimizerName = Literal["sgd", "adamw"]
+Place = Literal["auto", "device", "cpu"]
+# Of the device memory that is free: the cache and the factors of a population need the rest.
+LARGEST_SHARE = 0.25
+MOMENTS = {"sgd": 0, "adamw": 2}
+
+
+class Masters:
+    """fp32 masters of `weights` by name; `step` moves one of `stacks` and writes the model's weights."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        *,
+        stacks: Sequence[Names],
+        lr: float,
+        optimizer: OptimizerName = "sgd",
+        weight_decay: float = 0.0,
+        place: Place = "auto",
+    ) -> None:
+        if optimizer not in get_args(OptimizerName):
+            raise BadInput(f"no optimizer {optimizer!r}", hint=f"one of {', '.join(get_args(OptimizerName))}")
+        self._weights = {name: weight.detach() for name, weight in weights.items()}
+        self.place = choose_place(self._weights, optimizer=optimizer, place=place)
+        self._masters = {name: self._master(weight) for name, weight in self._weights.items()}
+        self._optimizers = {
+            names: _optimizer(self._masters_of(names), kind=optimizer, lr=lr, weight_decay=weight_decay)
+            for names in stacks
+        }
+        # Without decay SGD is one addition: the optimizer's own bookkeeping would cost more than it.
+        self._only_added = lr if optimizer == "sgd" and weight_decay == 0 else None
+        self._addresses: dict[Names, Tensor | None] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._masters[name].detach()
+
+    @torch.no_grad()
+    def step(self, names: Names, ascent: Tensor) -> Tensor:
+        """Move a stack along `ascent` [matrices, ...], the direction in which fitness grows.
+
+        The squares of the norms of the ascent, of the move and of the moved masters, [3]: still on the
+        device, as reading them would make the host wait once per stack.
+        """
+        masters = self._masters_of(names)
+        ascent = ascent.to(masters[0])
+        ascents, length = list(ascent.unbind()), squares(ascent)
+        if self._only_added is not None:
+            torch._foreach_add_(masters, ascents, alpha=self._only_added)
+            moved = length * self._only_added**2
+        else:
+            before = torch.stack(masters)
+            for master, own in zip(masters, ascents, strict=True):
+                master.grad = own
+            self._optimizers[names].step()
+            self._optimizers[names].zero_grad()
+            moved = squares(before.sub_(torch.stack(masters)))
+        weights = self._weights_of(names)
+        if weights[0].data_ptr() != masters[0].data_ptr():
+            torch._foreach_copy_(weights, masters)
+        return torch.stack((length, moved, squares(torch.stack(torch._foreach_norm(masters)))))
+
+    def moves_at_once(self, names: Names) -> bool:
+        """Whether `step_at_once` can take the place of a direction and a `step`; its factors are int8."""
+        return self._addresses_of(names) is not None
+
+    @torch.no_grad()
+    def step_at_once(self, names: Names, stack: Stack, at_once: AtOnce) -> Tensor:
+        """Move a stack along sum_v unit gains[v] scale E_v; what `step` returns."""
+        from flatout.engines.evolution.update.ascend import ascend
+
+        addresses = self._addresses_of(names)
+        assert addresses is not None and self._only_added is not None
+        return ascend(
+            addresses,
+            stack,
+            gains=at_once.gains,
+            unit=at_once.unit * stack.scales[0],
+            lr=self._only_added,
+            like=self._weights[names[0]],
+        )
+
+    def _addresses_of(self, names: Names) -> Tensor | None:
+        """Where the kernel finds a stack; None where it cannot move it."""
+        if not HAS_TRITON or self._only_added is None or self._masters[names[0]].device.type != "cuda":
+            return None
+        if names not in self._addresses:
+            from flatout.engines.evolution.update.ascend import address_table
+
+            self._addresses[names] = address_table(self._masters_of(names), self._weights_of(names))
+        return self._addresses[names]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a resumed run needs, by flat names."""
+        found: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            found[f"master/{name}"] = master.detach()
+        for names, optimizer in self._optimizers.items():
+            for name in names:
+                for key, value in optimizer.state[self._masters[name]].items():
+                    if value is not None:  # SGD without momentum names a buffer that it does not have
+                        found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
+        return found
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `tensors` returned in another process."""
+        for name, master in self._masters.items():
+            saved = tensors.get(f"master/{name}")
+            if saved is None or saved.shape != master.shape:
+                shape = None if saved is None else tuple(saved.shape)
+                raise BadInput(
+                    f"the checkpoint has {name} as {shape}, the model as {tuple(master.shape)}",
+                    hint="resume with the model and the targets of the run",
+                )
+            master.copy_(saved)
+            self._weights[name].copy_(master)
+        for names, optimizer in self._optimizers.items():
+            for name in names:
+                optimizer.state[self._masters[name]].clear()
+        owners = {name: optimizer for names, optimizer in self._optimizers.items() for name in names}
+        for flat, value in tensors.items():
+            kind, _, rest = flat.partition("/")
+            key, _, name = rest.partition("/")
+            if kind == "optimizer" and name in owners:
+                master = self._masters[name]
+                # The count of steps too: on a GPU AdamW is fused and counts there.
+                owners[name].state[master][key] = value.to(master, copy=True)
+
+    def _masters_of(self, names: Names) -> list[Tensor]:
+        return [self._masters[name] for name in names]
+
+    def _weights_of(self, names: Names) -> list[Tensor]:
+        return [self._weights[name] for name in names]
+
+    def _master(self, weight: Tensor) -> torch.nn.Parameter:
+        device = weight.device if self.place.value == "device" else torch.device("cpu")
+        return torch.nn.Parameter(weight.to(device=device, dtype=torch.float32), requires_grad=True)
+
+
+def squares(values: Tensor) -> Tensor:
+    """The square of the norm, without a copy of `values`: they are as large as the model."""
+    norm: Tensor = torch.linalg.vector_norm(values)
+    return norm.square()
+
+
+def choose_place(
+    weights: Mapping[str, Tensor], *, optimizer: OptimizerName, place: Place = "auto"
+) -> Decision[Literal["device", "cpu"]]:
+    """Where the masters live: beside the model if a quarter of what is free there holds them."""
+    if place != "auto":
+        return Decision(value=place, reason="as asked", source="assumed")
+    device = next(iter(weights.values())).device
+    if device.type == "cpu":
+        return Decision(value="device", reason="the model is on the CPU", source="computed")
+    needed_bytes = sum(4 * weight.numel() * (1 + MOMENTS[optimizer]) for weight in weights.values())
+    free_bytes, _total_bytes = torch.cuda.mem_get_info(device)
+    shown = f"masters and moments take {show_bytes(needed_bytes)} of {show_bytes(free_bytes)} free"
+    if needed_bytes <= LARGEST_SHARE * free_bytes:
+        return Decision(value="device", reason=shown, source="measured")
+    reason = f"{shown}, over {LARGEST_SHARE:.0%}: a population needs the room more"
+    return Decision(value="cpu", reason=reason, source="measured")
+
+
+def _optimizer(
+    masters: Sequence[Tensor], *, kind: OptimizerName, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    fused = kind == "adamw" and masters[0].device.type == "cuda"
+    make = torch.optim.AdamW if kind == "adamw" else torch.optim.SGD
+    return make(masters, lr=lr, weight_decay=weight_decay, foreach=not fused, fused=fused, maximize=True)

@@ -1,0 +1,101 @@
+"""A model folder in, the trained model out, for every way a family keeps its weights."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.engines.evolution.training.models import end_tokens, open_model, save_model
+from flatout.errors import BadInput
+from flatout.multiplex.decode.generator import generate
+from flatout.multiplex.models.families import read_decoder
+from tests.support.evolution import save_tiny, tiny_llama
+
+CPU = torch.device("cpu")
+
+
+def tiny(kind: str) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+        ).eval()
+    if kind == "neox":
+        config = GPTNeoXConfig(
+            vocab_size=16,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=32,
+        )
+        return GPTNeoXForCausalLM(config).eval()
+    return tiny_llama(layers=2)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox"])
+def test_what_evolved_is_what_is_saved(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    decoder = read_decoder(model)
+    prompts = [[1, 2, 3], [9, 8]]
+    before = generate(decoder, prompts, max_new_tokens=8)
+    for number, product in enumerate(decoder.projections().values()):
+        product.weight.add_(
+            torch.randn(product.weight.shape, generator=torch.Generator().manual_seed(number))
+        )
+    after = generate(decoder, prompts, max_new_tokens=8)
+    assert after != before
+    save_model(model, None, tmp_path / "model")
+    loaded = open_model(tmp_path / "model", device=CPU, dtype="float32")
+    assert generate(loaded, prompts, max_new_tokens=8) == after
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_is_no_defect_and_leaves_the_model_before(tmp_path: Path) -> None:
+    model, folder = tiny("llama"), tmp_path / "model"
+    save_model(model, None, folder)
+    before = (folder / "model.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(BadInput, match=r"File too large.*--resume writes it"):
+            save_model(model, None, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_type_follows_the_device_unless_it_is_given(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    assert next(open_model(folder, device=CPU, dtype="auto").parameters()).dtype == torch.float32
+    half = open_model(folder, device=CPU, dtype="bfloat16")
+    assert next(half.parameters()).dtype == torch.bfloat16
+    assert not any(parameter.requires_grad for parameter in half.parameters())
+
+
+def test_end_tokens_are_those_of_the_generation_settings() -> None:
+    model = tiny_llama()
+    assert end_tokens(model) == ()
+    model.generation_config.eos_token_id = 3
+    assert end_tokens(model) == (3,)
+    model.generation_config.eos_token_id = [3, 5]
+    assert end_tokens(model) == (3, 5)
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no model folder at"):
+        open_model(tmp_path / "absent", device=CPU, dtype="auto")
+    with pytest.raises(BadInput, match=r"has no config\.json"):
+        open_model(tmp_path, device=CPU, dtype="auto")
+    for config in ("{", '{"model_type": "no-such-family"}', '{"model_type": "llama"}'):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(BadInput, match="no causal language model") as error:
+            open_model(tmp_path, device=CPU, dtype="auto")
+        assert "\n" not in str(error.value)

@@ -1,0 +1,244 @@
+"""Whole runs: what they leave, how they go on, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flatout.engines.evolution.training import trainer
+from flatout.engines.evolution.training.log import EpochRecord, read_log
+from flatout.engines.evolution.training.trainer import evolve, open_run
+from flatout.errors import BadInput, Interrupted
+from tests.support.evolution import save_tiny, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def tensors(out: Path, epoch: int) -> dict[str, Any]:
+    return load_file(out / "checkpoints" / f"epoch-{epoch:06d}" / "tensors.safetensors")
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
+
+
+def test_a_run_leaves_its_log_its_checkpoints_its_model_and_a_plot(model: Path, tmp_path: Path) -> None:
+    out, seen, notes = tmp_path / "run", [], []
+    settings = tiny_settings(model, out, save_model=True)
+    outcome = evolve(settings, on_epoch=seen.append, on_note=notes.append)
+    assert [record.epoch for record in seen] == [0, 1, 2, 3, 4]
+    assert [record.reward_heldout is not None for record in seen] == [True, False, True, False, True]
+    assert seen == read_log(out)
+    for record in seen[1:]:
+        assert 0 <= record.reward_train <= 1
+        assert record.tokens_per_s > 0 and record.rewards_per_s > 0 and record.plain_share > 0
+        assert record.failed_rows == 0
+    assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["epoch-000002", "epoch-000004"]
+    assert (outcome.epochs, outcome.untrained_score, outcome.score) == (
+        4,
+        seen[0].reward_heldout,
+        seen[4].reward_heldout,
+    )
+    assert outcome.plot is not None and Path(outcome.plot).read_bytes().startswith(b"\x89PNG")
+    assert list((out / "tensorboard").iterdir())
+    saved = load_file(out / "model" / "model.safetensors")
+    master = tensors(out, 4)["master/model.layers.0.self_attn.o_proj"]
+    assert saved["model.layers.0.self_attn.o_proj.weight"].equal(master)
+    assert any("members per chunk: 4" in note for note in notes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "lr": 0.01}, {"temperature": 1.0}])
+def test_a_resumed_run_goes_on_bit_for_bit(changes: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    evolve(tiny_settings(model, whole, **changes))
+    evolve(tiny_settings(model, parts, epochs=2, **changes))
+    evolve({"out": str(parts), "epochs": 4}, resume=True)
+    assert same(tensors(whole, 4), tensors(parts, 4))
+    records = [
+        [(each.epoch, each.reward_train, each.reward_heldout, each.statistics) for each in read_log(out)]
+        for out in (whole, parts)
+    ]
+    assert records[0] == records[1]
+
+
+def test_an_interrupt_in_the_middle_of_an_epoch_leaves_a_checkpoint(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    evolve(tiny_settings(model, whole))
+    generate = trainer.Eggroll.generate
+    calls = []
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if self.epoch == 3 and not options["plain"]:
+            signal.raise_signal(signal.SIGINT)
+        return generate(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Eggroll, "generate", interrupted)
+        with pytest.raises(Interrupted, match="3 of 4 epochs are kept"):
+            evolve(tiny_settings(model, parts))
+    assert calls
+    evolve({"out": str(parts)}, resume=True)
+    assert same(tensors(whole, 4), tensors(parts, 4))
+
+
+def test_an_interrupt_during_an_update_waits_for_its_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = trainer.Eggroll.tell
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return tell(self, *arguments, **options)
+
+    monkeypatch.setattr(trainer.Eggroll, "tell", interrupted)
+    with pytest.raises(Interrupted, match="1 of 4 epochs are kept"):
+        evolve(tiny_settings(model, tmp_path / "run"))
+
+
+def tokenizer() -> Any:
+    """Characters of questions about small numbers, within the vocabulary of the tiny model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {character: number for number, character in enumerate("0123456789\n#? ~")}
+    made = Tokenizer(models.WordLevel(words, unk_token="~"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="~")
+
+
+def problems(folder: Path) -> Path:
+    path = folder / "problems.jsonl"
+    rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_task_of_text_needs_a_tokenizer(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no tokenizer"):
+        evolve(tiny_settings(model, tmp_path / "run", task=str(problems(tmp_path)), task_options={}))
+
+
+def rewarded(folder: Path, reward: str) -> dict[str, Any]:
+    """Settings of a run on texts with a reward of the user's."""
+    model = save_tiny(folder / "model")
+    tokenizer().save_pretrained(model)
+    return tiny_settings(
+        model,
+        folder / "run",
+        task=str(problems(folder)),
+        task_options={"reward": reward},
+        max_new_tokens=4,
+        epochs=1,
+        reward_workers=1,
+    )
+
+
+def test_a_reward_that_raises_costs_its_rows_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_rewards.py").write_text(
+        "def of_odd(completion, answer):\n    return len(completion) / (int(answer['answer']) % 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seen, notes = [], []
+    evolve(rewarded(tmp_path, "odd_rewards:of_odd"), on_epoch=seen.append, on_note=notes.append)
+    assert seen[-1].failed_rows is not None and 0 < seen[-1].failed_rows < 16 * 4
+    assert seen[-1].failed_rows % 16 == 0  # every member fails on the same prompts
+    assert seen[-1].reward_train is not None
+    assert any("rewards failed" in note and "ZeroDivisionError" in note for note in notes), notes
+
+
+def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> None:
+    seen, notes = [], []
+    with pytest.raises(BadInput, match="all 64 rewards of the first epoch failed"):
+        # a text divided by a mapping
+        evolve(rewarded(tmp_path, "operator:truediv"), on_epoch=seen.append, on_note=notes.append)
+    assert [record.epoch for record in seen] == [0]
+    assert all("TypeError" in note for note in notes if "rewards failed" in note)
+    assert sum("rewards failed" in note for note in notes) > 1, notes  # of the held-out prompts too
+
+
+def test_a_finished_run_keeps_its_score_when_it_is_resumed(model: Path, tmp_path: Path) -> None:
+    settings, notes = tiny_settings(model, tmp_path / "run"), []
+    first = evolve(settings)
+    again = evolve(settings, resume=True, on_note=notes.append)
+    assert again.score is not None and again.score == first.score
+    assert "epoch 4 is done: nothing is left to train; --epochs asks for more" in notes
+
+
+def test_a_tiny_model_learns_to_copy_digits(model: Path, tmp_path: Path) -> None:
+    """Chance is one digit in ten; half of them right is a model that looks at the right place."""
+    seen: list[EpochRecord] = []
+    settings = tiny_settings(model, tmp_path / "run", population=128, prompts=8, epochs=100, rows=256)
+    evolve({**settings, "evaluate_every": 100, "checkpoint_every": 100}, on_epoch=seen.append)
+    rewards = [record.reward_train or 0.0 for record in seen[1:]]
+    assert sum(rewards[:5]) / 5 < 0.2
+    assert sum(rewards[-20:]) / 20 > 0.4
+
+
+def test_what_cannot_be_resumed_is_refused(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    evolve(tiny_settings(model, out, epochs=1))
+    with pytest.raises(BadInput, match="is not empty"):
+        evolve(tiny_settings(model, out))
+    with pytest.raises(BadInput, match=r"the run has sigma=0\.1"):
+        evolve(tiny_settings(model, out, sigma=0.2), resume=True)
+    with pytest.raises(BadInput, match="has no checkpoint to resume"):
+        evolve({"out": str(tmp_path / "absent"), "epochs": 2}, resume=True)
+    other = save_tiny(tmp_path / "other", seed=5)
+    with pytest.raises(BadInput, match="belongs to another model"):
+        evolve({"out": str(out), "model": str(other), "epochs": 2}, resume=True)
+
+
+def test_a_run_that_did_not_begin_is_begun(model: Path, tmp_path: Path) -> None:
+    config, found = open_run(tiny_settings(model, tmp_path / "run"), resume=True)
+    assert found is None and config.population == 16
+
+
+def test_a_process_that_was_started_again_resumes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    evolve(tiny_settings(model, out, epochs=2))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    seen: list[EpochRecord] = []
+    evolve(tiny_settings(model, out), on_epoch=seen.append)
+    assert [record.epoch for record in seen] == [3, 4]
+
+
+def test_another_number_of_threads_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, notes = tmp_path / "run", []
+    evolve(tiny_settings(model, out, epochs=1))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        evolve({"out": str(out), "epochs": 2}, resume=True, on_note=notes.append)
+    finally:
+        torch.set_num_threads(threads)
+    assert any("last bits" in note for note in notes)
+
+
+def test_prompts_that_do_not_fit_the_model_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="pass the model's 256"):
+        evolve(tiny_settings(model, tmp_path / "run", max_new_tokens=300))
+
+
+def test_int8_weights_run_too(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    evolve(tiny_settings(model, out, arithmetic="int8", lr=0.3, epochs=1))
+    assert tensors(out, 1)["integers/model.layers.0.mlp.down_proj"].dtype == torch.int8
