@@ -15,6 +15,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from flatout.memory.estimate import MemoryEstimate
+from flatout.memory.forecast import estimate_job
+from flatout.memory.job import Job, Recipe
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, RobertaConfig
 
@@ -23,10 +26,7 @@ from flatout.engines.adapters.lora.blocks import Block
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
 from flatout.engines.adapters.tasks import TaskBatch, task_named
-from flatout.engines.adapters.tasks.decoder import Decoder
-from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.predict.estimate import MemoryEstimate
-from flatout.memory.predict.forecast import estimate_job
+from flatout.engines.adapters.tasks.decoder import TextDecoder
 
 GPU, CAPABILITY = "T4", (7, 5)
 RANKS = {"sentiment": 16, "qa": 24, "summarisation": 32, "code": 32, "translation": 32}
@@ -58,7 +58,7 @@ class Fused(nn.Module):
         }
         words = self.base.get_input_embeddings().weight
         longest = max(getattr(task, "max_target_length", 1) for task in self.tasks.values())
-        self.decoder = Decoder(
+        self.decoder = TextDecoder(
             words, end_id=2, pad_id=0, num_layers=config.decoder.layers, max_length=longest
         )
         self.heads = nn.ModuleDict(

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.atomic_files import write_whole
-from flatout.engines.adapters.tasks import Record, Task, task_named
+from flatout.engines.adapters.tasks import AdapterTask, Record, task_named
 from flatout.engines.adapters.tasks.rows import distinct, share_of
 from flatout.errors import FlatoutError
 
@@ -71,7 +71,7 @@ def write(folder: Path, splits: dict[str, list[Record]]) -> None:
         write_whole(folder / f"{split}.jsonl", lines.encode())
 
 
-def divided(task: Task, records: list[Record]) -> dict[str, list[Record]]:
+def divided(task: AdapterTask, records: list[Record]) -> dict[str, list[Record]]:
     """Test, validation and training rows, in the order of the hash of what must stay together."""
     records = distinct(records, key=task.input_of, taken=set())
     records.sort(key=lambda record: (share_of(task.group_of(record)), share_of(task.input_of(record))))

@@ -14,7 +14,7 @@ import pytest
 
 from flatout import packages
 from flatout.engines.adapters.tasks import DataOptions, known_tasks, task_named
-from flatout.engines.adapters.tasks.catalogues import PACKAGES
+from flatout.engines.adapters.tasks.translation import PACKAGES
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "adapters" / "real_data.py"
 

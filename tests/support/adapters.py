@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,59 +24,9 @@ from flatout.engines.adapters.lora.blocks import Block, Blocks
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.report.page import RunReport
 from flatout.engines.adapters.tasks import encode_all, task_named
-from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.training.log import StepRecord
-
-# A tiny fast WordPiece tokenizer that can write any English text, made in code
-
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-WORDS = (
-    "the",
-    "and",
-    "return",
-    "def",
-    "is",
-    "in",
-    "of",
-    "a",
-    "lives",
-    "keeps",
-    "film",
-    "story",
-    "man",
-    "sieht",
-)
-SIGNS = "¶»äöüß"
-
-
-@functools.cache
-def tiny_tokenizer(*, max_length: int = 512) -> Any:
-    """Words above are one token, other words are spelled; case and accents are lost, as in BERT's."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    letters = string.ascii_lowercase + string.digits
-    signs = string.punctuation + SIGNS
-    vocabulary = [*SPECIAL, *WORDS, *letters, *(f"##{letter}" for letter in letters), *signs]
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(vocabulary))}
-    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        model_max_length=max_length,
-    )
-
+from flatout.testing.adapter_tasks import tiny_tokenizer as tiny_tokenizer
 
 # A tiny encoder with a tokenizer, and settings under which all three phases run in seconds
 
@@ -240,7 +188,7 @@ def subjects(encoder: PackedEncoder, *, rows: int = 12) -> dict[str, Subject]:
     torch.manual_seed(1)
     tokenizer = tiny_tokenizer()
     words = encoder.model.get_input_embeddings().weight
-    decoder = Decoder(
+    decoder = TextDecoder(
         words, end_id=tokenizer.sep_token_id, pad_id=tokenizer.pad_token_id, num_layers=1, max_length=12
     )
     found = {}

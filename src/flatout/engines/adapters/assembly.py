@@ -28,8 +28,16 @@ from flatout.engines.adapters.lora.precision import choose_precision
 from flatout.engines.adapters.routing.features import width_of
 from flatout.engines.adapters.routing.router import Router
 from flatout.engines.adapters.settings import AdaptConfig, TaskConfig
-from flatout.engines.adapters.tasks import DataOptions, Example, Record, Splits, Task, encode_all, task_named
-from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks import (
+    AdapterTask,
+    DataOptions,
+    Example,
+    Record,
+    Splits,
+    encode_all,
+    task_named,
+)
+from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import end_id_of
 from flatout.engines.adapters.training.checkpoint import Checkpoint, check_model, fingerprint
 from flatout.engines.adapters.training.processes import Processes
@@ -43,7 +51,7 @@ class TaskPart:
 
     name: str
     adapter: int
-    task: Task
+    task: AdapterTask
     settings: TaskConfig
     head: nn.Module
     max_length: int
@@ -200,10 +208,10 @@ class Assembly:
     ) -> None:
         self.close()
 
-    def _decoder(self, words_VH: Tensor, writing: list[Task]) -> Decoder:
+    def _decoder(self, words_VH: Tensor, writing: list[AdapterTask]) -> TextDecoder:
         given = self.config.decoder
         with self._seeded("decoder"):
-            return Decoder(
+            return TextDecoder(
                 words_VH,
                 end_id=end_id_of(self.tokenizer),
                 pad_id=self.pad_id,
@@ -213,7 +221,7 @@ class Assembly:
                 dropout=given.dropout,
             ).to(self.device)
 
-    def _part(self, name: str, task: Task, *, adapter: int) -> TaskPart:
+    def _part(self, name: str, task: AdapterTask, *, adapter: int) -> TaskPart:
         settings = self.config.tasks[name]
         with self._seeded(f"heads/{name}"):
             head = task.head(self.encoder.width, decoder=self.decoder if task.needs_decoder else None)

@@ -30,7 +30,7 @@ from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.routing.quality import judge
 from flatout.engines.adapters.routing.router import Fallback, Route, Router
-from flatout.engines.adapters.tasks.task import Example, Prediction, Record, Task
+from flatout.engines.adapters.tasks import AdapterTask, Example, Prediction, Record
 from flatout.errors import BadInput
 
 LONGEST_SHOWN = 600
@@ -41,7 +41,7 @@ OnProgress = Callable[[int, int], None]  # (adapter, row) pairs that are done, p
 class Subject:
     """One task to score: `examples[i]` is `records[i]`; `features` are what the router sees of them."""
 
-    task: Task
+    task: AdapterTask
     head: nn.Module
     examples: Sequence[Example]
     records: Sequence[Record]

@@ -1,31 +1,27 @@
 """What adapters are trained on: one file per task, found by being here.
 
-Task          rows, tokens and targets, head, loss and scores of one task
-known_tasks   every task of this folder, and of a folder of the user's
-task_named    one of them by its name
+task               the contract: rows, tokens and targets, head, loss and scores of one task
+known              tasks by name: of this folder, of installed packages, of a folder of the user's
+rows               where rows come from, and their splits
+metrics            scores of texts, in points
+decoder            the small transformer that tasks which write share
+generation         what those tasks have in common
+sentiment, qa, summarisation, code_generation, translation    the five tasks of the product
 """
 
 from __future__ import annotations
 
 from flatout.engines.adapters.tasks.known import known_tasks, task_named
-from flatout.engines.adapters.tasks.task import (
-    DataOptions,
-    Example,
-    Prediction,
-    Record,
-    Splits,
-    Task,
-    TaskBatch,
-    encode_all,
-)
+from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits
+from flatout.engines.adapters.tasks.task import AdapterTask, Example, Prediction, TaskBatch, encode_all
 
 __all__ = [
+    "AdapterTask",
     "DataOptions",
     "Example",
     "Prediction",
     "Record",
     "Splits",
-    "Task",
     "TaskBatch",
     "encode_all",
     "known_tasks",

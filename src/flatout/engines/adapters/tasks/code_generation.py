@@ -1,26 +1,44 @@
 """Code generation: what a function is to do in, its Python out.
 
 A line is {"docstring": "...", "code": "..."}; lines with "text" in place of "docstring" are read, too.
-Without a file the rows are functions of Python's standard library.  The layout of Python is its meaning, and
-vocabularies for prose drop line ends and indents; so a line end is written as one sign and each level of
-indent as another, which such vocabularies know.
+Without a file the rows are functions of Python's standard library, which is parsed and never imported: those
+whose docstring opens with a whole sentence and whose code is short enough for a small decoder.  The layout of
+Python is its meaning, and vocabularies for prose drop line ends and indents; so a line end is written as one
+sign and each level of indent as another, which such vocabularies know.
 """
 
 from __future__ import annotations
 
+import ast
+import copy
 import random
 import re
-from collections.abc import Mapping, Sequence
+import sysconfig
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from flatout.engines.adapters.tasks.generation import GenerationTask
 from flatout.engines.adapters.tasks.metrics import bleu
-from flatout.engines.adapters.tasks.standard_library import functions
-from flatout.engines.adapters.tasks.task import Record
+from flatout.engines.adapters.tasks.rows import Record
 
 LINE, INDENT = "¶", "»"
 SPACES = 4
+# Tests and demonstrations repeat themselves; what is installed beside the library is not part of it.
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+MIN_WORDS, MAX_WORDS = 3, 60
+MAX_CODE_CHARACTERS = 480
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +65,17 @@ class CodeGeneration(GenerationTask):
         records = [{"docstring": docstring, "code": code} for docstring, code in functions()]
         return records, "functions of Python's standard library"
 
-    def generated(self, count: int, *, seed: int) -> list[Record]:
-        draw = random.Random(f"code {seed}")
-        return [_function(draw) for _ in range(count)]
+    def generated_row(self, draw: random.Random) -> Record:
+        act, sign = draw.choice(list(_ACTS.items()))
+        one, two = draw.sample(_NAMES, 2)
+        limit = draw.randrange(2, 10)
+        if draw.random() < 0.5:
+            docstring = f"Return the {act} of {one} and {two}, times {limit}."
+            code = f"def {act}({one}, {two}):\n    return ({one} {sign} {two}) * {limit}"
+        else:
+            docstring = f"Return the {act} of {one} and {two} if {one} is over {limit}."
+            code = f"def {act}({one}, {two}):\n    if {one} > {limit}:\n        return {one} {sign} {two}"
+        return {"docstring": docstring, "code": code}
 
 
 def with_layout_signs(code: str) -> str:
@@ -77,19 +103,46 @@ def without_layout_signs(text: str) -> str:
     return "\n".join(lines)
 
 
+def functions(folder: Path | None = None) -> list[tuple[str, str]]:
+    """Docstring and code of every short function, in the order of the files; the library's by default."""
+    root = folder or Path(sysconfig.get_path("stdlib"))
+    files = (path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts))
+    return [pair for path in files for pair in functions_of(_source(path))]
+
+
+def functions_of(source: str) -> Iterator[tuple[str, str]]:
+    """Docstring and code of the short functions of one module; nothing of one that does not parse."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in old modules
+        try:
+            module = ast.parse(source)
+        except (SyntaxError, ValueError):
+            return
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef) and (pair := _pair(node)):
+            yield pair
+
+
+def _source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _pair(node: ast.FunctionDef) -> tuple[str, str] | None:
+    documented = ast.get_docstring(node)
+    if not documented or len(node.body) < 2:
+        return None
+    docstring = " ".join(documented.split("\n\n")[0].split())
+    if not MIN_WORDS <= len(docstring.split()) <= MAX_WORDS:
+        return None
+    bare = copy.copy(node)
+    bare.body, bare.decorator_list, bare.returns = node.body[1:], [], None
+    code = ast.unparse(bare)
+    return (docstring, code) if len(code) <= MAX_CODE_CHARACTERS else None
+
+
 # A generated world: functions of one line.
 _NAMES = ("size", "width", "count", "price", "speed", "weight", "level", "depth", "total", "age")
 _ACTS = {"sum": "+", "product": "*", "difference": "-", "ratio": "/"}
-
-
-def _function(draw: random.Random) -> Record:
-    act, sign = draw.choice(list(_ACTS.items()))
-    one, two = draw.sample(_NAMES, 2)
-    limit = draw.randrange(2, 10)
-    if draw.random() < 0.5:
-        docstring = f"Return the {act} of {one} and {two}, times {limit}."
-        code = f"def {act}({one}, {two}):\n    return ({one} {sign} {two}) * {limit}"
-    else:
-        docstring = f"Return the {act} of {one} and {two} if {one} is over {limit}."
-        code = f"def {act}({one}, {two}):\n    if {one} > {limit}:\n        return {one} {sign} {two}"
-    return {"docstring": docstring, "code": code}

@@ -32,7 +32,7 @@ def heads_for(width: int) -> int:
     return next(heads for heads in range(wanted, 0, -1) if width % heads == 0)
 
 
-class Attention(nn.Module):
+class CachedAttention(nn.Module):
     """Multi-head attention whose keys and values are made apart, so that they can be kept."""
 
     def __init__(self, width: int, *, num_heads: int, dropout: float) -> None:
@@ -71,14 +71,14 @@ class Attention(nn.Module):
         return heads_BLND.transpose(1, 2)
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """Self-attention, cross-attention and a feed-forward part, each normalised before and added after."""
 
     def __init__(self, width: int, *, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.self_norm, self.cross_norm, self.wide_norm = (nn.LayerNorm(width) for _ in range(3))
-        self.self_attention = Attention(width, num_heads=num_heads, dropout=dropout)
-        self.cross_attention = Attention(width, num_heads=num_heads, dropout=dropout)
+        self.self_attention = CachedAttention(width, num_heads=num_heads, dropout=dropout)
+        self.cross_attention = CachedAttention(width, num_heads=num_heads, dropout=dropout)
         self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(dropout)
 
@@ -115,7 +115,7 @@ class Written:
     values: Tensor
 
 
-class Decoder(nn.Module):
+class TextDecoder(nn.Module):
     """Writes with the words of `embedding_VH`, which stay as they are and are no parameter of this module."""
 
     embedding: Tensor
@@ -142,8 +142,8 @@ class Decoder(nn.Module):
         self.read = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
         self.places = nn.Embedding(max_length, width)
         self.source_norm = nn.LayerNorm(width)
-        self.layers: list[Layer] = nn.ModuleList(  # type: ignore[assignment]  # a list that registers
-            [Layer(width, num_heads=num_heads, dropout=dropout) for _ in range(num_layers)]
+        self.layers: list[DecoderLayer] = nn.ModuleList(  # type: ignore[assignment]  # a list that registers
+            [DecoderLayer(width, num_heads=num_heads, dropout=dropout) for _ in range(num_layers)]
         )
         self.say = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
         self.dropout = nn.Dropout(dropout)

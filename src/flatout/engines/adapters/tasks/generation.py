@@ -15,7 +15,6 @@ Legend: B rows, L input tokens, T target tokens, M places with a target, H width
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,18 +24,18 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.chunked_loss import chunked_argmax, chunked_cross_entropy
-from flatout.engines.adapters.tasks.decoder import Decoder
-from flatout.engines.adapters.tasks.rows import text_field
+from flatout.engines.adapters.tasks.decoder import TextDecoder
+from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
+    AdapterTask,
     Example,
+    Ints,
+    Padding,
     Prediction,
-    Record,
-    Task,
+    Targets,
     TaskBatch,
     at_rest,
-    block_and_count,
-    tensor_on,
 )
 from flatout.errors import BadInput
 
@@ -44,14 +43,14 @@ from flatout.errors import BadInput
 class GenerationHead(nn.Module):
     """What a task adds to the shared decoder: its first vector, and how likely each word is in it."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TextDecoder) -> None:
         super().__init__()
         self.start = nn.Parameter(torch.randn(decoder.width) * 0.02)
         self.bias = nn.Parameter(torch.zeros(len(decoder.embedding)))
         self._shared = (decoder,)  # in a tuple, so that its parameters are not counted as this head's
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> TextDecoder:
         return self._shared[0]
 
     def said(self, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
@@ -61,18 +60,13 @@ class GenerationHead(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationTask(Task):
+class GenerationTask(AdapterTask):
     """A text for a text."""
 
     max_target_length: int = 64
 
     metric: ClassVar[str] = "token_accuracy"
     needs_decoder: ClassVar[bool] = True
-    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other names that files use for a field
-
-    @abstractmethod
-    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
-        """Scores of whole texts."""
 
     def shown(self, text: str) -> str:
         """A text as the vocabulary can write it."""
@@ -82,43 +76,17 @@ class GenerationTask(Task):
         """The reverse of `shown`."""
         return text
 
-    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        names = (*self.inputs, *self.answers) if answered else self.inputs
-        return {name: text_field(row, name, *self.also_named.get(name, ())) for name in names}
+    def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
+        text = self.shown(record[self.answers[0]])
+        words = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        closed = [*words, end_id_of(tokenizer)][: self.max_target_length]
+        return {"ids": np.array(closed, dtype=np.int32)}
 
-    def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
-        source, target = record[self.inputs[0]], record.get(self.answers[0])
-        ids = tokenizer(source, truncation=True, max_length=max_length)["input_ids"]
-        targets = {}
-        if target is not None:
-            words = tokenizer(self.shown(target), add_special_tokens=False, verbose=False)["input_ids"]
-            closed = [*words, end_id_of(tokenizer)][: self.max_target_length]
-            targets["ids"] = np.array(closed, dtype=np.int32)
-        return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
-
-    def collate(
-        self,
-        examples: Sequence[Example],
-        *,
-        adapter: int,
-        pad_id: int,
-        row_multiple: int = 1,
-        length_multiple: int = 1,
-        device: torch.device | str = "cpu",
-    ) -> TaskBatch:
+    def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
         lengths = [example.num_targets for example in examples]
-        block, count = block_and_count(
-            examples,
-            num_targets=sum(lengths),
-            adapter=adapter,
-            pad_id=pad_id,
-            row_multiple=row_multiple,
-            length_multiple=length_multiple,
-            device=device,
-        )
-        longest = min(_up(max(*lengths, 1), length_multiple), self.max_target_length)
-        ids = np.full((block.num_rows, longest), pad_id, dtype=np.int64)
-        num_places = max(_up(sum(lengths), row_multiple * length_multiple), 1)
+        longest = min(_up(max(*lengths, 1), to.length_multiple), self.max_target_length)
+        ids = np.full((to.rows, longest), to.pad_id, dtype=np.int64)
+        num_places = max(_up(sum(lengths), to.row_multiple * to.length_multiple), 1)
         places = np.zeros(num_places, dtype=np.int64)
         labels = np.full(num_places, IGNORED, dtype=np.int64)
         at = 0
@@ -127,15 +95,9 @@ class GenerationTask(Task):
                 ids[row, :length] = labels[at : at + length] = example.targets["ids"]
                 places[at : at + length] = row * longest + np.arange(length)
                 at += length
-        targets = {"ids": ids, "places": places, "labels": labels}
-        return TaskBatch(
-            block=block,
-            targets={name: tensor_on(values, device) for name, values in targets.items()},
-            count=count,
-            examples=tuple(examples),
-        )
+        return {"ids": ids, "places": places, "labels": labels}
 
-    def head(self, width: int, *, decoder: Decoder | None = None) -> nn.Module:
+    def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
         if decoder is None or decoder.width != width or decoder.max_length < self.max_target_length:
             has = (
                 "none" if decoder is None else f"one of width {decoder.width} and {decoder.max_length} tokens"

@@ -1,4 +1,8 @@
-"""Tasks by name: a task is a file, in this folder or in one of the user's, with a subclass of `Task`."""
+"""Tasks by name: a task is a file with a subclass of `AdapterTask`.
+
+The file lies in this folder, in one of the user's (`tasks_folder`), or in an installed package that names it
+as an entry point of the group `flatout.adapter_tasks`: a module, or the class itself.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +17,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flatout.engines.adapters.tasks.task import Task
+from flatout.engines.adapters.tasks.task import AdapterTask
 from flatout.errors import BadInput
+from flatout.plugins import load_plugins
 
+GROUP = "flatout.adapter_tasks"
 HERE = Path(__file__).parent
 
 
-def known_tasks(folder: Path | None = None) -> dict[str, type[Task]]:
-    """Tasks by name: those that come with the product, then those of the user's folder."""
-    modules = list(_own_modules())
-    if folder is not None:
-        if not folder.is_dir():
-            raise BadInput(f"{folder} is no folder of tasks", hint="give a folder with one file per task")
-        modules += [_loaded(path) for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
-    tasks: dict[str, type[Task]] = {}
-    for module in modules:
-        for task in _tasks_of(module):
-            if task.name in tasks:
-                raise BadInput(f"two tasks are named {task.name!r}", hint=f"rename that of {module.__file__}")
-            tasks[task.name] = task
+def known_tasks(folder: Path | None = None) -> dict[str, type[AdapterTask]]:
+    """Tasks by name: those that come with the product, of installed packages, of the user's folder."""
+    tasks: dict[str, type[AdapterTask]] = {}
+    for place, task in (*_own_tasks(), *_installed_tasks(), *_tasks_in(folder)):
+        if task.name in tasks:
+            raise BadInput(f"two tasks are named {task.name!r}", hint=f"rename that of {place}")
+        tasks[task.name] = task
     return tasks
 
 
-def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Task:
+def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> AdapterTask:
     """The task of this name, with its settings."""
     tasks = known_tasks(folder)
     if name not in tasks:
@@ -48,13 +48,38 @@ def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Tas
         raise BadInput(f"{name} cannot take {', '.join(settings)}: {error}") from error
 
 
-def _own_modules() -> Iterator[ModuleType]:
+Placed = tuple[object, type[AdapterTask]]
+
+
+def _own_tasks() -> Iterator[Placed]:
     for found in pkgutil.iter_modules([str(HERE)]):
         if found.name != "known":
-            yield importlib.import_module(f"{__package__}.{found.name}")
+            yield from _tasks_of(importlib.import_module(f"{__package__}.{found.name}"))
 
 
-def _loaded(path: Path) -> ModuleType:
+def _installed_tasks() -> Iterator[Placed]:
+    for name, value in load_plugins(GROUP).items():
+        if isinstance(value, ModuleType):
+            yield from _tasks_of(value)
+        elif inspect.isclass(value) and issubclass(value, AdapterTask):
+            yield f"the entry point {name}", value
+        else:
+            raise BadInput(
+                f"the entry point {name} of {GROUP} is not an adapter task", hint="name a module or a class"
+            )
+
+
+def _tasks_in(folder: Path | None) -> Iterator[Placed]:
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder of tasks", hint="give a folder with one file per task")
+    for path in sorted(folder.glob("*.py")):
+        if not path.stem.startswith("_"):
+            yield from _tasks_of(_load(path))
+
+
+def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"flatout_task_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise BadInput(f"{path} cannot be loaded as Python")
@@ -64,13 +89,10 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-def _tasks_of(module: ModuleType) -> list[type[Task]]:
-    """Tasks that a module defines; one it imports belongs to another file."""
-    return [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, Task)
-        and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
-    ]
+def _tasks_of(module: ModuleType) -> Iterator[Placed]:
+    """The tasks that a module defines; one it imports belongs to another file."""
+    for value in vars(module).values():
+        if not inspect.isclass(value) or value.__module__ != module.__name__:
+            continue
+        if issubclass(value, AdapterTask) and not inspect.isabstract(value):
+            yield module.__file__, value

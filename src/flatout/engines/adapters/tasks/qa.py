@@ -22,20 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import exact_match, span_f1
-from flatout.engines.adapters.tasks.rows import text_field
+from flatout.engines.adapters.tasks.rows import Record, text_field
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
+    AdapterTask,
     Example,
     Ints,
+    Padding,
     Prediction,
-    Record,
-    Task,
+    Targets,
     TaskBatch,
     at_rest,
-    block_and_count,
-    tensor_on,
 )
 from flatout.errors import BadInput
 
@@ -44,7 +43,7 @@ QUESTION_SHARE = 3  # a question gets at most a third of the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionAnswering(Task):
+class QuestionAnswering(AdapterTask):
     """A span of the context for a question."""
 
     max_answer_tokens: int = 30
@@ -55,18 +54,15 @@ class QuestionAnswering(Task):
     answers: ClassVar[tuple[str, ...]] = ("answer", "start")
 
     def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record: Record = {name: text_field(row, name) for name in self.inputs}
+        record = super().record_of(row, answered=False)
         if not answered:
             return record
         answer = text_field(row, "answer")
         start = row.get("start")
         if start is None:
             start = record["context"].find(answer)
-        if (
-            not isinstance(start, int)
-            or record["context"][max(start, 0) :][: len(answer)] != answer
-            or start < 0
-        ):
+        is_place = isinstance(start, int) and start >= 0
+        if not is_place or record["context"][start : start + len(answer)] != answer:
             raise BadInput(
                 f"the answer {answer[:40]!r} is not in the context at 'start'={start!r}",
                 hint="start is the number of the answer's first character; leave it out to search for it",
@@ -77,9 +73,27 @@ class QuestionAnswering(Task):
         """Questions on one context stay together."""
         return str(record["context"])
 
-    def generated(self, count: int, *, seed: int) -> list[Record]:
-        draw = random.Random(f"qa {seed}")
-        return [_household(draw) for _ in range(count)]
+    def generated_row(self, draw: random.Random) -> Record:
+        facts, kinds = [], ("lives in", "keeps", "works as")
+        for name in draw.sample(_NAMES, 3):
+            values = (draw.choice(_TOWNS), draw.choice(_ANIMALS), draw.choice(_WORK))
+            facts += [(name, kind, value) for kind, value in zip(kinds, values, strict=True)]
+        draw.shuffle(facts)
+        asked = draw.randrange(len(facts))
+        sentences = [f"{name} {kind} {value}." for name, kind, value in facts]
+        name, kind, answer = facts[asked]
+        question = {
+            "lives in": "Where does {} live?",
+            "keeps": "What does {} keep?",
+            "works as": "What is the work of {}?",
+        }
+        start = len(" ".join(sentences[:asked])) + bool(asked) + len(f"{name} {kind} ")
+        return {
+            "context": " ".join(sentences),
+            "question": question[kind].format(name),
+            "answer": answer,
+            "start": start,
+        }
 
     def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
         window = _Window.of(record["context"], record["question"], tokenizer, max_length=max_length)
@@ -101,36 +115,17 @@ class QuestionAnswering(Task):
             offsets=offsets,
         )
 
-    def collate(
-        self,
-        examples: Sequence[Example],
-        *,
-        adapter: int,
-        pad_id: int,
-        row_multiple: int = 1,
-        length_multiple: int = 1,
-        device: torch.device | str = "cpu",
-    ) -> TaskBatch:
-        block, count = block_and_count(
-            examples,
-            num_targets=sum(example.trainable for example in examples),
-            adapter=adapter,
-            pad_id=pad_id,
-            row_multiple=row_multiple,
-            length_multiple=length_multiple,
-            device=device,
-        )
-        ends = {name: np.full(block.num_rows, IGNORED, dtype=np.int64) for name in ("start", "end")}
-        allowed = np.zeros((block.num_rows, block.length), dtype=np.bool_)
+    def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
+        ends = {name: np.full(to.rows, IGNORED, dtype=np.int64) for name in ("start", "end")}
+        allowed = np.zeros((to.rows, to.length), dtype=np.bool_)
         for row, example in enumerate(examples):
             assert example.offsets is not None
             allowed[row, : len(example.ids)] = example.offsets[:, 0] != OUTSIDE
             for name, token in example.targets.items():
                 ends[name][row] = token
-        targets = {name: tensor_on(values, device) for name, values in {**ends, "allowed": allowed}.items()}
-        return TaskBatch(block=block, targets=targets, count=count, examples=tuple(examples))
+        return {**ends, "allowed": allowed}
 
-    def head(self, width: int, *, decoder: Decoder | None = None) -> nn.Module:
+    def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
         return nn.Linear(width, 2)
 
     def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
@@ -160,8 +155,7 @@ class QuestionAnswering(Task):
             texts.append(context[max(example.offsets[first, 0], 0) : max(example.offsets[last, 1], 0)])
         return [Prediction(text=text) for text in texts]
 
-    def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
-        said = [prediction.text or "" for prediction in predictions]
+    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
         true = [record["answer"] for record in records]
         return {"f1": span_f1(said, true), "exact_match": exact_match(said, true)}
 
@@ -254,26 +248,3 @@ _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ida", "Jon
 _TOWNS = ("Paris", "Oslo", "Rome", "Lima", "Cairo", "Delhi", "Tokyo", "Quito", "Bern", "Prague", "Dublin")
 _ANIMALS = ("a grey cat", "an old dog", "two white mice", "a small owl", "three hens", "a brown horse")
 _WORK = ("a baker", "a painter", "a sailor", "a tall doctor", "a young teacher", "a night guard")
-
-
-def _household(draw: random.Random) -> Record:
-    facts, kinds = [], ("lives in", "keeps", "works as")
-    for name in draw.sample(_NAMES, 3):
-        values = (draw.choice(_TOWNS), draw.choice(_ANIMALS), draw.choice(_WORK))
-        facts += [(name, kind, value) for kind, value in zip(kinds, values, strict=True)]
-    draw.shuffle(facts)
-    asked = draw.randrange(len(facts))
-    sentences = [f"{name} {kind} {value}." for name, kind, value in facts]
-    name, kind, answer = facts[asked]
-    question = {
-        "lives in": "Where does {} live?",
-        "keeps": "What does {} keep?",
-        "works as": "What is the work of {}?",
-    }
-    start = len(" ".join(sentences[:asked])) + bool(asked) + len(f"{name} {kind} ")
-    return {
-        "context": " ".join(sentences),
-        "question": question[kind].format(name),
-        "answer": answer,
-        "start": start,
-    }

@@ -1,8 +1,10 @@
-"""Rows from files with one JSON object per line, and their splits.
+"""Rows of a task and their splits.
 
-Every line is read and checked before anything is trained, and a bad one is named by file and line.  Which
-split a row belongs to depends on its input alone, by a hash: it is the same on every machine, and the same
-input asked twice never lands on both sides.
+The user's files come first, then real rows that a package carries, then generated ones.
+A file has one JSON object per line.  Every line is read and checked before anything is trained, and a bad one
+is named by file and line.  Which split a row belongs to depends on its input alone, by a hash: it is the same
+on every machine, and an input that is asked twice never lands on both sides.  The test rows choose first and
+the training rows last, so an input that is in several files is tested on and not trained on.
 """
 
 from __future__ import annotations
@@ -10,22 +12,139 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from flatout.errors import BadInput
+from flatout.engines.run.settings import check_keys
+from flatout.errors import BadInput, NotFetched
 
-Row = Mapping[str, Any]
+if TYPE_CHECKING:
+    from flatout.engines.adapters.tasks.task import AdapterTask
+
+Record = dict[str, Any]
+Found = dict[str, list[Record]]  # by split
+Source = Literal["auto", "generated"]
 Kept = TypeVar("Kept")
-SPLITS = {
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
+SPLITS = ("train", "validation", "test")
+FILE_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+CHOOSING = ("test", "validation", "train")
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.1
+GENERATED = {"train": 2000, "validation": 200, "test": 200}
 
 
-def read_rows(path: Path, *, read: Callable[[Row], Kept]) -> list[Kept]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    """Where the rows of a task come from, and how many of them.
+
+    `path` is a JSONL file (divided into splits by the hash of each row's input), a folder with train.jsonl,
+    validation.jsonl and test.jsonl, or what else the task reads; `validation` and `test` name files of their
+    own.  Without `path`, "auto" takes real rows that a package carries, where there is one for this task.
+    """
+
+    path: Path | None = None
+    validation: Path | None = None
+    test: Path | None = None
+    source: Source = "auto"
+    num_train: int | None = None  # None: all there are
+    num_validation: int | None = None
+    num_test: int | None = None
+    seed: int = 0  # of generated rows
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, task: str) -> DataOptions:
+        """Options as a settings file gives them; BadInput names the key or the value that is wrong."""
+        check_keys(given, names=[option.name for option in fields(cls)], verb="data", source=task)
+        values: dict[str, Any] = dict(given)
+        for name in ("path", "validation", "test"):
+            if (path := values.get(name)) is not None:
+                if not isinstance(path, (str, Path)):
+                    raise BadInput(f"{task}: {name}={path!r} is not a path", hint="give a file or folder")
+                values[name] = Path(path).expanduser()
+        options = cls(**values)
+        if options.source not in get_args(Source):
+            raise BadInput(f"{task}: source={options.source!r}", hint=f"known: {', '.join(get_args(Source))}")
+        for name in ("num_train", "num_validation", "num_test"):
+            count = getattr(options, name)
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise BadInput(f"{task}: {name}={count!r} is not a number of rows", hint="give 1 or more")
+        if options.path is None and (options.validation or options.test):
+            raise BadInput(f"{task}: validation and test need a path to train on", hint="give path, too")
+        return options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Splits:
+    """The rows of a task, no input in two splits, and one line that says where they come from."""
+
+    train: list[Record]
+    validation: list[Record]
+    test: list[Record]
+    origin: str
+
+
+def gather(task: AdapterTask, options: DataOptions) -> Splits:
+    """Collect the rows of a task, cut to the numbers asked for."""
+    if options.path is not None:
+        found, origin = _read_files(task, options), str(options.path)
+    elif options.source == "generated":
+        found, origin = _generate(task, options), "generated (as asked)"
+    else:
+        found, origin = _take_real(task, options)
+    taken: set[str] = set()
+    kept: Found = {}
+    for split in CHOOSING:
+        records = distinct(found[split], key=task.input_of, taken=taken)
+        kept[split] = some(records, getattr(options, f"num_{split}"), key=task.input_of)
+        if not kept[split]:
+            raise BadInput(
+                f"{task.name}: no rows for {split} in {origin}", hint="give more rows, or a file for it"
+            )
+    return Splits(**kept, origin=origin)
+
+
+def _read_files(task: AdapterTask, options: DataOptions) -> Found:
+    assert options.path is not None
+    files = split_files(options.path) if options.path.is_dir() else {"train": options.path}
+    own = {"validation": options.validation, "test": options.test}
+    files |= {split: path for split, path in own.items() if path is not None}
+    return _divide(task, {split: task.read(path) for split, path in files.items()})
+
+
+def _take_real(task: AdapterTask, options: DataOptions) -> tuple[Found, str]:
+    """Take the rows that a package carries; generate some and say why where there are none."""
+    reason = "no package with real rows is known; give a path for yours"
+    try:
+        if (real := task.real()) is not None:
+            records, origin = real
+            return _divide(task, {"train": records}), origin
+    except NotFetched as error:
+        reason = f"real rows are out of reach: {error.message}"
+    return _generate(task, options), f"generated ({reason})"
+
+
+def _divide(task: AdapterTask, found: Found) -> Found:
+    """Take splits that are missing from the rows to train on."""
+    missing = [split for split in CHOOSING if split not in found]
+    divided: Found = {split: [] for split in (*missing, "train")}
+    for record in found["train"]:
+        split = split_of(task.group_of(record))
+        divided[split if split in missing else "train"].append(record)
+    return {**found, **divided}
+
+
+def _generate(task: AdapterTask, options: DataOptions) -> Found:
+    counts = {split: getattr(options, f"num_{split}") or number for split, number in GENERATED.items()}
+    # A small world repeats itself, and repeated rows are left out: make a few more than are asked for.
+    records = task.generated(2 * sum(counts.values()) + 100, seed=options.seed)
+    records = distinct(records, key=task.input_of, taken=set())
+    found: Found = {}
+    for split in CHOOSING:
+        found[split], records = records[: counts[split]], records[counts[split] :]
+    return found
+
+
+def read_rows(path: Path, *, read: Callable[[Mapping[str, Any]], Kept]) -> list[Kept]:
     """What `read` makes of every line that is not empty."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -43,11 +162,11 @@ def read_rows(path: Path, *, read: Callable[[Row], Kept]) -> list[Kept]:
     return kept
 
 
-def _read_line(line: str, *, read: Callable[[Row], Kept], place: str) -> Kept:
+def _read_line(line: str, *, read: Callable[[Mapping[str, Any]], Kept], place: str) -> Kept:
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput(f"{place} is no JSON: {error}", hint="give one JSON object per line") from error
+        raise BadInput(f"{place} is not JSON: {error}", hint="give one JSON object per line") from error
     if not isinstance(row, dict):
         raise BadInput(f"{place} is a {type(row).__name__}", hint="give one JSON object per line")
     try:
@@ -56,7 +175,7 @@ def _read_line(line: str, *, read: Callable[[Row], Kept], place: str) -> Kept:
         raise BadInput(f"{place}: {error.message}", hint=error.hint) from error
 
 
-def text_field(row: Row, *names: str) -> str:
+def text_field(row: Mapping[str, Any], *names: str) -> str:
     """The first of the named fields that a row has; a list of texts is joined."""
     for name in names:
         value = row.get(name)
@@ -72,7 +191,7 @@ def text_field(row: Row, *names: str) -> str:
 def split_files(folder: Path) -> dict[str, Path]:
     """The JSONL file of each split that a folder has."""
     found = {}
-    for split, names in SPLITS.items():
+    for split, names in FILE_NAMES.items():
         paths = [folder / f"{name}.jsonl" for name in names]
         if present := [path for path in paths if path.is_file()]:
             found[split] = present[0]
@@ -95,7 +214,7 @@ def split_of(key: str) -> str:
 
 
 def distinct(records: Sequence[Kept], *, key: Callable[[Kept], str], taken: set[str]) -> list[Kept]:
-    """Records whose key is not yet taken, the first of each; their keys are taken then."""
+    """The first record of every key that is not yet taken; adds the keys to `taken`."""
     kept = []
     for record in records:
         name = " ".join(key(record).split()).lower()

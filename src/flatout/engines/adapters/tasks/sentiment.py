@@ -14,24 +14,23 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatout.engines.adapters.lora.encoder import pooled
-from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import accuracy, macro_f1
-from flatout.engines.adapters.tasks.rows import text_field
+from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
+    AdapterTask,
     Example,
+    Ints,
+    Padding,
     Prediction,
-    Record,
-    Task,
+    Targets,
     TaskBatch,
     at_rest,
-    block_and_count,
-    tensor_on,
 )
 from flatout.errors import BadInput
 
@@ -55,16 +54,17 @@ class SentimentHead(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sentiment(Task):
+class Sentiment(AdapterTask):
     """Two labels for a text."""
 
     name: ClassVar[str] = "sentiment"
     metric: ClassVar[str] = "accuracy"
     inputs: ClassVar[tuple[str, ...]] = ("text",)
     answers: ClassVar[tuple[str, ...]] = ("label",)
+    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {"text": ("sentence",)}
 
     def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record = {"text": text_field(row, "text", "sentence")}
+        record = super().record_of(row, answered=False)
         if not answered:
             return record
         given = str(row.get("label")).lower()
@@ -73,46 +73,28 @@ class Sentiment(Task):
         return {**record, "label": LABELS[WRITTEN[given]]}
 
     def read(self, path: Path) -> list[Record]:
-        return _zipped(path) if path.suffix == ".zip" else super().read(path)
+        return _read_zip(path) if path.suffix == ".zip" else super().read(path)
 
-    def generated(self, count: int, *, seed: int) -> list[Record]:
-        draw = random.Random(f"sentiment {seed}")
-        return [_review(draw) for _ in range(count)]
+    def generated_row(self, draw: random.Random) -> Record:
+        is_good = draw.random() < 0.5
+        kind, other = (_GOOD, _BAD) if is_good else (_BAD, _GOOD)
+        one, two, third = draw.sample(_THINGS, 3)
+        first, second = draw.sample(kind, 2)
+        degree, last = draw.choice(_DEGREES), draw.choice(other)
+        text = f"the {one} is {degree} {first} and the {two} is {second}, for all its {last} {third}."
+        return {"text": text, "label": LABELS[is_good]}
 
-    def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
-        ids = tokenizer(record["text"], truncation=True, max_length=max_length)["input_ids"]
-        targets = {}
-        if "label" in record:
-            targets["label"] = np.array(LABELS.index(record["label"]), dtype=np.int32)
-        return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
+    def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
+        return {"label": np.array(LABELS.index(record["label"]), dtype=np.int32)}
 
-    def collate(
-        self,
-        examples: Sequence[Example],
-        *,
-        adapter: int,
-        pad_id: int,
-        row_multiple: int = 1,
-        length_multiple: int = 1,
-        device: torch.device | str = "cpu",
-    ) -> TaskBatch:
-        block, count = block_and_count(
-            examples,
-            num_targets=sum(example.trainable for example in examples),
-            adapter=adapter,
-            pad_id=pad_id,
-            row_multiple=row_multiple,
-            length_multiple=length_multiple,
-            device=device,
-        )
-        labels = np.full(block.num_rows, IGNORED, dtype=np.int64)
+    def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
+        labels = np.full(to.rows, IGNORED, dtype=np.int64)
         for row, example in enumerate(examples):
             if example.trainable:
                 labels[row] = example.targets["label"]
-        targets = {"label": tensor_on(labels, device)}
-        return TaskBatch(block=block, targets=targets, count=count, examples=tuple(examples))
+        return {"label": labels}
 
-    def head(self, width: int, *, decoder: Decoder | None = None) -> nn.Module:
+    def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
         return SentimentHead(width, num_labels=len(LABELS))
 
     def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
@@ -134,13 +116,12 @@ class Sentiment(Task):
             best = head(states_BLH, batch.block.lengths).argmax(1).tolist()
         return [Prediction(text=LABELS[label]) for label in best[: len(batch.examples)]]
 
-    def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
-        said = [prediction.text or "" for prediction in predictions]
+    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
         true = [record["label"] for record in records]
         return {"accuracy": accuracy(said, true), "macro_f1": macro_f1(said, true)}
 
 
-def _zipped(path: Path) -> list[Record]:
+def _read_zip(path: Path) -> list[Record]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {
@@ -176,13 +157,3 @@ _GOOD = ("wonderful", "moving", "clever", "funny", "warm", "brilliant", "gentle"
 _BAD = ("dull", "clumsy", "boring", "silly", "cold", "hollow", "tedious", "noisy", "false", "ugly")
 _THINGS = ("film", "story", "cast", "ending", "script", "music", "camera", "hero", "villain", "scene")
 _DEGREES = ("rather", "quite", "truly", "deeply", "simply", "often", "mostly")
-
-
-def _review(draw: random.Random) -> Record:
-    good = draw.random() < 0.5
-    kind, other = (_GOOD, _BAD) if good else (_BAD, _GOOD)
-    one, two, third = draw.sample(_THINGS, 3)
-    first, second = draw.sample(kind, 2)
-    degree, last = draw.choice(_DEGREES), draw.choice(other)
-    text = f"the {one} is {degree} {first} and the {two} is {second}, for all its {last} {third}."
-    return {"text": text, "label": LABELS[good]}

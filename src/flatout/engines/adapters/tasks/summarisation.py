@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from flatout.engines.adapters.tasks.generation import GenerationTask
 from flatout.engines.adapters.tasks.metrics import Order, rouge
-from flatout.engines.adapters.tasks.rows import text_field
-from flatout.engines.adapters.tasks.task import Record
+from flatout.engines.adapters.tasks.rows import Record, text_field
 
 ORDERS: tuple[Order, ...] = ("1", "2", "L")
 
@@ -26,9 +25,10 @@ class Summarisation(GenerationTask):
     name: ClassVar[str] = "summarisation"
     inputs: ClassVar[tuple[str, ...]] = ("document",)
     answers: ClassVar[tuple[str, ...]] = ("summary",)
+    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {"document": ("source",)}
 
     def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record: Record = {"document": text_field(row, "document", "source")}
+        record = super().record_of(row, answered=False)
         if not answered:
             return record
         several = row.get("target")
@@ -42,9 +42,10 @@ class Summarisation(GenerationTask):
         references = [record.get("references", [record["summary"]]) for record in records]
         return {f"rouge_{order.lower()}": rouge(said, references, order=order) for order in ORDERS}
 
-    def generated(self, count: int, *, seed: int) -> list[Record]:
-        draw = random.Random(f"summarisation {seed}")
-        return [_report(draw) for _ in range(count)]
+    def generated_row(self, draw: random.Random) -> Record:
+        gist = f"the {draw.choice(_WHO)} {draw.choice(_DID)} the {draw.choice(_WHAT)} {draw.choice(_WHEN)}."
+        document = " ".join([gist, *draw.sample(_ASIDE, 3)])
+        return {"document": document, "summary": gist, "references": [gist]}
 
 
 # A generated world: reports that open with what matters.
@@ -60,9 +61,3 @@ _ASIDE = (
     "a band played until late.",
     "there was tea for everyone.",
 )
-
-
-def _report(draw: random.Random) -> Record:
-    gist = f"the {draw.choice(_WHO)} {draw.choice(_DID)} the {draw.choice(_WHAT)} {draw.choice(_WHEN)}."
-    document = " ".join([gist, *draw.sample(_ASIDE, 3)])
-    return {"document": document, "summary": gist, "references": [gist]}

@@ -1,9 +1,9 @@
 """What a task is: its rows, how they become tokens and targets, its head, its loss and its scores.
 
-A task is one file in this folder with one subclass of `Task`; `tasks.known_tasks` finds it there, so adding
-a task is adding a file.  The encoder, its adapters, the batches and the optimizer know nothing of any task:
-they see a `Block` of token numbers, hand the task the encoder's states of exactly its own rows, and get a
-scalar back.  Rows of another task cannot enter a loss because they are never given to it.
+A task is one file with one subclass of `AdapterTask`; `known` says where the file may lie.  The encoder, its
+adapters, the batches and the optimizer know nothing of any task: they see a `Block` of token numbers, hand
+the task the encoder's states of exactly its own rows, and get a scalar back.  Rows of another task cannot
+enter a loss because they are never given to it.
 
 A step may be recorded as a CUDA graph and played again with other numbers in the same tensors, so `collate`
 gives every tensor a shape that depends on the padded sizes only, and `loss` neither asks the device for a
@@ -17,12 +17,13 @@ number nor picks rows by a condition: what is missing is a target that cross-ent
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,64 +32,11 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.blocks import Block, block_of
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
-from flatout.engines.adapters.tasks.decoder import Decoder
-from flatout.engines.adapters.tasks.rows import read_rows
-from flatout.engines.run.settings import check_names
-from flatout.errors import BadInput
+from flatout.engines.adapters.tasks.decoder import TextDecoder
+from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, read_rows, text_field
 
-Record = dict[str, Any]
 Ints = npt.NDArray[np.int32]
-Source = Literal["auto", "generated"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataOptions:
-    """Where the rows of a task come from, and how many of them.
-
-    `path` is a JSONL file (divided into splits by the hash of each row's input), a folder with train.jsonl,
-    validation.jsonl and test.jsonl, or what else the task reads; `validation` and `test` name files of their
-    own.  Without `path`, "auto" takes real rows that a package carries, where there is one for this task.
-    """
-
-    path: Path | None = None
-    validation: Path | None = None
-    test: Path | None = None
-    source: Source = "auto"
-    num_train: int | None = None  # None: all there are
-    num_validation: int | None = None
-    num_test: int | None = None
-    seed: int = 0  # of generated rows
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], *, task: str) -> DataOptions:
-        """Options as a settings file gives them; BadInput names the key or the value that is wrong."""
-        check_names(given, names=[option.name for option in fields(cls)], verb="data", source=task)
-        values: dict[str, Any] = dict(given)
-        for name in ("path", "validation", "test"):
-            if (given_path := values.get(name)) is not None:
-                if not isinstance(given_path, (str, Path)):
-                    raise BadInput(f"{task}: {name}={given_path!r} is no path", hint="give a file or folder")
-                values[name] = Path(given_path).expanduser()
-        options = cls(**values)
-        if options.source not in get_args(Source):
-            raise BadInput(f"{task}: source={options.source!r}", hint=f"known: {', '.join(get_args(Source))}")
-        for name in ("num_train", "num_validation", "num_test"):
-            count = getattr(options, name)
-            if count is not None and (not isinstance(count, int) or count < 1):
-                raise BadInput(f"{task}: {name}={count!r} is no number of rows", hint="give 1 or more")
-        if options.path is None and (options.validation or options.test):
-            raise BadInput(f"{task}: validation and test need a path to train on", hint="give path, too")
-        return options
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Splits:
-    """The rows of a task, no input in two splits, and one line that says where they come from."""
-
-    train: list[Record]
-    validation: list[Record]
-    test: list[Record]
-    origin: str
+Targets = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +83,7 @@ class TaskBatch:
 class Prediction:
     """What a model says to one record: a label, a span of the text, or a text it wrote.
 
-    `text` is None where the words were not asked for (see `Task.predict`).
+    `text` is None where the words were not asked for (see `AdapterTask.predict`).
     """
 
     text: str | None
@@ -143,34 +91,55 @@ class Prediction:
     num_targets: int = 0
 
 
-class Task(ABC):
-    """One task on the encoder's states."""
+class Padding(NamedTuple):
+    """The shape that targets are padded to."""
+
+    rows: int
+    length: int
+    pad_id: int
+    row_multiple: int
+    length_multiple: int
+
+
+class AdapterTask(ABC):
+    """One task on the encoder's states.
+
+    A task of its own gives the four names below, `generated_row`, `targets_of` (or `encode`), `pad_targets`,
+    `head`, `loss`, `predict` and `text_scores`; everything else has a default.
+    """
 
     name: ClassVar[str]
     metric: ClassVar[str]  # the key of `score` that early stopping and comparisons use
     inputs: ClassVar[tuple[str, ...]]  # fields of a record that are asked
     answers: ClassVar[tuple[str, ...]]  # fields of a record that are to be found
+    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other names that files use for a field
     needs_decoder: ClassVar[bool] = False
 
     # Rows
 
-    @abstractmethod
     def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        """A line of a user's file as a record; BadInput names the field that is wrong.
+        """Read a line of a user's file; BadInput names the field that is wrong.
 
         `answered=False` takes a line without its answers, as `predict` is given.
         """
+        names = (*self.inputs, *self.answers) if answered else self.inputs
+        return {name: text_field(row, name, *self.also_named.get(name, ())) for name in names}
 
     @abstractmethod
+    def generated_row(self, draw: random.Random) -> Record:
+        """Make up a row that can be learned and proves nothing about the world: for tests and first steps."""
+
     def generated(self, count: int, *, seed: int) -> list[Record]:
-        """Rows that can be learned and prove nothing about the world: for tests and first steps."""
+        """Make up rows, the same for the same seed."""
+        draw = random.Random(f"{self.name} {seed}")
+        return [self.generated_row(draw) for _ in range(count)]
 
     def real(self) -> tuple[list[Record], str] | None:
         """Rows that a package carries, and where they are from; None where none is known."""
         return None
 
     def read(self, path: Path) -> list[Record]:
-        """The records of a user's file."""
+        """Read the records of a user's file."""
         return read_rows(path, read=self.record_of)
 
     def input_of(self, record: Record) -> str:
@@ -183,17 +152,25 @@ class Task(ABC):
 
     def records(self, options: DataOptions) -> Splits:
         """The rows to train on, to stop by and to report."""
-        from flatout.engines.adapters.tasks.gathering import gather
-
         return gather(self, options)
 
     # Numbers
 
-    @abstractmethod
     def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
         """Token numbers and targets of one record; without its answer, an example without targets."""
+        ids = tokenizer(record[self.inputs[0]], truncation=True, max_length=max_length)["input_ids"]
+        answered = self.answers[0] in record
+        targets = self.targets_of(record, tokenizer) if answered else {}
+        return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
+
+    def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
+        """What there is to learn of an answered record; not needed by a task that overrides `encode`."""
+        raise NotImplementedError(f"{type(self).__name__} has neither targets_of nor encode")
 
     @abstractmethod
+    def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
+        """The targets of a batch in arrays of one shape, `IGNORED` where there is none."""
+
     def collate(
         self,
         examples: Sequence[Example],
@@ -204,12 +181,32 @@ class Task(ABC):
         length_multiple: int = 1,
         device: torch.device | str = "cpu",
     ) -> TaskBatch:
-        """Examples as one block with its targets."""
+        """Pad examples into one block with its targets."""
+        types = [example.types for example in examples]
+        block = block_of(
+            [example.ids for example in examples],
+            adapter=adapter,
+            pad_id=pad_id,
+            types=types if any(one is not None for one in types) else None,
+            row_multiple=row_multiple,
+            length_multiple=length_multiple,
+            device=device,
+        )
+        to = Padding(block.num_rows, block.length, pad_id, row_multiple, length_multiple)
+        num_targets = sum(example.num_targets for example in examples)
+        return TaskBatch(
+            block=block,
+            targets={
+                name: tensor_on(values, device) for name, values in self.pad_targets(examples, to).items()
+            },
+            count=tensor_on(np.array(num_targets, dtype=np.float32), device),
+            examples=tuple(examples),
+        )
 
     # The model
 
     @abstractmethod
-    def head(self, width: int, *, decoder: Decoder | None = None) -> nn.Module:
+    def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
         """What the task trains beside its adapter.  A shared decoder is used, but not part of the head."""
 
     @abstractmethod
@@ -234,16 +231,17 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
-        """Scores in points from 0 to 100, higher is better; prediction i answers record i.
+    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
+        """Scores of what was said, in points from 0 to 100, higher is better."""
 
-        `metric` is always among them; scores of texts only where the texts were written.
-        """
+    def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
+        """Scores in points from 0 to 100; prediction i answers record i, and `metric` is among them."""
+        return self.text_scores([prediction.text or "" for prediction in predictions], records)
 
 
 @contextmanager
 def at_rest(*modules: nn.Module) -> Iterator[None]:
-    """No dropout and no gradient inside; each module goes on as it was."""
+    """Switch dropout and gradients off inside; each module goes on as it was."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
@@ -255,30 +253,6 @@ def at_rest(*modules: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def block_and_count(
-    examples: Sequence[Example],
-    *,
-    num_targets: int,
-    adapter: int,
-    pad_id: int,
-    row_multiple: int,
-    length_multiple: int,
-    device: torch.device | str,
-) -> tuple[Block, Tensor]:
-    """What every collate begins with."""
-    types = [example.types for example in examples]
-    block = block_of(
-        [example.ids for example in examples],
-        adapter=adapter,
-        pad_id=pad_id,
-        types=types if any(one is not None for one in types) else None,
-        row_multiple=row_multiple,
-        length_multiple=length_multiple,
-        device=device,
-    )
-    return block, tensor_on(np.array(num_targets, dtype=np.float32), device)
-
-
 def tensor_on(values: npt.NDArray[Any], device: torch.device | str) -> Tensor:
     """An array on a device; the copy to a GPU does not hold up the host."""
     tensor = torch.from_numpy(values)
@@ -288,9 +262,9 @@ def tensor_on(values: npt.NDArray[Any], device: torch.device | str) -> Tensor:
 
 
 def encode_all(
-    task: Task, records: Sequence[Record], tokenizer: Any, *, max_length: int, training: bool
+    task: AdapterTask, records: Sequence[Record], tokenizer: Any, *, max_length: int, training: bool
 ) -> tuple[list[Example], int]:
-    """All examples, and how many were left out: in training, those with nothing left to learn."""
+    """Encode all records; (examples, how many were left out): in training, those with nothing to learn."""
     examples = [
         task.encode(record, tokenizer, max_length=max_length, index=index)
         for index, record in enumerate(records)

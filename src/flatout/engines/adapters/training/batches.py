@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flatout.data.batching import TokenBudgetBatches
 from flatout.engines.adapters.lora.blocks import Block
-from flatout.engines.adapters.tasks.task import IGNORED, Example, Task, TaskBatch
+from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch
 from flatout.errors import BadInput
 
 LENGTH_MULTIPLE = 8
@@ -55,7 +55,7 @@ class TaskRows:
 
     def __init__(
         self,
-        task: Task,
+        task: AdapterTask,
         examples: Sequence[Example],
         *,
         name: str,
@@ -248,7 +248,7 @@ def _up(value: int, multiple: int = LENGTH_MULTIPLE) -> int:
 
 
 def evaluation_batches(
-    task: Task,
+    task: AdapterTask,
     examples: Sequence[Example],
     *,
     adapter: int,

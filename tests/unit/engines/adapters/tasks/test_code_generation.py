@@ -1,22 +1,52 @@
-"""Code: its layout survives a vocabulary for prose."""
+"""Code: its layout survives a vocabulary for prose; the library's functions are found by parsing."""
 
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import DataOptions, standard_library
+from flatout.engines.adapters.tasks import DataOptions, code_generation
 from flatout.engines.adapters.tasks.code_generation import (
     CodeGeneration,
+    functions,
+    functions_of,
     with_layout_signs,
     without_layout_signs,
 )
 from tests.support.adapters import tiny_tokenizer
 
 NESTED = "def f(x):\n    if x:\n        return 1\n    return 2"
+
+MODULE = '''
+class Shop:
+    @property
+    def price(self) -> int:
+        """Return the price
+        of all things.
+
+        More is not said.
+        """
+        # a comment
+        return self.sum * 2
+
+    def bare(self):
+        return 1
+
+    def short(self):
+        """Too short."""
+        return 2
+
+    def empty(self):
+        """Has nothing but a docstring."""
+
+def long(x):
+    """Has a body that is long."""
+    return "%s"
+''' % ("x" * 600)
 
 
 def test_layout_signs_by_hand() -> None:
@@ -62,8 +92,34 @@ def test_generated_code_is_python() -> None:
 
 def test_the_standard_library_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(f"Do thing {number} well.", f"def f{number}():\n    pass") for number in range(60)]
-    monkeypatch.setattr(standard_library, "functions", lambda: pairs)
-    monkeypatch.setattr("flatout.engines.adapters.tasks.code_generation.functions", lambda: pairs)
+    monkeypatch.setattr(code_generation, "functions", lambda: pairs)
     splits = CodeGeneration().records(DataOptions())
     assert splits.origin == "functions of Python's standard library"
     assert len(splits.train) + len(splits.validation) + len(splits.test) == 60
+
+
+def test_what_counts() -> None:
+    assert list(functions_of(MODULE)) == [
+        ("Return the price of all things.", "def price(self):\n    return self.sum * 2")
+    ]
+    assert list(functions_of("def broken(:")) == list(functions_of("")) == []
+
+
+def test_files_that_are_left_out(tmp_path: Path) -> None:
+    for name in ("shop.py", "test/shop.py", "sub/site-packages/shop.py", "sub/shop.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(MODULE, encoding="utf-8")
+    (tmp_path / "old.py").write_bytes(b"# \xff")
+    assert len(functions(tmp_path)) == 2
+
+
+def test_a_package_of_the_library_itself() -> None:
+    json = Path(ast.__file__).parent / "json"
+    found = functions(json)
+    assert found
+    for docstring, code in found:
+        assert code_generation.MIN_WORDS <= len(docstring.split()) <= code_generation.MAX_WORDS
+        assert len(code) <= code_generation.MAX_CODE_CHARACTERS
+        assert isinstance(ast.parse(code).body[0], ast.FunctionDef)
+        assert docstring[:20] not in code

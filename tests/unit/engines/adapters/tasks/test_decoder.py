@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engines.adapters.lora.chunked_loss import chunked_cross_entropy
-from flatout.engines.adapters.tasks.decoder import Decoder, heads_for
+from flatout.engines.adapters.tasks.decoder import TextDecoder, heads_for
 from flatout.errors import BadInput
 
 VOCABULARY, WIDTH, END, PAD = 40, 16, 3, 0
 
 
-def tiny_decoder(*, seed: int = 0, max_length: int = 12) -> Decoder:
+def tiny_decoder(*, seed: int = 0, max_length: int = 12) -> TextDecoder:
     torch.manual_seed(seed)
     embedding = torch.randn(VOCABULARY, WIDTH)
-    return Decoder(embedding, end_id=END, pad_id=PAD, num_heads=2, max_length=max_length)
+    return TextDecoder(embedding, end_id=END, pad_id=PAD, num_heads=2, max_length=max_length)
 
 
 def drawn_states(rows: int, length: int, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def drawn_states(rows: int, length: int, *, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def written_anew(decoder: Decoder, start: Tensor, states: Tensor, *, most: int) -> list[int]:
+def written_anew(decoder: TextDecoder, start: Tensor, states: Tensor, *, most: int) -> list[int]:
     """Greedy writing of one row that computes everything again for each token and keeps nothing."""
     said: list[int] = []
     while len(said) < most:
@@ -102,7 +102,7 @@ def test_all_that_trains_gets_a_gradient_and_the_vocabulary_is_not_part_of_it() 
 
 def test_the_vocabulary_is_the_encoders_own_memory() -> None:
     embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
-    decoder = Decoder(embedding.weight, end_id=END, pad_id=PAD)
+    decoder = TextDecoder(embedding.weight, end_id=END, pad_id=PAD)
     assert decoder.embedding.data_ptr() == embedding.weight.data_ptr()
 
 
@@ -128,7 +128,7 @@ def test_it_learns_to_copy() -> None:
 def test_heads_divide_the_width() -> None:
     assert [heads_for(width) for width in (384, 768, 100, 7)] == [6, 12, 1, 1]
     with pytest.raises(BadInput, match="num_heads=3 does not divide the width 16"):
-        Decoder(torch.zeros(4, 16), end_id=1, pad_id=0, num_heads=3)
+        TextDecoder(torch.zeros(4, 16), end_id=1, pad_id=0, num_heads=3)
 
 
 def test_a_target_that_is_too_long_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.engines.adapters.tasks import DataOptions, TaskBatch, encode_all
-from flatout.engines.adapters.tasks.decoder import Decoder
+from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import GenerationHead, end_id_of
 from flatout.engines.adapters.tasks.translation import Translation
 from flatout.errors import BadInput
@@ -24,7 +24,7 @@ def tiny_head(task: Translation, *, width: int = WIDTH, dropout: float = 0.0) ->
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer()
     embedding = torch.randn(len(tokenizer), width)
-    decoder = Decoder(
+    decoder = TextDecoder(
         embedding,
         end_id=tokenizer.sep_token_id,
         pad_id=tokenizer.pad_token_id,
@@ -111,7 +111,7 @@ def test_a_decoder_that_does_not_fit_is_refused() -> None:
     task = Translation()
     with pytest.raises(BadInput, match="translation needs a decoder of width 8 and 64 tokens and has none"):
         task.head(8)
-    decoder = Decoder(torch.zeros(9, 8), end_id=1, pad_id=0, max_length=32)
+    decoder = TextDecoder(torch.zeros(9, 8), end_id=1, pad_id=0, max_length=32)
     with pytest.raises(BadInput, match="has one of width 8 and 32 tokens"):
         task.head(8, decoder=decoder)
 

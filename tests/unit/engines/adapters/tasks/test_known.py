@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,9 @@ class Shout(GenerationTask):
     def text_scores(self, said, records):
         return {}
 
-    def generated(self, count, *, seed):
-        return [{"text": f"word {number}", "loud": f"word {number} word"} for number in range(count)]
+    def generated_row(self, draw):
+        word = f"word {draw.randrange(9999)}"
+        return {"text": word, "loud": f"{word} word"}
 '''
 
 
@@ -58,11 +60,50 @@ def test_a_sixth_is_a_file(tmp_path: Path) -> None:
     assert torch.equal(batch.block.lengths, torch.tensor([len(example.ids) for example in examples]))
 
 
+def install(folder: Path, *, value: str) -> None:
+    """A package as pip would leave it: a module, and metadata with an entry point."""
+    (folder / "loud_package.py").write_text(SIXTH)
+    metadata = folder / "loud_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: loud-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[flatout.adapter_tasks]\nshout = {value}\n")
+
+
+@pytest.mark.parametrize("value", ["loud_package", "loud_package:Shout"])
+def test_a_sixth_is_a_package_with_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    install(tmp_path, value=value)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loud_package", raising=False)
+    assert set(known_tasks()) == {*FIVE, "shout"}
+    assert type(task_named("shout")).__module__ == "loud_package"
+    monkeypatch.delitem(sys.modules, "loud_package")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("loud_package:SIX", "loud-package adds 'shout' to flatout.adapter_tasks, .* cannot be loaded"),
+        ("loud_package:dataclass", "shout of flatout.adapter_tasks is not an adapter task"),
+    ],
+)
+def test_an_entry_point_that_is_no_task_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
+) -> None:
+    install(tmp_path, value=value)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loud_package", raising=False)
+    with pytest.raises(BadInput, match=said):
+        known_tasks()
+    monkeypatch.delitem(sys.modules, "loud_package")
+
+
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SIXTH.replace('"shout"', '"qa"'))
     with pytest.raises(BadInput, match=r"two tasks are named 'qa' \(rename that of .*mine\.py"):
         known_tasks(tmp_path)
-    with pytest.raises(BadInput, match="is no folder of tasks"):
+    with pytest.raises(BadInput, match="is not a folder of tasks"):
         known_tasks(tmp_path / "none")
 
 

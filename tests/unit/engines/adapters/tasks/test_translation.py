@@ -1,13 +1,27 @@
-"""Translation: pairs from files, from catalogues and from a table of words."""
+"""Translation: pairs from files, from compiled catalogues and from a table of words."""
 
 from __future__ import annotations
+
+import gettext
+import io
+import struct
+from pathlib import Path
 
 import pytest
 
 from flatout import packages
-from flatout.engines.adapters.tasks import DataOptions, Prediction
-from flatout.engines.adapters.tasks.catalogues import PACKAGES
-from flatout.engines.adapters.tasks.translation import Translation
+from flatout.engines.adapters.tasks import DataOptions, Prediction, translation
+from flatout.engines.adapters.tasks.translation import PACKAGES, Translation
+from flatout.errors import NotFetched
+
+MESSAGES = {
+    "": "Content-Type: text/plain; charset=UTF-8\n",
+    "Open  file": "Datei öffnen",
+    "menu\4Close": "Schließen",
+    "%d hour\0%d hours": "%d Stunde\0%d Stunden",
+    "OK": "OK",
+    "%s": "%s!",
+}
 
 
 def test_bleu_stands_beside_token_accuracy() -> None:
@@ -32,3 +46,58 @@ def test_real_rows_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = Translation().records(DataOptions())
     assert splits.origin == "German catalogues of jupyterlab-language-pack-de-DE and django"
     assert len(splits.train) > 1000 and len(splits.validation) > 100 and len(splits.test) > 100
+
+
+def compiled(messages: dict[str, str], *, order: str = "<") -> bytes:
+    """A catalogue as msgfmt writes it."""
+    table, texts, start = b"", b"", 28 + 16 * len(messages)
+    for side in (list(messages), list(messages.values())):
+        for text in side:
+            content = text.encode()
+            table += struct.pack(f"{order}II", len(content), start + len(texts))
+            texts += content + b"\0"
+    head = struct.pack(f"{order}7I", translation.MAGIC, 0, len(messages), 28, 28 + 8 * len(messages), 0, 0)
+    return head + table + texts
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_sentences_with_words_are_found(order: str) -> None:
+    assert list(translation.messages(compiled(MESSAGES, order=order))) == [
+        ("Open file", "Datei öffnen"),
+        ("Close", "Schließen"),
+        ("%d hour", "%d Stunde"),
+        ("%d hours", "%d Stunden"),
+    ]
+
+
+def test_the_catalogue_of_this_test_is_one() -> None:
+    read = gettext.GNUTranslations(io.BytesIO(compiled(dict(sorted(MESSAGES.items())))))
+    assert read.gettext("Open  file") == "Datei öffnen"
+    assert read.pgettext("menu", "Close") == "Schließen"
+
+
+def test_german_files_of_the_cached_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
+    for number, package in enumerate(translation.PACKAGES):
+        for language, word in (("de", "Wort"), ("fr", "mot")):
+            folder = packages.folder_of(package) / "locale" / language
+            folder.mkdir(parents=True)
+            (folder / "a.mo").write_bytes(compiled({f"word {number}": word, "shared": f"{word} {number}"}))
+    assert translation.german_pairs() == [("word 0", "Wort"), ("shared", "Wort 0"), ("word 1", "Wort")]
+
+
+def test_without_a_network_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(NotFetched, match="jupyterlab-language-pack-de-DE"):
+        translation.german_pairs()
+
+
+def test_the_real_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLATOUT_CACHE")
+    if not all(packages.is_cached(package) for package in translation.PACKAGES):
+        pytest.skip("the German catalogues are not in the user's cache, and tests fetch nothing")
+    pairs = dict(translation.german_pairs())
+    assert len(pairs) > 1500
+    assert pairs["New password"] == "Neues Passwort"

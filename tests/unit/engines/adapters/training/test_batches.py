@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import Example, Task, TaskBatch, encode_all, task_named
+from flatout.engines.adapters.tasks import AdapterTask, Example, TaskBatch, encode_all, task_named
 from flatout.engines.adapters.tasks.task import IGNORED
 from flatout.engines.adapters.training.batches import (
     TaskRows,
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 LONGEST = 96
 
 
-def examples_of(task: Task, count: int = 30) -> list[Example]:
+def examples_of(task: AdapterTask, count: int = 30) -> list[Example]:
     records = task.generated(count, seed=0)
     return encode_all(task, records, tiny_tokenizer(), max_length=LONGEST, training=True)[0]
 
