@@ -15,9 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from flatout.memory.estimate import MemoryEstimate
-from flatout.memory.forecast import estimate_job
-from flatout.memory.job import Job, Recipe
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, RobertaConfig
 
@@ -27,6 +24,9 @@ from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
 from flatout.engines.adapters.tasks import TaskBatch, task_named
 from flatout.engines.adapters.tasks.decoder import TextDecoder
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.predict.estimate import MemoryEstimate
+from flatout.memory.predict.forecast import estimate_job
 
 GPU, CAPABILITY = "T4", (7, 5)
 RANKS = {"sentiment": 16, "qa": 24, "summarisation": 32, "code": 32, "translation": 32}

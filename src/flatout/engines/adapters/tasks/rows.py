@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -54,7 +54,7 @@ class DataOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any], *, task: str) -> DataOptions:
         """Options as a settings file gives them; BadInput names the key or the value that is wrong."""
-        check_keys(given, names=[option.name for option in fields(cls)], verb="data", source=task)
+        check_keys(given, cls, verb="data", source=task)
         values: dict[str, Any] = dict(given)
         for name in ("path", "validation", "test"):
             if (path := values.get(name)) is not None:
