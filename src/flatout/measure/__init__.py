@@ -7,6 +7,7 @@ loading/                  the data path: waits, workers, collates, ragged sample
 lines/                    which lines of the user's code create, read, copy, keep and call
 device/                   kernels and operators, recorded by torch's profiler
 batches                   a batch as a structure: walked, served again, cut in half
+live_objects              the garbage collector's objects, walked without harming other threads
 statistics                speed-ups with their uncertainty, from interleaved blocks
 user_code, patches        whose line this is; replacements in the job's process that can be taken back
 

@@ -8,11 +8,12 @@ reading a few fields of each takes a second or two.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from flatout.measure.live_objects import live_objects
 from flatout.measure.patches import Patches
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -99,11 +100,16 @@ def _refuse_beside_another() -> None:
 
     busy = profiler._is_profiler_enabled or any(
         # A scheduled profiler that warms up has claimed the tracer without being enabled.
-        issubclass(type(candidate), torch.profiler.profile)
-        and candidate.current_action is not torch.profiler.ProfilerAction.NONE
+        candidate.current_action is not torch.profiler.ProfilerAction.NONE
         and getattr(candidate, "profiler", None) is not None
         and candidate.profiler.kineto_results is None
-        for candidate in gc.get_objects()
+        for candidate in live_objects(_with_subclasses(torch.profiler.profile))
     )
     if busy:
         raise RuntimeError("the job runs a profiler of its own")
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _with_subclasses(derived)

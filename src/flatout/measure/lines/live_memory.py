@@ -33,6 +33,7 @@ from flatout.measure.lines.retained import (
     old_nodes,
     tensors_with_graph,
 )
+from flatout.measure.live_objects import live_objects
 from flatout.measure.user_code import UserCode
 
 FEWEST_BOUNDARIES = 3
@@ -149,8 +150,11 @@ class MemoryRecorder:
 
     def computed(self, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator with a known number of operations ran."""
+        import torch
+
         results = result if isinstance(result, (tuple, list)) else (result,)
-        types = [each.dtype for each in results if each is not None]  # a gradient nobody wants is None
+        # a gradient that nobody wants is None, and attention kernels return numbers beside tensors
+        types = [each.dtype for each in results if isinstance(each, torch.Tensor)]
         try:
             flops = float(formula(*args, **kwargs, out_val=result))
         except _FORMULA_ERRORS:
@@ -279,9 +283,8 @@ def _live_storages() -> Iterator[tuple[int, int, Any]]:
     """(storage, its bytes, tensor) of every live tensor with ordinary memory."""
     import torch
 
-    plain = (torch.Tensor, torch.nn.Parameter)
-    for each in gc.get_objects():
-        if type(each) in plain and each.layout is torch.strided and each.device.type != "meta":
+    for each in live_objects((torch.Tensor, torch.nn.Parameter)):
+        if each.layout is torch.strided and each.device.type != "meta":
             storage = each.untyped_storage()
             yield storage._cdata, storage.nbytes(), each
 

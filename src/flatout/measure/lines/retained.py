@@ -7,6 +7,9 @@ Python referrer at all: they are victims, and whoever holds the graph is the hol
 
 A graph is reached from a tensor's `grad_fn`.  Its nodes carry the order in which they were made, so
 "made before this step began, yet still reachable" is a matter of comparing two numbers.
+
+Referrers of a tensor may be tuples that another thread still fills, so they are followed `alone`.  Sources
+are read before: reading a file lets other threads run.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from flatout.measure.evidence import Place
-from flatout.measure.lines.stores import Store, find_store
+from flatout.measure.lines.stores import Store, find_store, stores_of
+from flatout.measure.live_objects import alone, live_objects
 from flatout.measure.user_code import UserCode
 
 MOST_NODES = 300_000
@@ -54,10 +58,16 @@ def find_holder(
     modules = {
         id(vars(module)): module for module in list(sys.modules.values()) if type(module) is ModuleType
     }
+    files = {getattr(module, "__file__", None) for module in modules.values()}
+    files |= {each.f_code.co_filename for each in frames}
+    for file in files:
+        if file and user_code.is_user_file(file):
+            stores_of(user_code.absolute(file))
     search = _Search(
         user_code=user_code, frames=frames, modules=modules, ignored={id(each) for each in ignored}
     )
-    return search.run(tensor)
+    with alone():
+        return search.run(tensor)
 
 
 def held(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> list[Any]:
@@ -67,9 +77,11 @@ def held(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> li
     for each in _stack(frame):
         if user_code.is_user(each.f_code):
             found |= {id(value) for _, value in _locals(each)} & among
-    for referrer in gc.get_referrers(*tensors):
-        if referrer is not tensors:
-            found |= {id(value) for value in gc.get_referents(referrer)} & among
+    with alone():
+        for referrer in gc.get_referrers(*tensors):
+            if referrer is not tensors:
+                found |= {id(value) for value in gc.get_referents(referrer)} & among
+        del referrer
     return [tensor for tensor in tensors if id(tensor) in found]
 
 
@@ -86,7 +98,7 @@ def does_not_grow(found: Holder, sizes_before: dict[int, int]) -> bool:
 
 def container_sizes() -> dict[int, int]:
     """The length of every list, dict, set and deque, by id."""
-    return {id(each): len(each) for each in gc.get_objects() if type(each) in _GROWABLE}
+    return {id(each): len(each) for each in live_objects(_GROWABLE)}
 
 
 class _Search:
@@ -292,8 +304,8 @@ def tensors_with_graph() -> list[Any]:
 
     found = [
         (graph._sequence_nr(), each)
-        for each in gc.get_objects()
-        if type(each) is torch.Tensor and (graph := graph_of(each)) is not None
+        for each in live_objects((torch.Tensor,))
+        if (graph := graph_of(each)) is not None
     ]
     return [tensor for _, tensor in sorted(found, key=lambda pair: pair[0])]
 

@@ -1,0 +1,73 @@
+"""The garbage collector's objects, walked without harming the threads that make them.
+
+A tuple stands in the collector's list while another thread still fills it, and filling it fails ("bad
+argument to internal function") as long as anyone else refers to it: whoever walks that list breaks a thread
+that never heard of us.  So a walk keeps no reference while other threads can run.  `live_objects` filters by
+type inside one call of C code, in which the interpreter never switches threads.  What needs Python code in
+between, like following referrers, runs `alone`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain, compress, tee
+from operator import call
+from typing import Any
+
+LONGEST_ALONE_S = 5.0
+OLDER = (1, 2)  # generations
+BEHIND = [None] * 200  # more than a finished `tee` holds on to: the last block of 57 values
+
+
+def live_objects(types: Iterable[type]) -> list[Any]:
+    """Every object that the collector knows and whose type is exactly one of `types`; never a tuple."""
+    wanted = frozenset(map(id, types))  # not the types: a metaclass may hash by code of its own
+    if id(tuple) in wanted:
+        raise ValueError("a tuple may be under construction in another thread")
+    with _without_collection():
+        gc.collect(0)  # everything is older than the iterators below, which must not find themselves
+        lists = map(call, (*(partial(gc.get_objects, number) for number in OLDER), BEHIND.copy))
+        objects, again = tee(chain.from_iterable(lists))
+        is_wanted = map(wanted.__contains__, map(id, map(type, again)))
+        return list(compress(objects, is_wanted))  # the walk begins and ends in this call
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let no other thread run Python code during the block, which must not read files, wait or print.
+
+    The interpreter switches threads when one asks for it after an interval, or where C code lets go of its
+    lock.  A thread that is waiting already asks once more after the old interval: that one is let through
+    first.
+    """
+    before_s = sys.getswitchinterval()
+    if threading.active_count() == 1:
+        yield
+        return
+    sys.setswitchinterval(LONGEST_ALONE_S)
+    try:
+        let_through = time.perf_counter() + 2 * before_s
+        while time.perf_counter() < let_through:
+            pass
+        with _without_collection():
+            yield
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """A collection runs finalizers, which are Python code."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
