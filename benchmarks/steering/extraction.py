@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.steering.extract.activations import extract
-from flatout.engines.steering.extract.store import Store
+from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.questions import Pair
 
 STORE_ROUNDS = 2  # each hashes all weights twice
@@ -105,7 +105,7 @@ def storing(subject: Subject, *, num_texts: int, longest: int) -> list[dict[str,
     for number in range(STORE_ROUNDS + 1):
         with tempfile.TemporaryDirectory() as folder:
             for name, store in (("compute", None), ("compute and store", folder), ("read", folder)):
-                held = None if store is None else Store(store)
+                held = None if store is None else ActivationStore(store)
                 began = clock()
                 found = extract(subject.model, subject.tokenizer, texts, store=held)
                 taken = clock() - began

@@ -10,8 +10,8 @@ import torch
 
 from flatout.engines.steering.extract import batches
 from flatout.engines.steering.extract.activations import extract
-from flatout.engines.steering.extract.layer_reader import Reader
-from flatout.engines.steering.extract.store import Store
+from flatout.engines.steering.extract.layer_reader import LayerReader
+from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.extract.tiers import Tier
 from flatout.engines.steering.questions import Pair
 from flatout.engines.steering.trials.packed_trials import PackedTrials
@@ -37,7 +37,7 @@ def test_a_gpu_extracts_what_a_cpu_does(position: str) -> None:
 
 
 def test_a_pass_is_launched_without_waiting_for_the_gpu() -> None:
-    reader = Reader(tiny_model("llama").cuda(), layers=(0, 1))
+    reader = LayerReader(tiny_model("llama").cuda(), layers=(0, 1))
     ranges = [(0, 1)] * len(PROMPTS)
     first = reader.read(PROMPTS, ranges=ranges)  # libraries wait once
     torch.cuda.set_sync_debug_mode("error")
@@ -66,7 +66,7 @@ def test_shared_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_with_a_tier_on_the_gpu_gives_the_same(tmp_path: Path) -> None:
     model, tokenizer = tiny_model("llama").cuda(), word_tokenizer()
     tiers = [Tier(device="cuda", budget_bytes=50_000), Tier(device="cpu", budget_bytes=1 << 20)]
-    store = Store(tmp_path, tiers=tiers)
+    store = ActivationStore(tmp_path, tiers=tiers)
     first = extract(model, tokenizer, TEXTS, store=store)
     for _ in range(2):
         assert torch.equal(extract(model, tokenizer, TEXTS, store=store).values, first.values)

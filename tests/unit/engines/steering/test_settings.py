@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.steering.extract.positions import position_of
+from flatout.engines.steering.extract.positions import read_position
 from flatout.engines.steering.settings import (
     FREE_TO_CHANGE,
     NAMES,
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize("position", ["last", "mean", "-2", "3:8", "-5:-1", "first", "1:2:3", "", "2.5"])
 def test_positions_are_those_that_can_be_read(position: str) -> None:
     try:
-        position_of(position)
+        read_position(position)
     except BadInput:
         with pytest.raises(BadInput, match="position="):
             make_settings({**GIVEN, "position": position})

@@ -24,23 +24,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.decisions import Decision
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
-from flatout.engines.steering.extract.async_copy import Landing, launching_first
-from flatout.engines.steering.extract.batches import Work, forks_pay, planned, run_batches
-from flatout.engines.steering.extract.layer_reader import Reader
-from flatout.engines.steering.extract.positions import Position, name_of, token_range
-from flatout.engines.steering.extract.store import Space, Store
-from flatout.engines.steering.extract.tokens import Encoded, Tokens, encoded_ahead
+from flatout.engines.steering.extract.async_copy import AsyncCopy, prioritise_launches
+from flatout.engines.steering.extract.batches import BatchRunner, Work, forks_pay, plan_work
+from flatout.engines.steering.extract.layer_reader import LayerReader
+from flatout.engines.steering.extract.positions import Position, show_position, token_range
+from flatout.engines.steering.extract.store import ActivationStore, Origin
+from flatout.engines.steering.extract.tokens import Encoded, Tokens, encode_ahead
 from flatout.engines.steering.questions import Pair
-from flatout.errors import BadInput, import_extra
+from flatout.engines.steering.tensor_files import open_tensors, save_tensors
+from flatout.errors import BadInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,10 +69,10 @@ class Activations:
     recipe: Mapping[str, str] = field(default_factory=dict)
 
     def halves(self) -> tuple[Activations, Activations]:
-        """The positive and the negative texts of pairs, row i of each from pair i."""
+        """Split the texts of pairs into positive and negative ones, row i of each from pair i."""
         half, odd = divmod(len(self.keys), 2)
         if odd:
-            raise BadInput(f"{len(self.keys)} texts are no pairs")
+            raise BadInput(f"{len(self.keys)} texts are not pairs")
         return self.rows(0, half), self.rows(half, 2 * half)
 
     def rows(self, first: int, last: int) -> Activations:
@@ -86,27 +86,17 @@ class Activations:
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file, whole or not at all."""
-        path = Path(path)
-        save: Any = import_extra("safetensors.torch", extra="steering").save
         said = {"layers": list(self.layers), "keys": list(self.keys), "recipe": dict(self.recipe)}
         metadata = {"format": FORMAT, "version": VERSION, "content": json.dumps(said)}
-        content = save({"values": self.values.cpu().contiguous()}, metadata=metadata)
-        remove_leftovers(path.parent, of=path.name)
-        write_whole(path, content)
+        save_tensors(path, {"values": self.values}, metadata=metadata)
 
 
 def load(path: Path | str) -> Activations:
-    """Activations that `save` wrote, memory-mapped: rows are read from the disk when they are used."""
-    safetensors: Any = import_extra("safetensors", extra="steering")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
-                raise BadInput(f"{path} holds no activations of version {VERSION} of flatout's format")
-            values, said = file.get_tensor("values"), json.loads(metadata["content"])
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path} cannot be read: {reason}") from error
+    """Read what `save` wrote, memory-mapped: rows are read from the disk when they are used."""
+    with open_tensors(path) as (file, metadata):
+        if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+            raise BadInput(f"{path} does not hold activations in version {VERSION} of flatout's format")
+        values, said = file.get_tensor("values"), json.loads(metadata["content"])
     return Activations(
         values=values, layers=tuple(said["layers"]), keys=tuple(said["keys"]), recipe=said["recipe"]
     )
@@ -120,7 +110,7 @@ def extract(
     layers: Literal["all"] | Sequence[int] = "all",
     position: Position = "last",
     batch_tokens: int | None = None,
-    store: Store | None = None,
+    store: ActivationStore | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Activations:
     """Activations of texts or pairs after the blocks `layers`, read at `position`.
@@ -133,67 +123,65 @@ def extract(
             "the model is in training mode, where dropout changes activations", hint="model.eval()"
         )
     chosen = chosen_layers(layers, num_layers=len(blocks_of(model)))
-    budget = budget_of(batch_tokens, model)
-    reader = Reader(model, layers=chosen)
-    keeping = None
-    if store is not None:
-        keeping = _Keeping(store, _space(model, tokenizer, position), layers=chosen)
-    result = _Result(texts, keeping=keeping, on_progress=on_progress)
-    shared: list[Decision[bool]] = []
+    budget = choose_batch_tokens(batch_tokens, model)
+    reader = LayerReader(model, layers=chosen)
     on_gpu = reader.device.type == "cuda"
-    pays = partial(
-        forks_pay,
-        batch_tokens=budget.value,
-        device=reader.device,
-        num_weights=sum(parameter.numel() for parameter in model.parameters()),
-        able=lambda: reader.can_fork,
-    )
+    writer = None
+    if store is not None:
+        writer = _StoreWriter(store, _origin(model, tokenizer, position), layers=chosen)
+    values = _Collector(texts, writer=writer, on_progress=on_progress)
+    shared: list[Decision[bool]] = []
+    num_weights = _num_weights(model)
 
-    def parts() -> Iterator[list[Work]]:
-        windows = encoded_ahead(
-            texts,
-            tokenizer=tokenizer,
-            window_characters=WINDOW_CHARACTERS * budget.value if on_gpu else None,
-        )
-        for places, encoded in windows:
-            missing, pairs = result.expect(places, encoded, position=position)
-            plan = partial(planned, missing, sequences=result.sequences, ranges=result.ranges)
+    def plan_windows() -> Iterator[list[Work]]:
+        window = WINDOW_CHARACTERS * budget.value if on_gpu else None
+        for places, encoded in encode_ahead(texts, tokenizer=tokenizer, window_characters=window):
+            missing, pairs = values.expect(places, encoded, position=position)
+            plan = partial(plan_work, missing, sequences=values.sequences, ranges=values.ranges)
             work = plan(pairs=pairs)
-            shared.append(pays(work))
-            yield work if shared[-1].value or not pairs else plan(pairs=())
+            decision = forks_pay(
+                work,
+                batch_tokens=budget.value,
+                device=reader.device,
+                num_weights=num_weights,
+                able=lambda: reader.can_fork,
+            )
+            shared.append(decision)
+            yield work if decision.value or not pairs else plan(pairs=())
 
     row_bytes = len(chosen) * width_of(model) * next(model.parameters()).element_size()
     max_rows = max(1, BATCH_BYTES // row_bytes) if on_gpu else None
     try:
-        with launching_first() if on_gpu else nullcontext(), Landing(result.fill) as landing:
-            run_batches(reader, parts(), batch_tokens=budget.value, on_values=landing.take, max_rows=max_rows)
+        with prioritise_launches() if on_gpu else nullcontext(), AsyncCopy(values.fill) as copies:
+            runner = BatchRunner(reader, batch_tokens=budget.value, on_values=copies.take, max_rows=max_rows)
+            runner.run(plan_windows())
     finally:  # an interrupt or an error keeps what was computed before it
-        if keeping is not None:
-            keeping.flush()
+        if writer is not None:
+            writer.flush()
     return Activations(
-        values=result.values,
+        values=values.values,
         layers=chosen,
-        keys=tuple(result.keys),
+        keys=tuple(values.keys),
         recipe={
-            "position": name_of(position),
+            "position": show_position(position),
             "dtype": _dtype_name(model),
             "model": type(model).__name__,
             "batch_tokens": str(budget.value),
-            "shared_prompts": _told(shared),
+            "shared_prompts": _show_shared(shared),
         },
     )
 
 
-def _told(shared: Sequence[Decision[bool]]) -> str:
-    """What was decided, window by window; with the reason of the first that shares."""
+def _show_shared(shared: Sequence[Decision[bool]]) -> str:
+    """What was decided, window by window, with the reason of the first that shares."""
     first = max(shared, key=lambda decision: decision.value)
     if len(shared) == 1:
         return str(first)
     return f"{first}; so in {sum(one.value for one in shared)} of {len(shared)} windows"
 
 
-def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
-    """Tokens of a batch: what was asked for, or enough to keep the device busy while the host prepares."""
+def choose_batch_tokens(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
+    """Take what was asked for, or enough tokens to keep the device busy while the host prepares."""
     if batch_tokens is not None:
         if batch_tokens < 1:
             raise BadInput(f"batch_tokens={batch_tokens} is below 1")
@@ -201,8 +189,7 @@ def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
     if input_device(model).type == "cpu":
         reason = "more tokens only pad more: a CPU is busy with these"
         return Decision(value=CPU_BATCH_TOKENS, reason=reason, source="measured")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    wanted = GPU_BATCH_WORK // max(parameters, 1)
+    wanted = GPU_BATCH_WORK // max(_num_weights(model), 1)
     return Decision(
         value=min(max(wanted, GPU_BATCH_TOKENS), MOST_GPU_BATCH_TOKENS),
         reason="a batch takes a GPU longer than the host takes to launch it; halved where memory is short",
@@ -210,14 +197,14 @@ def budget_of(batch_tokens: int | None, model: nn.Module) -> Decision[int]:
     )
 
 
-class _Result:
+class _Collector:
     """Values of texts, or of pairs, filled sequence by sequence; sequences are numbered as they come."""
 
     def __init__(
         self,
         texts: Sequence[str] | Sequence[Pair],
         *,
-        keeping: _Keeping | None,
+        writer: _StoreWriter | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
@@ -228,13 +215,13 @@ class _Result:
         self.sequences: list[Tokens] = []
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
-        self._keeping, self._on_progress, self._num_done = keeping, on_progress, 0
+        self._writer, self._on_progress, self._num_done = writer, on_progress, 0
         self._placing = threading.Lock()
 
     def expect(
         self, places: Sequence[int], encoded: Encoded, *, position: Position
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Take in some texts: the numbers of sequences that must be computed, and the pairs among all."""
+        """Take in some texts; return the numbers of sequences to compute, and the pairs among all."""
         begun = len(self.sequences)
         self.sequences += encoded.sequences
         self._rows += [[] for _ in encoded.sequences]
@@ -247,17 +234,17 @@ class _Result:
             self.keys[row] = encoded.keys[number].hex()
             self._rows[begun + number].append(row)
         missing = dict.fromkeys(range(begun, len(self.sequences)))
-        if self._keeping is not None:
-            known, values = self._keeping.found(encoded.keys, begun=begun)
+        if self._writer is not None:
+            known, values = self._writer.find(encoded.keys, begun=begun)
             self._place(known, values)
             for number in known:
                 del missing[number]
         return list(missing), [(begun + first, begun + second) for first, second in encoded.pairs]
 
     def fill(self, sequences: Sequence[int], values: Tensor) -> None:
-        """Values [sequences, L, D] that were computed."""
-        if self._keeping is not None:
-            self._keeping.add(sequences, values)
+        """Take in values [sequences, L, D] that were computed."""
+        if self._writer is not None:
+            self._writer.add(sequences, values)
         self._place(sequences, values)
 
     def _place(self, sequences: Sequence[int], values: Tensor) -> None:
@@ -275,20 +262,20 @@ class _Result:
             self._on_progress(self._num_done, len(self.keys))
 
 
-class _Keeping:
+class _StoreWriter:
     """Rows on their way into a store, gathered until they are worth a file."""
 
-    def __init__(self, store: Store, space: Space, *, layers: Sequence[int]) -> None:
-        self._store, self._space, self._layers = store, space, layers
+    def __init__(self, store: ActivationStore, origin: Origin, *, layers: Sequence[int]) -> None:
+        self._store, self._origin, self._layers = store, origin, layers
         self._keys: list[bytes] = []
         self._waiting: list[tuple[Sequence[int], Tensor]] = []
         self._flushed_at = time.monotonic()
         self._failed = False
 
-    def found(self, keys: Sequence[bytes], *, begun: int) -> tuple[list[int], Tensor]:
-        """Of further sequences, numbered from `begun`, those that the store has, and their values."""
+    def find(self, keys: Sequence[bytes], *, begun: int) -> tuple[list[int], Tensor]:
+        """Of further sequences, numbered from `begun`, return those that the store has, and their values."""
         self._keys += keys
-        found = self._store.read(self._space, keys=keys, layers=self._layers)
+        found = self._store.read(self._origin, keys=keys, layers=self._layers)
         return [begun + place for place in found.places], found.values
 
     def add(self, sequences: Sequence[int], values: Tensor) -> None:
@@ -298,7 +285,7 @@ class _Keeping:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; where there is no room the extraction goes on without the store."""
+        """Write what waits; an extraction goes on without a store that has no room."""
         waiting, self._waiting = self._waiting, []
         self._flushed_at = time.monotonic()
         if not waiting or self._failed:
@@ -307,7 +294,7 @@ class _Keeping:
         # Layer by layer, as a shard holds them: the store need not copy them once more.
         values_LND = torch.cat([values.transpose(0, 1) for _, values in waiting], dim=1)
         try:
-            self._store.put(self._space, keys=keys, layers=self._layers, values=values_LND.transpose(0, 1))
+            self._store.put(self._origin, keys=keys, layers=self._layers, values=values_LND.transpose(0, 1))
         except BadInput as error:
             self._failed = True
             warnings.warn(
@@ -318,16 +305,20 @@ class _Keeping:
             )
 
 
-def _space(model: nn.Module, tokenizer: PreTrainedTokenizerBase, position: Position) -> Space:
+def _origin(model: nn.Module, tokenizer: PreTrainedTokenizerBase, position: Position) -> Origin:
     with ThreadPoolExecutor(max_workers=1) as thread:
         weights = thread.submit(model_fingerprint, model)
         tokenizer_name = tokenizer_fingerprint(tokenizer)
-    return Space(
+    return Origin(
         weights=weights.result(),
         tokenizer=tokenizer_name,
-        position=name_of(position),
+        position=show_position(position),
         dtype=_dtype_name(model),
     )
+
+
+def _num_weights(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _dtype_name(model: nn.Module) -> str:

@@ -23,25 +23,25 @@ SWITCH_S = 0.0001
 PENDING = 4  # copies in flight: short texts come faster than they are sorted, long ones make up for it
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the host on a device, without waiting for what runs there."""
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values of the host to a device, without waiting for what runs there."""
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager
-def launching_first() -> Iterator[None]:
-    """Nothing in this process keeps the thread that launches kernels waiting for long.
+def prioritise_launches() -> Iterator[None]:
+    """Keep other threads and the garbage collector from holding up the thread that launches kernels.
 
-    Every operator that is launched lets other threads run, and would then wait 5 ms, Python's default, for
-    one that tokenises or sorts results: a GPU runs dry while a thousand launches wait.  So threads take turns
-    fifty times as often.  And a full garbage collection walks all objects of the process, 0.2 s of them where
-    transformers is imported: those that are there before the block are left out of it until its end.
+    Every launched operator lets other threads run, and would then wait 5 ms, Python's default, for one that
+    tokenises or sorts results: a GPU runs dry while a thousand launches wait.  So threads take turns fifty
+    times as often.  A full garbage collection walks all objects of the process, which takes 0.2 s where
+    transformers is imported: objects that exist before the block are left out of it until its end.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_S))
-    freezes = gc.get_freeze_count() == 0  # else somebody has frozen them, and means them to stay so
+    freezes = gc.get_freeze_count() == 0  # else the caller has frozen them, and means them to stay so
     if freezes:
         gc.freeze()
     try:
@@ -52,33 +52,33 @@ def launching_first() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-class Landing:
-    """Hands results on in the order they were taken, once they lie in host memory.
+class AsyncCopy:
+    """Copies results to the host and hands them on in the order they were taken.
 
-    `on_landed(rows, values)` gets what `take` got, one call at a time; the values are its own to keep.  What
+    `on_copied(rows, values)` gets what `take` got, one call at a time; the values are its own to keep.  What
     it raises is raised by a later `take`, or at the end of the block.
     """
 
-    def __init__(self, on_landed: Callable[[Sequence[int], Tensor], None]) -> None:
-        self._on_landed = on_landed
+    def __init__(self, on_copied: Callable[[Sequence[int], Tensor], None]) -> None:
+        self._on_copied = on_copied
         self._pending: deque[Future[None]] = deque()
         self._streams: dict[torch.device, Any] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flatout-landing")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flatout-copies")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Everything that was taken is handed on, also where the block was left by an error."""
+        """Hand on everything that was taken, also where an error ended the block."""
         self._thread.shutdown(wait=True)
         if kind is None:
             while self._pending:
                 self._pending.popleft().result()
 
     def take(self, rows: Sequence[int], values: Tensor) -> None:
-        """Begin to bring `values` [rows, ...] home."""
+        """Begin to copy `values` [rows, ...] to the host."""
         if values.device.type != "cuda":
-            self._on_landed(rows, values.cpu())
+            self._on_copied(rows, values.cpu())
             return
         if values.device not in self._streams:
             self._streams[values.device] = torch.cuda.Stream(values.device)
@@ -87,12 +87,12 @@ class Landing:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         with torch.cuda.stream(stream):
             host.copy_(values, non_blocking=True)
-            landed = stream.record_event()
+            copied = stream.record_event()
         values.record_stream(stream)  # its memory is not given to the next batch before the copy is done
-        self._pending.append(self._thread.submit(self._land, landed, rows, host))
+        self._pending.append(self._thread.submit(self._hand_on, copied, rows, host))
         while len(self._pending) > PENDING:
             self._pending.popleft().result()
 
-    def _land(self, landed: Any, rows: Sequence[int], host: Tensor) -> None:
-        landed.synchronize()
-        self._on_landed(rows, host)
+    def _hand_on(self, copied: Any, rows: Sequence[int], host: Tensor) -> None:
+        copied.synchronize()
+        self._on_copied(rows, host)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.decisions import Decision
-from flatout.engines.steering.extract.layer_reader import Fork, Range, Reader, Tokens
+from flatout.engines.steering.extract.layer_reader import Fork, LayerReader, Range, Tokens
 from flatout.engines.steering.extract.tokens import common_tokens
 from flatout.errors import BatchDoesNotFit
 
@@ -65,14 +65,14 @@ class Work:
         ]
 
 
-def planned(
+def plan_work(
     missing: Sequence[int],
     *,
     sequences: Sequence[Tokens],
     ranges: Sequence[Range],
     pairs: Sequence[tuple[int, int]],
 ) -> list[Work]:
-    """The missing sequences: as forks where they are pairs that begin alike, else each by itself."""
+    """Make forks of missing pairs that begin alike, and single work of every other missing sequence."""
     left = dict.fromkeys(missing)
     work = []
     for pair in pairs:
@@ -97,7 +97,7 @@ def forks_pay(
     num_weights: int,
     able: Callable[[], bool],
 ) -> Decision[bool]:
-    """Whether to compute what pairs share once."""
+    """Decide whether to compute once what the two texts of a pair share."""
     forks = [one for one in work if one.prefix]
     saved = sum(one.saved for one in forks)
     if not work:
@@ -118,130 +118,121 @@ def forks_pay(
     return Decision(value=saved > spent, reason=reason, source="computed")
 
 
-def run_batches(
-    reader: Reader,
-    parts: Iterable[Sequence[Work]],
-    *,
-    batch_tokens: int,
-    on_values: Callable[[Sequence[int], Tensor], None],
-    max_rows: int | None = None,
-) -> None:
-    """Compute all work, of each part the shortest first; what fills no batch waits for the next part.
+class BatchRunner:
+    """Runs work in batches of at most `batch_tokens` tokens and `max_rows` texts.
 
-    The first parts wait for nothing, so that the device begins.  A batch that runs out of memory halves the
-    budget of the rest.
+    `on_values(numbers, values)` gets each batch.  A batch that runs out of memory halves the budget.
     """
-    waiting: list[Work] = []
-    for number, part in enumerate(parts):
-        ready, waiting = [*waiting, *part], []
-        if number >= STARTING_PARTS:
-            ready, waiting = _full(ready, batch_tokens=batch_tokens, max_rows=max_rows)
-        batch_tokens = _run(reader, ready, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
-    _run(reader, waiting, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows)
 
+    def __init__(
+        self,
+        reader: LayerReader,
+        *,
+        batch_tokens: int,
+        on_values: Callable[[Sequence[int], Tensor], None],
+        max_rows: int | None = None,
+    ) -> None:
+        self._reader, self._on_values = reader, on_values
+        self._batch_tokens, self._max_rows = batch_tokens, max_rows
 
-def _batches(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> list[list[int]]:
-    """Places of work that is computed together, the shortest first.
+    def run(self, parts: Iterable[Sequence[Work]]) -> None:
+        """Compute all work, of each part the shortest first; what fills no batch waits for the next part.
 
-    So the last batch has the fewest rows: while its values come home, nothing else runs.  And what fills no
-    batch is the longest, next to what the part that follows brings: `TokenBudgetBatches` cuts the other way.
-    """
-    batches: list[list[int]] = []
-    costs = [one.cost for one in work]
-    for place in sorted(range(len(work)), key=costs.__getitem__):
-        rows = len(batches[-1]) + 1 if batches else 0
-        if rows and rows * costs[place] <= batch_tokens and rows <= (max_rows or rows):
-            batches[-1].append(place)
-        else:
-            batches.append([place])
-    return batches
+        The first parts wait for nothing, so that the device begins.
+        """
+        waiting: list[Work] = []
+        for number, part in enumerate(parts):
+            ready, waiting = [*waiting, *part], []
+            if number >= STARTING_PARTS:
+                ready, waiting = self._split_full(ready)
+            self._run_all(ready)
+        self._run_all(waiting)
 
+    def _run_all(self, work: Sequence[Work]) -> None:
+        forks, others = _by_kind(work)
+        while forks:
+            split = self._run_until_too_large(forks)
+            forks, apart = _by_kind(split)
+            others += apart
+        while others:
+            others = self._run_until_too_large(others)
 
-def _full(work: Sequence[Work], *, batch_tokens: int, max_rows: int | None) -> tuple[list[Work], list[Work]]:
-    """Work that fills batches, and the rest: of forks and of single sequences the last batch each."""
-    ready: list[Work] = []
-    rest: list[Work] = []
-    for kind in ([one for one in work if one.prefix], [one for one in work if not one.prefix]):
-        if kind:
-            *full, last = _batches(kind, batch_tokens=batch_tokens, max_rows=max_rows)
-            ready += [kind[place] for places in full for place in places]
-            rest += [kind[place] for place in last]
-    return ready, rest
+    def _run_until_too_large(self, work: Sequence[Work]) -> list[Work]:
+        """Run batches until one does not fit the memory; return what is left then, cut smaller."""
+        batches = self._cut(work)
+        for number, batch in enumerate(batches):
+            values = self._compute(batch)
+            if values is None:
+                return self._shrink(batch, [one for later in batches[number:] for one in later])
+            self._on_values([each for one in batch for each in one.numbers], values)
+        return []
 
+    def _compute(self, batch: Sequence[Work]) -> Tensor | None:
+        """Values of a batch; None if it does not fit.  On return nothing holds the memory it had taken."""
+        try:
+            if batch[0].prefix:
+                return self._reader.read_forks([one.fork() for one in batch])
+            return self._reader.read(
+                [one.tokens[0] for one in batch], ranges=[one.ranges[0] for one in batch]
+            )
+        except torch.OutOfMemoryError:
+            return None
 
-def _run(
-    reader: Reader,
-    work: Sequence[Work],
-    *,
-    batch_tokens: int,
-    on_values: Callable[[Sequence[int], Tensor], None],
-    max_rows: int | None,
-) -> int:
-    """Compute all of it; the budget of tokens that was left in the end."""
-    left = list(work)
-    while left:
-        forks = [one for one in left if one.prefix]
-        others = [one for one in left if not one.prefix] if forks else []
-        rest, batch_tokens = _run_some(
-            reader, forks or left, batch_tokens=batch_tokens, on_values=on_values, max_rows=max_rows
+    def _cut(self, work: Sequence[Work]) -> list[list[Work]]:
+        """Cut work of one kind into batches, the shortest first.
+
+        So the last batch has the fewest rows: while its values are copied, nothing else runs.  What fills no
+        batch is the longest, next to what the following part brings: `TokenBudgetBatches` cuts the other way.
+        """
+        batches: list[list[Work]] = []
+        for cost, one in sorted(((one.cost, one) for one in work), key=lambda pair: pair[0]):
+            rows = len(batches[-1]) + 1 if batches else 0
+            if rows and rows * cost <= self._batch_tokens and rows <= (self._max_rows or rows):
+                batches[-1].append(one)
+            else:
+                batches.append([one])
+        return batches
+
+    def _split_full(self, work: Sequence[Work]) -> tuple[list[Work], list[Work]]:
+        """Return work that fills batches, and the last batch of forks and of single sequences each."""
+        ready: list[Work] = []
+        rest: list[Work] = []
+        for kind in _by_kind(work):
+            if kind:
+                *full, last = self._cut(kind)
+                ready += [one for batch in full for one in batch]
+                rest += last
+        return ready, rest
+
+    def _shrink(self, batch: Sequence[Work], left: list[Work]) -> list[Work]:
+        """Halve the budget, or take a lone fork apart, after `batch` did not fit."""
+        device = self._reader.device
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # blocks cut for the large batch are of no use to smaller ones
+        longest = max(one.cost for one in batch)
+        if len(batch) == 1 and not batch[0].prefix:
+            raise BatchDoesNotFit(
+                f"a text of {longest} tokens does not fit the memory of {device}",
+                hint="shorten it, take fewer layers, or shard the model over several GPUs",
+            )
+        if len(batch) == 1:
+            return [part for one in left for part in (one.apart() if one is batch[0] else [one])]
+        self._batch_tokens = max(1, min(self._batch_tokens, longest * len(batch)) // 2)
+        warnings.warn(
+            f"a batch of {len(batch)} texts and {longest * len(batch)} tokens did not fit the memory of"
+            f" {device}. The rest runs with batches of {self._batch_tokens} tokens, which may be slower."
+            f" Other work on the device, or long texts, leave less room than assumed."
+            f" Give batch_tokens={self._batch_tokens} to start there.",
+            RuntimeWarning,
+            stacklevel=2,
         )
-        left = rest + others
-    return batch_tokens
+        return left
 
 
-def _run_some(
-    reader: Reader,
-    work: list[Work],
-    *,
-    batch_tokens: int,
-    on_values: Callable[[Sequence[int], Tensor], None],
-    max_rows: int | None,
-) -> tuple[list[Work], int]:
-    """Run batches until one does not fit; what is left then, and the budget to try it with."""
-    done: set[int] = set()
-    for places in _batches(work, batch_tokens=batch_tokens, max_rows=max_rows):
-        batch = [work[place] for place in places]
-        numbers = [number for one in batch for number in one.numbers]
-        values = _values(reader, batch)
-        if values is None:
-            left = [one for place, one in enumerate(work) if place not in done]
-            return _smaller(batch, left, batch_tokens=batch_tokens, device=reader.device)
-        on_values(numbers, values)
-        done.update(places)
-    return [], batch_tokens
-
-
-def _values(reader: Reader, batch: Sequence[Work]) -> Tensor | None:
-    """What a batch gives; None if it does not fit.  On return nothing holds the memory it had taken."""
-    try:
-        if batch[0].prefix:
-            return reader.read_forks([one.fork() for one in batch])
-        return reader.read([one.tokens[0] for one in batch], ranges=[one.ranges[0] for one in batch])
-    except torch.OutOfMemoryError:
-        return None
-
-
-def _smaller(
-    batch: Sequence[Work], left: list[Work], *, batch_tokens: int, device: torch.device
-) -> tuple[list[Work], int]:
-    """The work that is left in smaller pieces, after `batch` did not fit."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # blocks cut for the large batch are of no use to smaller ones
-    longest = max(one.cost for one in batch)
-    if len(batch) == 1 and not batch[0].prefix:
-        raise BatchDoesNotFit(
-            f"a text of {longest} tokens does not fit the memory of {device}",
-            hint="shorten it, take fewer layers, or shard the model over several GPUs",
-        )
-    if len(batch) == 1:
-        alone = batch[0].apart()
-        return [part for one in left for part in (alone if one is batch[0] else [one])], batch_tokens
-    halved = max(1, min(batch_tokens, longest * len(batch)) // 2)
-    warnings.warn(
-        f"a batch of {len(batch)} texts and {longest * len(batch)} tokens did not fit the memory of {device}."
-        f" The rest runs with batches of {halved} tokens, which may be slower. Other work on the device, or"
-        f" long texts, leave less room than assumed. Give batch_tokens={halved} to start there.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return left, halved
+def _by_kind(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
+    """Forks, and single sequences: a batch holds one kind."""
+    forks: list[Work] = []
+    others: list[Work] = []
+    for one in work:
+        (forks if one.prefix else others).append(one)
+    return forks, others

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from flatout.data import Pad, PadCollate
 from flatout.engines.steering.blocks import blocks_of, hidden_of, input_device
-from flatout.engines.steering.extract.async_copy import sent
-from flatout.engines.steering.extract.positions import Columns
+from flatout.engines.steering.extract.async_copy import send
 from flatout.engines.steering.extract.tokens import Tokens as TokenArray
 from flatout.errors import import_extra
 
@@ -48,11 +47,45 @@ class Fork:
     ranges: tuple[Range, Range]  # wanted tokens of each sequence; none lies in the prefix
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """What to read of each row of a batch: one column, or the mean over a run of columns."""
+
+    row: Tensor  # B
+    first: Tensor  # B
+    last: Tensor  # B
+    single: bool
+
+    @classmethod
+    def of(
+        cls, ranges: Sequence[tuple[int, int]], *, offsets: Sequence[int], device: torch.device
+    ) -> Columns:
+        """Token ranges of texts whose first token stands at column `offset` of its row."""
+        firsts = [first + offset for (first, _), offset in zip(ranges, offsets, strict=True)]
+        lasts = [last + offset for (_, last), offset in zip(ranges, offsets, strict=True)]
+        row, first, last = send(torch.tensor([range(len(firsts)), firsts, lasts]), device)
+        single = all(last - first == 1 for first, last in ranges)
+        return cls(row=row, first=first, last=last, single=single)
+
+    def read(self, hidden_BTD: Tensor) -> Tensor:
+        """The wanted positions, [B, D] in the type of the layer."""
+        first_B, last_B = self.first.to(hidden_BTD.device), self.last.to(hidden_BTD.device)
+        if self.single:
+            return hidden_BTD[self.row.to(hidden_BTD.device), first_B]
+        column_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+        wanted_BT = (column_T >= first_B[:, None]) & (column_T < last_B[:, None])
+        # Chosen, not multiplied by 0: what padding holds may be not a number.
+        kept_BTD = torch.where(wanted_BT[..., None], hidden_BTD, hidden_BTD.new_zeros(()))
+        # In float32: a sum of bf16 values loses digits, one of fp16 overflows.
+        total_BD = kept_BTD.sum(1, dtype=torch.float32)
+        return (total_BD / (last_B - first_B)[:, None]).to(hidden_BTD.dtype)
+
+
 class _Done(Exception):
     """Ends a pass after its last wanted block."""
 
 
-class Reader:
+class LayerReader:
     """Reads the residual stream of one model after the blocks `layers`."""
 
     def __init__(self, model: nn.Module, *, layers: Sequence[int]) -> None:
@@ -68,18 +101,18 @@ class Reader:
         ranges: Sequence[Range],
         side: Literal["right", "left"] = "right",
     ) -> Tensor:
-        """The wanted token range of each sequence at every layer, [B, L, D]."""
+        """Return the wanted token range of each sequence at every layer, [B, L, D]."""
         batch = _Padded.of(sequences, side=side, device=self.device)
         columns = Columns.of(ranges, offsets=batch.offsets, device=self.device)
         forgetful: dict[str, Any] = {}
         if self.can_fork and type(self.model).__module__.startswith("transformers."):
             cache = self._cache()
-            cache.update = _passed_through
+            cache.update = _keep_nothing
             forgetful["past_key_values"] = cache
         return self._run(columns, use_cache=False, input_ids=batch.ids, **batch.placing, **forgetful)
 
     def read_forks(self, forks: Sequence[Fork]) -> Tensor:
-        """The same of both sequences of every fork, [2 B, L, D]: those of fork i at rows 2 i and 2 i + 1."""
+        """Do the same for both sequences of every fork: [2 B, L, D], fork i at rows 2 i and 2 i + 1."""
         batch = _Padded.of([fork.prefix for fork in forks], side="left", device=self.device)
         cache = self._cache()
         self._run(None, use_cache=True, input_ids=batch.ids, past_key_values=cache, **batch.placing)
@@ -99,7 +132,7 @@ class Reader:
             input_ids=endings.ids,
             past_key_values=cache,
             attention_mask=mask_BT,
-            position_ids=sent(position_BT, self.device),
+            position_ids=send(position_BT, self.device),
         )
 
     @cached_property
@@ -142,14 +175,14 @@ class Reader:
         return torch.stack([kept[place].to(kept[last].device) for place in range(last + 1)], dim=1)
 
 
-def _passed_through(keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """What a cache answers that keeps nothing: the keys and values it was given."""
+def _keep_nothing(keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """Stand in for a cache's `update`: hand back the keys and values it was given."""
     return keys, values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Padded:
-    """Sequences as one batch."""
+    """Sequences padded into one batch."""
 
     ids: Tensor  # B T
     offsets: tuple[int, ...]  # the column of each sequence's first token
@@ -161,10 +194,10 @@ class _Padded:
     ) -> _Padded:
         collate = PadCollate(default=Pad(side=side, mask=True))
         batch = collate([np.asarray(tokens, dtype=np.int64) for tokens in sequences])
-        ids = sent(batch.values, device)
+        ids = send(batch.values, device)
         if side == "right":
             return cls(ids=ids, offsets=(0,) * len(ids), placing={})
-        mask = sent(batch.mask.long(), device)
+        mask = send(batch.mask.long(), device)
         return cls(
             ids=ids,
             offsets=tuple(ids.shape[1] - len(tokens) for tokens in sequences),

@@ -1,10 +1,10 @@
 """Activations on disk, found again by what they were computed from.
 
-    store = Store("activations", tiers=[Tier(device="cpu", budget_bytes=4 << 30)])
+    store = ActivationStore("activations", tiers=[Tier(device="cpu", budget_bytes=4 << 30)])
     extract(model, tokenizer, texts, store=store)     # computes what the store lacks
 
-A row's key is its content: a space (weights, tokenizer, position, type), a digest of the text's tokens, and a
-layer.  Nothing that changes a value can be forgotten, so a hit is never stale.
+A row's key is its content: an origin (weights, tokenizer, position, type), a digest of the text's tokens, and
+a layer.  Nothing that changes a value can be forgotten, so a hit is never stale.
 
 A shard is written whole or not at all (`atomic_files`).  Two processes need no lock: shards have names of
 their own, and equal keys mean equal values, so that a row written twice does no harm.
@@ -30,15 +30,16 @@ from torch import Tensor
 from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.decisions import Decision
 from flatout.engines.steering.extract.break_even import storing_pays
-from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Index, Shard
+from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Shard, ShardIndex
 from flatout.engines.steering.extract.tiers import Tier, Tiers
+from flatout.engines.steering.tensor_files import tensor_bytes
 from flatout.errors import BadInput, import_extra
 
 MOST_OPEN = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
+class Origin:
     """What rows depend on beside their text and layer."""
 
     weights: str
@@ -55,14 +56,14 @@ class Space:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class StoredRows:
     """Texts of which every wanted layer is stored: their places in the request, and values [found, L, D]."""
 
     places: tuple[int, ...]
     values: Tensor
 
 
-class Store:
+class ActivationStore:
     """Activations in a folder, with memory tiers above it.
 
     `budget_bytes` bounds the folder: beyond it the shards unused for longest are removed.
@@ -78,13 +79,13 @@ class Store:
             raise BadInput(f"{self.folder} cannot be a store: {error.strerror}") from error
         self.tiers = Tiers(tiers)
         self.budget_bytes = budget_bytes
-        self._index = Index(self.folder)
+        self._index = ShardIndex(self.folder)
         self._written = _Rate()
         self._read = _Rate()
         self._open: dict[str, Any] = {}  # shards by name, the last used last
         remove_leftovers(self.folder)
 
-    def put(self, space: Space, *, keys: Sequence[bytes], layers: Sequence[int], values: Tensor) -> Path:
+    def put(self, origin: Origin, *, keys: Sequence[bytes], layers: Sequence[int], values: Tensor) -> Path:
         """Write values [texts, layers, D] as one shard; on return it survives a loss of power."""
         wrong = [key for key in keys if len(key) != KEY_BYTES]
         if wrong or values.ndim != 3 or values.shape[:2] != (len(keys), len(layers)):
@@ -92,29 +93,28 @@ class Store:
                 f"values are {tuple(values.shape)} for {len(keys)} keys of {KEY_BYTES} bytes"
                 f" and {len(layers)} layers"
             )
-        save: Any = import_extra("safetensors.torch", extra="steering").save
         began = time.perf_counter()
-        tensors = {f"layer.{layer}": values[:, at].cpu().contiguous() for at, layer in enumerate(layers)}
+        tensors = {f"layer.{layer}": values[:, at] for at, layer in enumerate(layers)}
         tensors["keys"] = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(-1, KEY_BYTES)
         metadata = {
             "format": FORMAT,
             "version": VERSION,
-            "space": space.key,
-            "content": json.dumps(space.said()),
+            "space": origin.key,
+            "content": json.dumps(origin.said()),
         }
-        content = save(tensors, metadata=metadata)
-        final = self.folder / f"{space.key[:16]}-{uuid.uuid4().hex}{SUFFIX}"
+        content = tensor_bytes(tensors, metadata=metadata)
+        final = self.folder / f"{origin.key[:16]}-{uuid.uuid4().hex}{SUFFIX}"
         write_whole(final, content)
         self._written.add(len(content), time.perf_counter() - began)
         self._keep_budget(final)
         return final
 
     def read(
-        self, space: Space, *, keys: Sequence[bytes], layers: Sequence[int], device: str = "cpu"
-    ) -> Found:
-        """What is stored of the wanted texts; a text of which a layer is missing counts as missing."""
+        self, origin: Origin, *, keys: Sequence[bytes], layers: Sequence[int], device: str = "cpu"
+    ) -> StoredRows:
+        """Return what is stored of the wanted texts; a text that lacks a layer counts as missing."""
         self._index.refresh()
-        places = self._index.find(space.key, keys=keys, layers=layers)
+        places = self._index.find(origin.key, keys=keys, layers=layers)
         complete = places.complete()
         shard_FL, row_FL = places.shard[complete], places.row[complete]
         values_LFD: Tensor | None = None
@@ -128,7 +128,7 @@ class Store:
                     block = self.tiers.fetch((shard.path.name, layer), lambda: self._load(shard, layer))  # noqa: B023
                 except FileNotFoundError:  # another process removed it for its budget since it was listed
                     self.tiers.drop((shard.path.name, layer))
-                    return self.read(space, keys=keys, layers=layers, device=device)
+                    return self.read(origin, keys=keys, layers=layers, device=device)
                 began = time.perf_counter()
                 wanted = torch.from_numpy(row_FL[at, column]).to(block.device)
                 if values_LFD is None:
@@ -143,7 +143,7 @@ class Store:
                 os.utime(shard.path)  # used: the last to go when the budget is short
         if values_LFD is None:
             values_LFD = torch.empty(len(layers), 0, 0)
-        return Found(places=tuple(complete.tolist()), values=values_LFD.transpose(0, 1))
+        return StoredRows(places=tuple(complete.tolist()), values=values_LFD.transpose(0, 1))
 
     def shards(self) -> list[Shard]:
         """The whole shards in the folder."""
@@ -156,7 +156,7 @@ class Store:
         return self._index.unreadable()
 
     def storing_pays(self, *, num_bytes: int, recompute_s: float, uses: int) -> Decision[bool]:
-        """Whether storing beats recomputing here, by the rates this store has shown so far."""
+        """Decide whether storing beats recomputing here, by the rates this store has shown so far."""
         return storing_pays(
             num_bytes=num_bytes,
             recompute_s=recompute_s,

@@ -41,7 +41,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class ShardPlaces:
     """Where each wanted (text, layer) lies: the number of a shard and a row in it, or nowhere."""
 
     shards: tuple[Shard, ...]
@@ -53,7 +53,7 @@ class Places:
         return np.flatnonzero((self.shard != NOWHERE).all(axis=1))
 
 
-class Index:
+class ShardIndex:
     """The shards of one folder, as far as they were seen."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,10 +74,10 @@ class Index:
         return [shard for shard in found if space in (None, shard.space)]
 
     def unreadable(self) -> list[str]:
-        """Files with the name of a shard that are none: foreign, of another version, or damaged."""
+        """Files with the name of a shard that are not shards: foreign, of another version, or damaged."""
         return sorted(name for name, shard in self._seen.items() if shard is None)
 
-    def find(self, space: str, *, keys: Sequence[bytes], layers: Sequence[int]) -> Places:
+    def find(self, space: str, *, keys: Sequence[bytes], layers: Sequence[int]) -> ShardPlaces:
         """Where the wanted layers of the wanted texts lie."""
         shape = (len(keys), len(layers))
         shard_NL, row_NL = np.full(shape, NOWHERE), np.zeros(shape, dtype=np.int64)
@@ -89,7 +89,7 @@ class Index:
             if columns.size and there.size:
                 shard_NL[np.ix_(there, columns)] = number
                 row_NL[np.ix_(there, columns)] = rows[there, None]
-        return Places(shards=shards, shard=shard_NL, row=row_NL)
+        return ShardPlaces(shards=shards, shard=shard_NL, row=row_NL)
 
 
 def read_shard(path: Path) -> Shard | None:

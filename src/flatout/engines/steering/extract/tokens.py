@@ -46,16 +46,16 @@ class Encoded:
         return [tuple(self.sequences[row].tolist()) for row in self.row_of]
 
 
-def encoded_ahead(
+def encode_ahead(
     texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any, window_characters: int | None
 ) -> Iterator[tuple[Sequence[int], Encoded]]:
-    """Windows of texts or pairs: the places of some, and these encoded, while a thread tokenises the next.
+    """Yield windows of texts or pairs: the places of some, and these encoded; a thread tokenises the next.
 
     The shortest texts come first, a quarter of a window and then a half of one: they start the work, and show
     at once what is wrong with them.  Equal texts lie in one window.
     """
     _check(texts)
-    windows = _windows(texts, window_characters)
+    windows = _cut_windows(texts, window_characters)
 
     def encode_window(window: Sequence[int]) -> Encoded:
         some: Any = [texts[place] for place in window]
@@ -79,7 +79,7 @@ def encoded_ahead(
 def encode(
     texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any, places: Sequence[int] | None = None
 ) -> Encoded:
-    """Texts, or the positive texts of all pairs followed by their negative ones, as token numbers.
+    """Encode texts, or the positive texts of all pairs followed by their negative ones.
 
     `places` are the numbers of the texts among all, to name one in an error.
     """
@@ -93,7 +93,7 @@ def encode(
     sequences: list[Tokens] = []
     named: list[str] = []
     row_of: list[int] = []
-    for tokens, text in zip(_token_numbers(plain, tokenizer), plain, strict=True):
+    for tokens, text in zip(_tokenize(plain, tokenizer), plain, strict=True):
         if not len(tokens):
             number = len(row_of) % len(texts)
             raise BadInput(f"text {places[number] if places else number} has no tokens: {text!r}")
@@ -114,7 +114,7 @@ def encode(
 
 
 def common_tokens(first: Tokens | Sequence[int], second: Tokens | Sequence[int]) -> int:
-    """Tokens that two sequences begin with alike."""
+    """Count the tokens that two sequences begin with alike."""
     shorter = min(len(first), len(second))
     differing = np.flatnonzero(np.not_equal(first[:shorter], second[:shorter]))
     return int(differing[0]) if differing.size else shorter
@@ -122,12 +122,12 @@ def common_tokens(first: Tokens | Sequence[int], second: Tokens | Sequence[int])
 
 def _check(texts: Sequence[str] | Sequence[Pair]) -> None:
     if not texts:
-        raise BadInput("there are no texts to extract activations of")
+        raise BadInput("there are no texts to extract activations of", hint="give at least one")
     if not any(all(issubclass(one, kind) for one in set(map(type, texts))) for kind in (str, Pair)):
         raise BadInput("texts are all strings or all pairs")
 
 
-def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> list[Sequence[int]]:
+def _cut_windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> list[Sequence[int]]:
     """Places of texts of similar length, some `characters` of them together; all if None."""
     whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
     if characters is None or sum(map(len, whole)) <= characters:
@@ -139,13 +139,13 @@ def _windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> l
     start = 0
     while start < len(order):
         share = 4 >> min(len(windows), 2)  # a quarter, a half, and then whole ones
-        end = _reach(order, start, whole, characters=characters // share)
+        end = _window_end(order, start, whole, characters=characters // share)
         windows.append(order[start:end])
         start = end
     return windows
 
 
-def _reach(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:
+def _window_end(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:
     """Where a window that begins at `start` ends: with its characters, and not between equal texts."""
     end, taken = start, 0
     while end < len(order) and (taken < characters or whole[order[end]] == whole[order[end - 1]]):
@@ -154,7 +154,7 @@ def _reach(order: Sequence[int], start: int, whole: Sequence[str], *, characters
     return end
 
 
-def _token_numbers(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:
+def _tokenize(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:
     """Each text tokenised on its own; one that a chat template began keeps the one start token it has."""
     start: str | None = getattr(tokenizer, "bos_token", None)
     begun = [start is not None and text.startswith(start) for text in texts]
@@ -163,13 +163,13 @@ def _token_numbers(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:
         places = [place for place, has_start in enumerate(begun) if has_start != special]
         if not places:
             continue
-        rows = _rows([texts[place] for place in places], tokenizer, special=special)
+        rows = _call_tokenizer([texts[place] for place in places], tokenizer, special=special)
         for place, row in zip(places, rows, strict=True):
             found[place] = np.array(row, dtype=np.int64)
     return found
 
 
-def _rows(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+def _call_tokenizer(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
     """Token numbers by the tokenizer's own call; by its backend where that call adds nothing."""
     transformers: Any = import_extra("transformers", extra="steering")
     plain, kind = transformers.PreTrainedTokenizerFast, type(tokenizer)

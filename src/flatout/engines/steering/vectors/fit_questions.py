@@ -43,16 +43,16 @@ def extract_questions(
 ) -> Activations:
     """Activations of both answers of every question; what the store has is not computed."""
     from flatout.engines.steering.extract.activations import extract
-    from flatout.engines.steering.extract.positions import position_of
-    from flatout.engines.steering.extract.store import Store
+    from flatout.engines.steering.extract.positions import read_position
+    from flatout.engines.steering.extract.store import ActivationStore
 
     return extract(
         opened.model,
         opened.tokenizer,
         pairs_of(questions, tokenizer=opened.tokenizer),
         layers=layers,
-        position=position_of(position),
-        store=None if store is None else Store(store),
+        position=read_position(position),
+        store=None if store is None else ActivationStore(store),
         on_progress=on_progress,
     )
 

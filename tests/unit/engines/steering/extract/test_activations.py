@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.engines.steering.extract import activations
-from flatout.engines.steering.extract.activations import Activations, budget_of, extract, load
-from flatout.engines.steering.extract.store import Store
-from flatout.engines.steering.extract.tokens import encoded_ahead
+from flatout.engines.steering.extract.activations import Activations, choose_batch_tokens, extract, load
+from flatout.engines.steering.extract.store import ActivationStore
+from flatout.engines.steering.extract.tokens import encode_ahead
 from flatout.engines.steering.questions import Pair
 from flatout.errors import BadInput
 from tests.support.multiplex import prompts_of, shared_model, tiny_model
@@ -90,9 +90,9 @@ def test_windows_change_nothing_but_when_a_text_is_tokenised(
     model, tokenizer = shared_model("llama"), word_tokenizer()
     given_texts: Any = [*TEXTS, *TEXTS[:2]] if kind == "texts" else pairs_of_length(60, count=6)
     whole = extract(model, tokenizer, given_texts, batch_tokens=200)
-    some = partial(encoded_ahead, window_characters=100)
+    some = partial(encode_ahead, window_characters=100)
     monkeypatch.setattr(
-        activations, "encoded_ahead", lambda texts, tokenizer, **_: some(texts, tokenizer=tokenizer)
+        activations, "encode_ahead", lambda texts, tokenizer, **_: some(texts, tokenizer=tokenizer)
     )
     seen: list[tuple[int, int]] = []
     apart = extract(
@@ -101,8 +101,8 @@ def test_windows_change_nothing_but_when_a_text_is_tokenised(
     assert apart.keys == whole.keys
     torch.testing.assert_close(apart.values, whole.values, **CLOSE)
     assert seen[-1] == (len(whole.values), len(whole.values))
-    stored = extract(model, tokenizer, given_texts, store=Store(tmp_path), batch_tokens=200)
-    again = extract(model, tokenizer, given_texts, store=Store(tmp_path), batch_tokens=200)
+    stored = extract(model, tokenizer, given_texts, store=ActivationStore(tmp_path), batch_tokens=200)
+    again = extract(model, tokenizer, given_texts, store=ActivationStore(tmp_path), batch_tokens=200)
     assert torch.equal(stored.values, again.values)
     torch.testing.assert_close(again.values, whole.values, **CLOSE)
 
@@ -134,12 +134,12 @@ def test_a_store_answers_what_it_has_and_only_that(tmp_path: Path) -> None:
     model, tokenizer = tiny_model("llama"), word_tokenizer()
     passes: list[int] = []
     model.model.layers[0].register_forward_hook(lambda _, __, output: passes.append(len(output)))
-    first = extract(model, tokenizer, TEXTS[:4], store=Store(tmp_path))
+    first = extract(model, tokenizer, TEXTS[:4], store=ActivationStore(tmp_path))
     del passes[:]
-    again = extract(model, tokenizer, TEXTS[:4], layers=[1], store=Store(tmp_path))
+    again = extract(model, tokenizer, TEXTS[:4], layers=[1], store=ActivationStore(tmp_path))
     assert torch.equal(again.values, first.values[:, 1:])
     assert not passes
-    more = extract(model, tokenizer, TEXTS, store=Store(tmp_path))
+    more = extract(model, tokenizer, TEXTS, store=ActivationStore(tmp_path))
     assert sum(passes) == 2
     torch.testing.assert_close(more.values, extract(model, tokenizer, TEXTS).values, **CLOSE)
 
@@ -152,10 +152,12 @@ def test_an_interrupted_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        extract(model, tokenizer, TEXTS, batch_tokens=14, store=Store(tmp_path), on_progress=interrupt)
+        extract(
+            model, tokenizer, TEXTS, batch_tokens=14, store=ActivationStore(tmp_path), on_progress=interrupt
+        )
     rows: list[int] = []
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(len(output)))
-    extract(model, tokenizer, TEXTS, store=Store(tmp_path))
+    extract(model, tokenizer, TEXTS, store=ActivationStore(tmp_path))
     assert sum(rows) == len(TEXTS) - 3
 
 
@@ -170,7 +172,7 @@ def test_rows_reach_the_store_while_the_extraction_runs(
         word_tokenizer(),
         TEXTS,
         batch_tokens=14,
-        store=Store(tmp_path),
+        store=ActivationStore(tmp_path),
         on_progress=lambda done, total: shards.append(len(list(tmp_path.iterdir()))),
     )
     assert shards == list(range(1, len(shards) + 1))
@@ -178,7 +180,7 @@ def test_rows_reach_the_store_while_the_extraction_runs(
 
 
 def test_changed_weights_positions_and_types_are_never_answered_from_the_store(tmp_path: Path) -> None:
-    model, tokenizer, store = tiny_model("llama"), word_tokenizer(), Store(tmp_path)
+    model, tokenizer, store = tiny_model("llama"), word_tokenizer(), ActivationStore(tmp_path)
     before = extract(model, tokenizer, TEXTS, store=store)
     assert not torch.equal(before.values, extract(model, tokenizer, TEXTS, position=0, store=store).values)
     with torch.no_grad():
@@ -194,7 +196,7 @@ def test_changed_weights_positions_and_types_are_never_answered_from_the_store(t
 
 def test_an_extraction_outlives_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     model, tokenizer = shared_model("llama"), word_tokenizer()
-    store = Store(tmp_path / "store")
+    store = ActivationStore(tmp_path / "store")
     (tmp_path / "store").rmdir()
     (tmp_path / "store").write_text("in the way")
     with pytest.warns(RuntimeWarning, match="activations are not stored: .*cannot be written"):
@@ -228,13 +230,13 @@ def test_what_cannot_be_extracted_is_refused() -> None:
     with pytest.raises(BadInput, match="position 7 is outside a text of 5 tokens"):
         extract(model, word_tokenizer(), TEXTS, position=7)
     three = Activations(values=torch.zeros(3, 1, 2), layers=(0,), keys=("a", "b", "c"))
-    with pytest.raises(BadInput, match="3 texts are no pairs"):
+    with pytest.raises(BadInput, match="3 texts are not pairs"):
         three.halves()
 
 
 def test_the_budget_says_why() -> None:
     model = shared_model("llama")
-    assert budget_of(77, model).value == 77
+    assert choose_batch_tokens(77, model).value == 77
     elsewhere = copy.deepcopy(model).to("meta")  # a device that is no CPU
-    assert budget_of(None, model).value < budget_of(None, elsewhere).value == 65536
-    assert "halved where memory is short" in budget_of(None, elsewhere).reason
+    assert choose_batch_tokens(None, model).value < choose_batch_tokens(None, elsewhere).value == 65536
+    assert "halved where memory is short" in choose_batch_tokens(None, elsewhere).reason

@@ -13,10 +13,10 @@ from flatout.decisions import Decision
 from flatout.engines.steering.extract.batches import (
     CPU_READING_TOKENS,
     READING_TOKENS,
+    BatchRunner,
     Work,
     forks_pay,
-    planned,
-    run_batches,
+    plan_work,
 )
 from flatout.engines.steering.extract.layer_reader import Fork
 from flatout.errors import BatchDoesNotFit
@@ -26,7 +26,7 @@ LAST = [(len(tokens) - 1, len(tokens)) for tokens in SEQUENCES]
 
 
 def plan(**changes: Any) -> list[Work]:
-    return planned(
+    return plan_work(
         **{"missing": range(4), "sequences": SEQUENCES, "ranges": LAST, "pairs": [(0, 1), (2, 3)], **changes}
     )
 
@@ -46,7 +46,7 @@ def test_what_is_wanted_never_lies_in_the_shared_part() -> None:
 
 def test_a_text_that_is_the_beginning_of_the_other_keeps_its_last_token() -> None:
     tokens = ((1, 2, 3), (1, 2, 3, 4))
-    (fork,) = planned(range(2), sequences=tokens, ranges=[(2, 3), (3, 4)], pairs=[(0, 1)])
+    (fork,) = plan_work(range(2), sequences=tokens, ranges=[(2, 3), (3, 4)], pairs=[(0, 1)])
     assert fork.fork().endings == ((3,), (3, 4))
 
 
@@ -58,7 +58,7 @@ def test_a_pair_of_which_one_is_known_or_taken_is_no_fork() -> None:
 def test_sharing_pays_where_it_saves_more_than_a_short_pass_costs() -> None:
     def pairs(prompt: int) -> list[Work]:
         tokens = ((*range(prompt), 1), (*range(prompt), 2))
-        return planned([0, 1], sequences=tokens, ranges=[(prompt, prompt + 1)] * 2, pairs=[(0, 1)])
+        return plan_work([0, 1], sequences=tokens, ranges=[(prompt, prompt + 1)] * 2, pairs=[(0, 1)])
 
     def pay(
         work: list[Work], *, device: str = "cuda", able: bool = True, num_weights: int = 8_000_000_000
@@ -115,13 +115,13 @@ def run(reader: Any, work: Sequence[Work], *, batch_tokens: int) -> dict[int, fl
         assert not found.keys() & set(numbers)  # nothing is computed twice
         found.update(zip(numbers, values.flatten().tolist(), strict=True))
 
-    run_batches(reader, [work], batch_tokens=batch_tokens, on_values=take)
+    BatchRunner(reader, batch_tokens=batch_tokens, on_values=take).run([work])
     return found
 
 
 def test_an_out_of_memory_halves_the_budget_and_keeps_what_is_done() -> None:
     sequences = [(number, 0, 0, 0) for number in range(32)]
-    work = planned(range(32), sequences=sequences, ranges=[(3, 4)] * 32, pairs=[])
+    work = plan_work(range(32), sequences=sequences, ranges=[(3, 4)] * 32, pairs=[])
     reader = Short(columns=40)
     with pytest.warns(RuntimeWarning, match="Give batch_tokens=") as said:
         found = run(reader, work, batch_tokens=128)
@@ -149,17 +149,19 @@ def test_batches_stay_within_the_budget_and_begin_with_the_shortest() -> None:
 
 def test_what_fills_no_batch_waits_for_the_next_part_but_for_the_first_two() -> None:
     sequences = [(number, 0, 0, 0) for number in range(30)]
-    work = planned(range(30), sequences=sequences, ranges=[(3, 4)] * 30, pairs=[])
+    work = plan_work(range(30), sequences=sequences, ranges=[(3, 4)] * 30, pairs=[])
     reader = Short(columns=10**6)
     found: list[int] = []
     parts = (work[:3], work[3:4], work[4:14], work[14:20], work[20:])
-    run_batches(reader, parts, batch_tokens=32, on_values=lambda numbers, _: found.extend(numbers))  # type: ignore[arg-type]
+    take = lambda numbers, _: found.extend(numbers)  # noqa: E731
+    BatchRunner(reader, batch_tokens=32, on_values=take).run(parts)  # type: ignore[arg-type]
     assert sorted(found) == list(range(30))
     assert reader.batches == [12, 4, 32, 32, 32, 8]
 
 
 def test_rows_of_a_batch_are_bounded() -> None:
     reader = Short(columns=10**6)
-    work = planned(range(9), sequences=[(number,) for number in range(9)], ranges=[(0, 1)] * 9, pairs=[])
-    run_batches(reader, [work], batch_tokens=100, on_values=lambda *_: None, max_rows=4)  # type: ignore[arg-type]
+    work = plan_work(range(9), sequences=[(number,) for number in range(9)], ranges=[(0, 1)] * 9, pairs=[])
+    runner = BatchRunner(reader, batch_tokens=100, on_values=lambda *_: None, max_rows=4)  # type: ignore[arg-type]
+    runner.run([work])
     assert reader.batches == [4, 4, 1]

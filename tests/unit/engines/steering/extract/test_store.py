@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.extract.store import Space, Store
+from flatout.engines.steering.extract.store import ActivationStore, Origin
 from flatout.engines.steering.extract.tiers import Tier
 from flatout.errors import BadInput
 
-SPACE = Space(weights="w", tokenizer="t", position="last", dtype="float32")
+SPACE = Origin(weights="w", tokenizer="t", position="last", dtype="float32")
 LAYERS = (0, 2)
 
 # Writes shards of one text each, says so, and with "die" is killed while it writes the one after the last.
@@ -53,7 +53,7 @@ def rows(numbers: list[int]) -> Tensor:
     )
 
 
-def put(store: Store, *numbers: int, space: Space = SPACE) -> Path:
+def put(store: ActivationStore, *numbers: int, space: Origin = SPACE) -> Path:
     return store.put(space, keys=[key(one) for one in numbers], layers=LAYERS, values=rows(list(numbers)))
 
 
@@ -67,7 +67,7 @@ def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
 
 
 def test_rows_are_found_by_their_content_across_shards(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     put(store, 1, 2, 3)
     put(store, 4)
     found = store.read(SPACE, keys=[key(4), key(9), key(2), key(2)], layers=(2, 0))
@@ -78,7 +78,7 @@ def test_rows_are_found_by_their_content_across_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["weights", "tokenizer", "position", "dtype"])
 def test_every_part_of_the_space_is_part_of_the_key(tmp_path: Path, part: str) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     put(store, 1)
     other = dataclasses.replace(SPACE, **{part: "other"})
     assert store.read(other, keys=[key(1)], layers=LAYERS).places == ()
@@ -86,7 +86,7 @@ def test_every_part_of_the_space_is_part_of_the_key(tmp_path: Path, part: str) -
 
 
 def test_layers_may_lie_in_different_shards_but_must_all_be_there(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     store.put(SPACE, keys=[key(1)], layers=[0], values=rows([1])[:, :1])
     assert store.read(SPACE, keys=[key(1)], layers=LAYERS).places == ()
     store.put(SPACE, keys=[key(1)], layers=[2], values=rows([1])[:, 1:])
@@ -94,7 +94,7 @@ def test_layers_may_lie_in_different_shards_but_must_all_be_there(tmp_path: Path
 
 
 def test_half_precision_keeps_its_bits(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     values = torch.randn(1, 2, 8).bfloat16()
     store.put(SPACE, keys=[key(1)], layers=LAYERS, values=values)
     found = store.read(SPACE, keys=[key(1)], layers=LAYERS).values
@@ -103,7 +103,7 @@ def test_half_precision_keeps_its_bits(tmp_path: Path) -> None:
 
 
 def test_two_processes_write_at_once_while_a_third_reads_and_one_is_killed(tmp_path: Path) -> None:
-    reader = Store(tmp_path)
+    reader = ActivationStore(tmp_path)
     writers = [start(tmp_path, 0, 20, "end"), start(tmp_path, 20, 40, "end"), start(tmp_path, 40, 45, "die")]
     finished: list[int] = []
     for line in writers[0].stdout or ():  # what a writer has finished is there at once, and whole
@@ -113,7 +113,7 @@ def test_two_processes_write_at_once_while_a_third_reads_and_one_is_killed(tmp_p
     for writer in writers:
         writer.communicate()
     assert [writer.returncode for writer in writers] == [0, 0, -signal.SIGKILL]
-    store = Store(tmp_path)  # opening removes what the dead writer left, and waits for nobody
+    store = ActivationStore(tmp_path)  # opening removes what the dead writer left, and waits for nobody
     assert not list(tmp_path.glob(".*"))
     found = store.read(SPACE, keys=[key(one) for one in range(46)], layers=LAYERS)
     assert found.places == tuple(range(45))
@@ -122,18 +122,18 @@ def test_two_processes_write_at_once_while_a_third_reads_and_one_is_killed(tmp_p
 
 
 def test_a_damaged_or_foreign_file_is_a_miss_and_is_named(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     cut = put(store, 1)
     put(store, 2)
     cut.write_bytes(cut.read_bytes()[:-4])
     (tmp_path / "notes.safetensors").write_text("not tensors")
-    fresh = Store(tmp_path)
+    fresh = ActivationStore(tmp_path)
     assert fresh.read(SPACE, keys=[key(1), key(2)], layers=LAYERS).places == (1,)
     assert fresh.unreadable() == sorted([cut.name, "notes.safetensors"])
 
 
 def test_a_shard_that_another_process_removes_is_a_miss(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     path = put(store, 1)
     put(store, 2)
     wanted = [key(1), key(2)]
@@ -148,8 +148,8 @@ def test_a_shard_that_another_process_removes_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_the_budget_of_the_folder_removes_what_was_unused_for_longest(tmp_path: Path) -> None:
-    size = put(Store(tmp_path), 1).stat().st_size
-    store = Store(tmp_path, budget_bytes=2 * size + size // 2)
+    size = put(ActivationStore(tmp_path), 1).stat().st_size
+    store = ActivationStore(tmp_path, budget_bytes=2 * size + size // 2)
     second = put(store, 2)
     for path in store.shards():
         os.utime(path.path, (1, 1))
@@ -160,7 +160,7 @@ def test_the_budget_of_the_folder_removes_what_was_unused_for_longest(tmp_path: 
 
 
 def test_blocks_that_were_read_stay_in_a_tier_within_its_budget(tmp_path: Path) -> None:
-    store = Store(tmp_path, tiers=[Tier(device="cpu", budget_bytes=30)])
+    store = ActivationStore(tmp_path, tiers=[Tier(device="cpu", budget_bytes=30)])
     put(store, 1)
     put(store, 2)
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_blocks_that_were_read_stay_in_a_tier_within_its_budget(tmp_path: Path) 
 
 
 def test_the_break_even_uses_what_was_measured(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     assert store.storing_pays(num_bytes=1000, recompute_s=10.0, uses=1).source == "assumed"
     put(store, 1)
     store.read(SPACE, keys=[key(1)], layers=LAYERS)
@@ -180,9 +180,9 @@ def test_the_break_even_uses_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_values_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ActivationStore(tmp_path)
     with pytest.raises(BadInput, match=r"values are \(1, 2, 3\) for 2 keys"):
         store.put(SPACE, keys=[key(1), key(2)], layers=LAYERS, values=rows([1]))
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be a store"):
-        Store(tmp_path / "file")
+        ActivationStore(tmp_path / "file")

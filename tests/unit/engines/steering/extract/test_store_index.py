@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from flatout.engines.steering.extract import store_index
-from flatout.engines.steering.extract.store_index import FORMAT, NOWHERE, VERSION, Index, read_shard
+from flatout.engines.steering.extract.store_index import FORMAT, NOWHERE, VERSION, ShardIndex, read_shard
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
 
@@ -42,7 +42,7 @@ def test_files_of_other_formats_and_versions_are_none(tmp_path: Path) -> None:
 def test_places_of_texts_and_layers(tmp_path: Path) -> None:
     write(tmp_path / "a.safetensors", keys=KEYS[:2], layers=(0, 1))
     write(tmp_path / "b.safetensors", keys=[KEYS[2], KEYS[0]], layers=(2,))
-    index = Index(tmp_path)
+    index = ShardIndex(tmp_path)
     index.refresh()
     places = index.find("s", keys=[KEYS[0], KEYS[2], KEYS[3]], layers=(1, 2))
     assert (places.shard == NOWHERE).tolist() == [[False, False], [True, False], [True, True]]
@@ -54,7 +54,7 @@ def test_places_of_texts_and_layers(tmp_path: Path) -> None:
 def test_refreshing_reads_only_what_appeared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(store_index, "read_shard", lambda path: read.append(path.name) or read_shard(path))
-    index = Index(tmp_path)
+    index = ShardIndex(tmp_path)
     first = write(tmp_path / "a.safetensors", keys=KEYS[:1])
     write(tmp_path / ".b.safetensors", keys=KEYS[:1])  # a temporary name is not looked at
     index.refresh()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flatout.engines.steering.extract.tokens import common_tokens, encode, encoded_ahead
+from flatout.engines.steering.extract.tokens import common_tokens, encode, encode_ahead
 from flatout.engines.steering.questions import Pair
 from flatout.errors import BadInput
 from tests.support.steering import word_tokenizer
@@ -82,7 +82,7 @@ def test_common_tokens_are_counted_from_the_start() -> None:
 @example(lengths=[4, 1], characters=16)  # sorted, and yet one window
 def test_windows_hold_every_text_once_the_shortest_first(lengths: list[int], characters: int) -> None:
     texts = [" ".join(["t03"] * length) for length in lengths]
-    windows = list(encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=characters))
+    windows = list(encode_ahead(texts, tokenizer=word_tokenizer(), window_characters=characters))
     assert sorted(place for places, _ in windows for place in places) == list(range(len(texts)))
     for places, encoded in windows:
         assert [len(encoded.sequences[row]) for row in encoded.row_of] == [lengths[place] for place in places]
@@ -94,6 +94,6 @@ def test_windows_hold_every_text_once_the_shortest_first(lengths: list[int], cha
 
 def test_a_text_without_tokens_is_named_by_its_place_among_all() -> None:
     texts = ["t03 " * 20, "t04 " * 20, "", "t05 " * 20]
-    windows = encoded_ahead(texts, tokenizer=word_tokenizer(), window_characters=40)
+    windows = encode_ahead(texts, tokenizer=word_tokenizer(), window_characters=40)
     with pytest.raises(BadInput, match="text 2 has no tokens"):
         next(windows)
