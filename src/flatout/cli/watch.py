@@ -189,12 +189,12 @@ def _page_beside(
 
 
 def _live(options: WatchOptions, *, json_output: bool) -> int:
-    from flatout.monitor.open_sampler import watching
+    from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.terminal.follow import Documents, Lines, follow_live
 
     on_screen = sys.stdout.isatty() and not json_output
     write = Documents(sys.stdout) if json_output else Lines(sys.stdout)
-    with watching(options, on_note=_say) as sampler:
+    with open_sampler(options, on_note=_say) as sampler:
         return follow_live(sampler, on_screen=on_screen, write=write)
 
 
@@ -202,9 +202,9 @@ def _once(options: WatchOptions, *, json_output: bool) -> None:
     """The second sample: rates need two readings, one period apart."""
     import time
 
-    from flatout.monitor.open_sampler import watching
+    from flatout.monitor.open_sampler import open_sampler
 
-    with watching(options, on_note=_say) as sampler:
+    with open_sampler(options, on_note=_say) as sampler:
         sampler.take()
         time.sleep(sampler.period_s)
         sample = sampler.take()
@@ -225,10 +225,10 @@ def _picture(samples: Sequence[Sample]) -> None:
 
 
 def _web(options: WatchOptions, *, host: str | None, port: int | None) -> None:
-    from flatout.monitor.open_sampler import watching
+    from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.web.server import serve
 
-    with watching(options, on_note=_say) as sampler, sampler:
+    with open_sampler(options, on_note=_say) as sampler, sampler:
         serve(sampler=sampler, root=options.log, host=host or LOOPBACK, port=port or 0, on_ready=_say_page)
 
 

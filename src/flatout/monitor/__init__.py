@@ -1,6 +1,6 @@
 """The monitor: what a run does, live and afterwards.
 
-    sample.py        the Sample, which everything else makes or takes;  merging.py  many samples as one
+    sample.py        the Sample, which everything else makes or takes; many samples as one
     sampler.py       one thread that asks the meters and gives every Sample to its listeners
     open_sampler.py  what `flatout watch` puts together: the job, the sampler, the sinks, the log
     meters/          the host, GPUs and processes, read again and again

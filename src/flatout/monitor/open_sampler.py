@@ -21,7 +21,7 @@ from flatout.monitor.job.channel import find_channel
 from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.sinks.choice import SinkChoice, opened
+from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 from flatout.runs import (
     CHANNEL_FILE,
     RUN_FILE,
@@ -49,7 +49,7 @@ class WatchOptions:
 
 
 @contextlib.contextmanager
-def watching(
+def open_sampler(
     options: WatchOptions, *, on_note: Callable[[str], None] = lambda note: None
 ) -> Iterator[Sampler]:
     """A sampler that is not started yet; its log and its sinks are whole when this ends."""
@@ -63,7 +63,7 @@ def watching(
         else:
             job = latest_job()
         sampler = Sampler(hz=options.hz, job=job)
-        sampler.listeners += stack.enter_context(opened(options.sinks, on_note=on_note))
+        sampler.listeners += stack.enter_context(open_sinks(options.sinks, on_note=on_note))
         if options.log is not None:
             kept = kept or _own_folder(options.log, job)
             writer = HistoryWriter(kept)

@@ -57,8 +57,7 @@ class Sampler:
         self.listeners: list[Listener] = list(listeners)
         self.on_failure = on_failure  # given one line about a listener that raised
         self.latest: Sample | None = None
-        self._gpus = gpus or GpuMeter()
-        self._host = host or HostMeter()
+        self._gpus, self._host = gpus, host  # None: made with the first sample, off the job's own thread
         self._processes = ProcessMeter(None if job is None else job.pid)
         self._clock, self._wall_clock = clock, wall_clock
         self._recent: deque[Sample] = deque(maxlen=max(int(RECENT_S * hz), 2))
@@ -85,7 +84,8 @@ class Sampler:
             if self._thread.is_alive():  # the driver may be in use, and is not closed under it
                 return
             self._thread = None
-        self._gpus.close()
+        if self._gpus is not None:
+            self._gpus.close()
 
     def __enter__(self) -> Sampler:
         return self.start()
@@ -114,23 +114,25 @@ class Sampler:
 
     def take(self) -> Sample:
         """One sample, given to every listener."""
+        meter = self._gpus = self._gpus or GpuMeter()
+        host = self._host = self._host or HostMeter()
         now_s, time_s = self._clock(), self._wall_clock()
         self._note_gap(now_s, time_s)
-        gpus = self._gpus.read(now_s, time_s=time_s)
-        self._notes += self._gpus.notes
-        self._gpus.notes.clear()
-        job = self._read_job(gpus, time_s)
+        gpus = meter.read(now_s, time_s=time_s)
+        self._notes += meter.notes
+        meter.notes.clear()
+        job = self._read_job(meter, gpus, time_s)
         if not gpus and self.job is not None and self.job.told_gpu is not None:
             gpus = (self.job.told_gpu,)
         sample = Sample(
             time_s=time_s,
             span_s=None if self._last is None else now_s - self._last[0],
-            host=self._host.read(now_s),
+            host=host.read(now_s),
             gpus=gpus,
-            processes=self._processes.read(self._gpus.rows, now_s),
+            processes=self._processes.read(meter.rows, now_s),
             job=job,
             notes=tuple(self._notes),
-            missing={} if gpus or self._gpus.refusal is None else {"gpus": self._gpus.refusal},
+            missing={} if gpus or meter.refusal is None else {"gpus": meter.refusal},
         )
         self._notes.clear()
         self._last = (now_s, time_s)
@@ -168,38 +170,30 @@ class Sampler:
         elif wall_s < passed_s - CLOCK_JUMP_S:
             self._notes.append(f"the clock was set back by {passed_s - wall_s:.0f} s")
 
-    def _read_job(self, gpus: tuple[GpuSample, ...], time_s: float) -> JobSample | None:
+    def _read_job(self, meter: GpuMeter, gpus: tuple[GpuSample, ...], time_s: float) -> JobSample | None:
         if self.job is None:
             return None
         sample = self.job.read(time_s)
-        visible = self._gpus.visible(self.job.run.visible_devices) if gpus else None
-        sample = replace(sample, gpu_index=self._gpus.index_of(self.job.gpu_uuid), visible_gpus=visible)
+        visible = meter.visible(self.job.run.visible_devices) if gpus else None
+        sample = replace(sample, gpu_index=meter.index_of(self.job.gpu_uuid), visible_gpus=visible)
         return self._with_energy(sample, gpus)
 
     def _with_energy(self, sample: JobSample, gpus: tuple[GpuSample, ...]) -> JobSample:
         """Joules per step of the GPU it computes on; of all it may use, where it does not say which."""
-        if sample.gpu_index is not None:
-            mine: tuple[int, ...] = (sample.gpu_index,)
-        else:
-            mine = sample.visible_gpus or ()
+        mine = (sample.visible_gpus or ()) if sample.gpu_index is None else (sample.gpu_index,)
         counted = [gpu.energy_j for gpu in gpus if gpu.index in mine and gpu.mig_index is None]
         energy = [energy_j for energy_j in counted if energy_j is not None]
         if not energy or len(energy) < len(counted) or sample.steps is None:
             self._last_job = None
             return sample
-        total_j = sum(energy)
-        before = self._last_job
-        if before is not None and before[1].gpu_index == sample.gpu_index:
+        total_j, before = sum(energy), self._last_job
+        if before is not None and before[1].gpu_index == sample.gpu_index and total_j >= before[0]:
             spent_j, steps = total_j - before[0], sample.steps - (before[1].steps or 0)
             rows = (sample.samples or 0) - (before[1].samples or 0)
-            if steps <= 0 and spent_j >= 0:
+            if steps <= 0:
                 return sample  # the step that is under way is still paying
-            if spent_j >= 0:
-                sample = replace(
-                    sample,
-                    energy_per_step_j=spent_j / steps,
-                    energy_per_sample_j=spent_j / rows if rows > 0 else None,
-                )
+            per_sample_j = spent_j / rows if rows > 0 else None
+            sample = replace(sample, energy_per_step_j=spent_j / steps, energy_per_sample_j=per_sample_j)
         self._last_job = (total_j, sample)
         return sample
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput, MissingExtra
+from flatout.monitor.meters.host import HostMeter
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler, next_deadline
 from tests.support.monitor_played import Played, PlayedJob, played_gpu
@@ -156,8 +157,9 @@ def test_a_meter_that_fails_costs_its_sample_and_not_the_sampler(monkeypatch: py
         heard.append(sample)
         enough.set()
 
-    sampler = Sampler(hz=10, listeners=[listener], on_failure=told.append)
-    monkeypatch.setattr(sampler._host, "read", unknown_format)
+    host = HostMeter()
+    sampler = Sampler(hz=10, host=host, listeners=[listener], on_failure=told.append)
+    monkeypatch.setattr(host, "read", unknown_format)
     with sampler:
         assert enough.wait(60)
     (failure,) = told

@@ -17,17 +17,6 @@ from flatout.measure.clock import ident
 from flatout.measure.patches import Patches
 from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
 from flatout.monitor.job.reporter import Reporter
-from flatout.monitor.job.watch import Watch, watch
-
-
-def watch_unmodified(torch: Any, **options: Any) -> Watch[Any]:
-    """Watch whatever this process trains from here on; `options` are those of `flatout.watch`."""
-    watched: Watch[Any] = watch(**options)
-    run = watched.run
-    if run is not None:
-        patches = install(torch, run.reporter)
-        run.on_own_report = patches.undo
-    return watched
 
 
 def install(torch: Any, reporter: Reporter) -> Patches:

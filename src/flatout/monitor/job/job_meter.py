@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flatout.errors import BadInput
-from flatout.monitor.job.channel import Progress, find_channel, read_channel
+from flatout.monitor.job.channel import Progress, read_channel
 from flatout.monitor.sample import GpuSample, JobSample, JobState
 from flatout.runs import CHANNEL_FILE, Run, is_alive, read_run
 
@@ -107,19 +106,6 @@ class JobMeter:
         except psutil.Error:
             return gone
         return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
-
-
-def attach(pid: int) -> JobMeter:
-    """The job with this number; BadInput where it reports nothing."""
-    channel = find_channel(pid)
-    if channel is None:
-        alive = psutil.pid_exists(pid)
-        problem = "reports no steps" if alive else "is not running"
-        raise BadInput(
-            f"process {pid} {problem}",
-            hint="a job reports when it iterates over flatout.watch(loader)" if alive else None,
-        )
-    return JobMeter(channel.parent)
 
 
 def _told_gpu(progress: Progress) -> GpuSample:

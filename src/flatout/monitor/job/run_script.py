@@ -22,12 +22,11 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from flatout.codec import decode, encode
 from flatout.errors import FlatoutError
 from flatout.monitor.sinks.choice import SinkChoice
 
@@ -51,19 +50,17 @@ def launch(options: LaunchOptions) -> NoReturn:
     """Become the script."""
     sys.stdout.flush()
     sys.stderr.flush()
-    arguments = [sys.executable, "-m", MODULE, json.dumps(encode(options))]
-    os.execv(sys.executable, arguments)
+    os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(asdict(options))])
 
 
 def main() -> None:
     """The entry of the process that `launch` became."""
-    options = decode(LaunchOptions, json.loads(sys.argv[1]))
-    target, *arguments = options.command
-    sys.argv = [target, *arguments]
-    if options.module:
-        sys.path[0] = os.getcwd()
-    else:
-        sys.path[0] = str(Path(target).resolve().parent)
+    given = json.loads(sys.argv[1])
+    given |= {"command": tuple(given["command"]), "sinks": SinkChoice(**given["sinks"])}
+    options = LaunchOptions(**given)
+    target = options.command[0]
+    sys.argv = list(options.command)
+    sys.path[0] = os.getcwd() if options.module else str(Path(target).resolve().parent)
     sys.excepthook = _show_error
     interrupted: list[bool] = []
     atexit.register(_end_by_interrupt, interrupted)  # the first to be registered is the last to be called
@@ -95,23 +92,25 @@ def _end_by_interrupt(interrupted: list[bool]) -> None:
 
 def begin(options: LaunchOptions) -> None:
     """Watch this process, and torch as soon as it is there; end the run with the process."""
-    from flatout.monitor.job.watch import Watch, watch
-    from flatout.monitor.sinks.choice import opened
-    from flatout.runs import read_run, write_run
+    from flatout.monitor.job.watch import begin_run
+    from flatout.torchrun import read_launch
 
     stack = ExitStack()
-    watched: Watch[Any] = watch(
+    sinks: Sequence[Any] = ()
+    if options.sinks != SinkChoice() and read_launch().is_first:  # other ranks would write the same files
+        from flatout.monitor.sinks.choice import open_sinks
+
+        sinks = stack.enter_context(open_sinks(options.sinks, on_note=_say))
+    run = begin_run(
         name=options.name or Path(options.command[0]).stem,
         hz=options.hz,
         line=options.line,
-        listeners=_first_rank_only(options, stack, opened),
-        folder=None if options.folder is None else Path(options.folder),
+        listeners=sinks,
+        root=None if options.folder is None else Path(options.folder),
+        command=(sys.executable, *(("-m",) if options.module else ()), *options.command),
     )
-    run = watched.run
     if run is None:
         return
-    shown = (sys.executable, *(("-m",) if options.module else ()), *options.command)
-    write_run(run.folder, replace(read_run(run.folder), command=shown))
     atexit.register(_end, run, stack)
 
     def on_torch(torch: ModuleType) -> None:
@@ -122,14 +121,6 @@ def begin(options: LaunchOptions) -> None:
             run.on_own_report = install(torch, run.reporter).undo
 
     sys.meta_path.insert(0, AfterImport("torch", on_torch))
-
-
-def _first_rank_only(options: LaunchOptions, stack: ExitStack, opened: Callable[..., Any]) -> Sequence[Any]:
-    """Of several ranks the first keeps the log; files of the others would be the same ones."""
-    if os.environ.get("RANK", "0") != "0":
-        return ()
-    sinks: Sequence[Any] = stack.enter_context(opened(options.sinks, on_note=_say))
-    return sinks
 
 
 def _end(run: Any, stack: ExitStack) -> None:
@@ -170,34 +161,21 @@ class AfterImport(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            own = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                own(module)
+                self._then(module)
+
+            loader.exec_module = exec_module
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    """Another loader, and a word after its work."""
-
-    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._then(module)
-
-
 def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The script's own traceback: frames of what started it are nobody's business."""
+    """Show the script's own traceback, without the frames of what started it."""
     while trace is not None and (
         trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")
         or trace.tb_frame.f_globals.get("__name__") == "runpy"

@@ -22,14 +22,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from flatout.errors import BadInput
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, TRANSFER, WAIT
+from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.reporter import Reporter
+from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import Sample
+from flatout.monitor.sampler import Sampler, period_of
+from flatout.monitor.terminal.live_line import LineWriter
+from flatout.runs import CHANNEL_FILE, create_run, end_run, this_run
 
 Batch = TypeVar("Batch")
 LINE_SPAN_S = 10.0
@@ -52,18 +58,15 @@ class WatchedRun:
         name: str | None,
         hz: float,
         line: bool,
-        history: bool,
-        listeners: Sequence[Callable[[Sample], None]],
+        history: bool = True,
+        listeners: Sequence[Callable[[Sample], None]] = (),
         root: Path | None,
+        command: tuple[str, ...] | None = None,
     ) -> None:
-        from flatout.monitor.job.job_meter import JobMeter
-        from flatout.monitor.past.history import HistoryWriter
-        from flatout.monitor.sampler import Sampler, period_of
-        from flatout.monitor.terminal.live_line import LineWriter
-        from flatout.runs import CHANNEL_FILE, create_run, this_run
-
         period_of(hz)  # before there is a folder
         run = this_run(name, time_s=time.time())
+        if command is not None:
+            run = replace(run, command=command)
         self.pid = os.getpid()
         self.folder = create_run(run, root)
         self.reporter = Reporter(self.folder / CHANNEL_FILE)
@@ -98,8 +101,6 @@ class WatchedRun:
         return self.reporter
 
     def close(self) -> None:
-        from flatout.runs import end_run
-
         if os.getpid() != self.pid:
             return
         self.reporter.close()
@@ -223,12 +224,18 @@ def watch(
     given to `listeners`, the sinks among them; one that raises is told about once and harms nobody.  Runs are
     kept in `folder`, by default .flatout/runs.  What is chosen at the first call holds for the run.
     """
+    run = begin_run(name=name, hz=hz, line=line, history=history, listeners=listeners, root=folder)
+    return Watch(iterable, run)
+
+
+def begin_run(**options: Any) -> WatchedRun | None:
+    """The run of this process, begun where it has none; None, said once, where it cannot be kept."""
     global _run, _warned
     if _run is None or _run.pid != os.getpid():
+        _run = None
         try:
-            _run = WatchedRun(name=name, hz=hz, line=line, history=history, listeners=listeners, root=folder)
+            _run = WatchedRun(**options)
         except OSError as error:
-            _run = None
             if not _warned:
                 _warned = True
                 print(
@@ -238,7 +245,7 @@ def watch(
                 )
         else:
             atexit.register(end_watching)
-    return Watch(iterable, _run)
+    return _run
 
 
 def end_watching() -> None:

@@ -23,8 +23,7 @@ from pathlib import Path
 
 from flatout.codec import encode, rounded
 from flatout.errors import BadInput
-from flatout.monitor.merging import merge
-from flatout.monitor.sample import Sample, lean
+from flatout.monitor.sample import Sample, lean, merge
 
 MIB = 2**20
 DIGITS = 5

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import BadInput
-from flatout.monitor.merging import merge
 from flatout.monitor.past.history import GRAINS, parse_lines, read_tier, replay, segments, whole_lines
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import Sample, merge
 from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
 from flatout.monitor.verdicts.window import Verdict, Window
 from flatout.runs import Run, RunState, read_run, state_of

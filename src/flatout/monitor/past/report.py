@@ -15,11 +15,10 @@ from pathlib import Path
 from flatout import __version__
 from flatout.doctor.charts import phase_bar
 from flatout.errors import BadInput
-from flatout.monitor.merging import merge
 from flatout.monitor.past.curves import Series, chart, show_time, stacked_phases, strip
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import Summary, job_gpu, summarise
-from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
+from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample, merge
 from flatout.page.document import document
 from flatout.page.markup import Html, code, facts, join, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share

@@ -14,9 +14,8 @@ from typing import Any
 
 from flatout.codec import encode
 from flatout.monitor.job.channel import read_channel
-from flatout.monitor.merging import merge
 from flatout.monitor.past.recorded import Recorded, Stretch
-from flatout.monitor.sample import GpuSample, JobSample, Sample
+from flatout.monitor.sample import GpuSample, JobSample, Sample, merge
 from flatout.monitor.verdicts.window import Verdict
 from flatout.runs import CHANNEL_FILE
 

@@ -2,5 +2,6 @@
 
 choice.py       which sinks a user chose, and those sinks while they are open
 figures.py      a Sample as a flat list of numbers, which every sink writes
-jsonl.py, csv.py, tensorboard.py, prometheus.py (endpoint.py serves it)
+files.py        JSON lines, CSV, TensorBoard
+prometheus.py   Prometheus's text format, and `/metrics` on the loopback
 """

@@ -36,48 +36,47 @@ class SinkChoice:
 
 
 @contextmanager
-def opened(
+def open_sinks(
     choice: SinkChoice, *, on_note: Callable[[str], None] = lambda note: None
 ) -> Iterator[tuple[Sink, ...]]:
     """The sinks, closed at the end; BadInput where one cannot be opened."""
+    sinks: list[Sink] = []
     with ExitStack() as stack:
-        sinks = []
-        for make in _makers(choice, on_note):
-            try:
-                sink = make()
-            except OSError as error:
-                raise BadInput(
-                    f"{error.filename or 'a sink'} cannot be written: {error.strerror}",
-                    hint="choose another file or folder for it",
-                ) from None
-            stack.callback(_close, sink, os.getpid())
-            sinks.append(sink)
+        try:
+            for sink in _make_sinks(choice, on_note):
+                stack.callback(_close, sink, os.getpid())
+                sinks.append(sink)
+        except OSError as error:
+            raise BadInput(
+                f"{error.filename or 'a sink'} cannot be written: {error.strerror}",
+                hint="choose another file or folder for it",
+            ) from None
         yield tuple(sinks)
 
 
-def _makers(choice: SinkChoice, on_note: Callable[[str], None]) -> Iterator[Callable[[], Sink]]:
-    """Modules are imported for the sinks that are wanted only."""
-    if choice.jsonl is not None:
-        from flatout.monitor.sinks.jsonl import JsonLines
+def _make_sinks(choice: SinkChoice, on_note: Callable[[str], None]) -> Iterator[Sink]:
+    """Modules are imported only for the sinks that are wanted."""
+    if choice.jsonl is not None or choice.csv is not None or choice.tensorboard is not None:
+        from flatout.monitor.sinks.files import Csv, JsonLines, TensorBoard
 
-        path = Path(choice.jsonl)
-        yield lambda: JsonLines(_with_folder(path))
-    if choice.csv is not None:
-        from flatout.monitor.sinks.csv import Csv
-
-        table = Path(choice.csv)
-        yield lambda: Csv(_with_folder(table))
-    if choice.tensorboard is not None:
-        from flatout.monitor.sinks.tensorboard import TensorBoard
-
-        folder = Path(choice.tensorboard)
-        yield lambda: TensorBoard(folder)
+        if choice.jsonl is not None:
+            yield JsonLines(_in_folder(choice.jsonl))
+        if choice.csv is not None:
+            yield Csv(_in_folder(choice.csv))
+        if choice.tensorboard is not None:
+            yield TensorBoard(Path(choice.tensorboard))
     if choice.prometheus is not None:
-        from flatout.monitor.sinks.endpoint import MetricsEndpoint
+        from flatout.monitor.sinks.prometheus import MetricsEndpoint
 
         endpoint = MetricsEndpoint(choice.prometheus)
         on_note(f"metrics are at {endpoint.url}")
-        yield lambda: endpoint
+        yield endpoint
+
+
+def _in_folder(name: str) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _close(sink: Sink, owner: int) -> None:
@@ -85,8 +84,3 @@ def _close(sink: Sink, owner: int) -> None:
         return
     with contextlib.suppress(OSError):  # a full disk, which was noted when the sample was written
         sink.close()
-
-
-def _with_folder(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path

@@ -1,20 +1,30 @@
-"""Samples in Prometheus's text format, for a scraper to fetch.
+"""Samples in Prometheus's text format, and `/metrics` on the loopback for a scraper of this machine.
 
 Names follow its conventions: a prefix, base units spelled out (seconds, bytes, watts), shares as ratios from
 0 to 1, `_total` for what only grows.  A figure that is unknown is left out: absent is Prometheus's own word
 for it.  Text of the job's (its name) appears only as an escaped label.
+
+The endpoint sends nothing to anybody: it answers whoever asks from this machine, and refuses requests that a
+web page of another site could make the browser send (their Host header names that site).
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
+from flatout.errors import BadInput
 from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.figures import Figure, figures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "flatout"
+ADDRESS = "127.0.0.1"
+OWN_NAMES = (ADDRESS, "localhost")
+PATH = "/metrics"
 # Endings of our names -> those of Prometheus; the longest that fits is taken.
 UNITS = {
     "_bytes_per_s": "_bytes_per_second",
@@ -31,25 +41,13 @@ UNITS = {
 COUNTERS = {"energy_j": "energy_joules_total", "steps": "steps_total", "samples": "samples_total"}
 
 
-class Prometheus:
-    """Keeps the last sample; `text` is what a scraper is answered."""
-
-    def __init__(self) -> None:
-        self._sample: Sample | None = None
-
-    def __call__(self, sample: Sample) -> None:
-        self._sample = sample
-
-    def text(self) -> str:
-        return "" if self._sample is None else exposition(self._sample)
-
-
-def exposition(sample: Sample) -> str:
-    """One sample in the text format."""
+def exposition(sample: Sample | None) -> str:
+    """One sample in the text format; nothing before the first."""
+    if sample is None:
+        return ""
     job = {} if sample.job is None else {"job_name": sample.job.name or "", "pid": str(sample.job.pid)}
     names = {gpu.index: {"uuid": gpu.uuid or "", "name": gpu.name or ""} for gpu in sample.gpus}
     families: dict[str, list[str]] = {}
-    kinds: dict[str, str] = {}
     for figure in figures(sample):
         if figure.value is None:
             continue
@@ -61,11 +59,11 @@ def exposition(sample: Sample) -> str:
         if "/" in figure.name:
             labels["phase"] = figure.name.partition("/")[2]
         name = metric_name(figure)
-        kinds[name] = "counter" if name.endswith("_total") else "gauge"
         families.setdefault(name, []).append(f"{name}{_braces(labels)} {_number(figure.value)}")
     lines = []
     for name, values in families.items():
-        lines += [f"# HELP {name} {_help(name)}", f"# TYPE {name} {kinds[name]}", *values]
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP {name} {_help(name)}", f"# TYPE {name} {kind}", *values]
     return "\n".join(lines) + "\n"
 
 
@@ -100,3 +98,58 @@ def _number(value: float) -> str:
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+# The endpoint
+
+
+class MetricsEndpoint:
+    """A sink that serves what it was given last; port 0 takes any that is free."""
+
+    def __init__(self, port: int) -> None:
+        try:
+            self._server = _Server((ADDRESS, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise BadInput(
+                f"port {port} of {ADDRESS} cannot be served: {error}", hint="choose another, or 0 for any"
+            ) from None
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="flatout-metrics", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.port}{PATH}"
+
+    def __call__(self, sample: Sample) -> None:
+        self._server.sample = sample
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    sample: Sample | None = None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10  # of a client that connects and says nothing
+
+    def do_GET(self) -> None:
+        name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        if name not in OWN_NAMES:
+            self.send_error(403)
+        elif self.path.partition("?")[0] != PATH:
+            self.send_error(404)
+        else:
+            body = exposition(self.server.sample).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
+        """A scrape is no news."""

@@ -5,6 +5,9 @@
 On a terminal it is rewritten in place, below what the job prints.  While the job draws bars with tqdm, the
 line is one more of tqdm's own bars: tqdm then moves the cursor for all of them, and none is broken.
 Elsewhere (a log file, a notebook, above bars of rich) it is a plain line once a minute.
+
+A print that comes while the live line stands would be appended to it.  So the line is wiped just before the
+job's text arrives, and it is not drawn over a line that the job has begun and not ended.
 """
 
 from __future__ import annotations
@@ -13,18 +16,19 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from flatout.monitor.merging import merge
-from flatout.monitor.sample import GpuSample, Sample
-from flatout.monitor.terminal.job_output import JobOutput
+from flatout.monitor.sample import GpuSample, Sample, merge
 from flatout.units import UNKNOWN, show_share
 
 GIB = 2**30
 PLAIN_EVERY_S = 60.0
 CLEAR_LINE = "\r\x1b[K"
 CLEAR_BELOW = "\r\x1b[J"
+
+Write = Callable[[str], int]
 
 
 def live_line(samples: Sequence[Sample]) -> str:
@@ -81,6 +85,53 @@ def _job(sample: Sample) -> list[str]:
     if job.state != "running":
         parts.append(job.state)
     return parts
+
+
+class JobOutput:
+    """Hears what is written to some streams; `wipe` is called, under `lock`, before the text goes out.
+
+    The streams stay the objects they are: only their `write` is stood in for, and given back at the end.
+    """
+
+    def __init__(self, wipe: Callable[[], None]) -> None:
+        self.lock = threading.RLock()  # a signal's handler may print in the middle of a print
+        self.is_mid_line = False
+        self._wipe = wipe
+        self._pid = os.getpid()
+        self._heard: list[tuple[TextIO, Write, Write]] = []  # with its own write, and what stands in for it
+
+    def hear(self, stream: TextIO | None) -> None:
+        """Once for each terminal; one that takes no attribute is written to as if nobody heard it."""
+        attributes = getattr(stream, "__dict__", None)
+        if stream is None or attributes is None or not getattr(stream, "isatty", bool)():
+            return
+        if any(stream is known for known, _, _ in self._heard):
+            return
+        own = stream.write
+
+        def write(text: str) -> int:
+            if os.getpid() != self._pid:  # forked: whoever held the lock is not in this process
+                return own(text)
+            with self.lock:
+                if text:
+                    self._wipe()
+                    self.is_mid_line = not text.endswith("\n") and "\r" not in text
+                return own(text)
+
+        attributes["write"] = write
+        self._heard.append((stream, own, write))
+
+    def write_unheard(self, stream: TextIO, text: str) -> None:
+        """As the live line does."""
+        own = next((own for known, own, _ in self._heard if known is stream), stream.write)
+        own(text)
+        stream.flush()
+
+    def close(self) -> None:
+        for stream, _, write in self._heard:
+            if stream.__dict__.get("write") is write:  # who stood in for it later keeps what he has
+                del stream.__dict__["write"]
+        self._heard.clear()
 
 
 class LineWriter:

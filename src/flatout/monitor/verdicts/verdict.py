@@ -14,8 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from flatout.monitor.merging import merge
-from flatout.monitor.sample import GpuSample, Sample
+from flatout.monitor.sample import GpuSample, Sample, merge
 from flatout.monitor.verdicts.alarms import is_held_down, memory_runs_out, stands_still
 from flatout.monitor.verdicts.window import Verdict, Window
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share

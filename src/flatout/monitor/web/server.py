@@ -85,7 +85,7 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
 
     async def metrics(request: Request) -> Response:
         latest = None if sampler is None else sampler.latest
-        text = "" if latest is None else exposition(latest)
+        text = exposition(latest)
         return responses.Response(text, headers={"content-type": CONTENT_TYPE})  # type: ignore[no-any-return]
 
     paths = {

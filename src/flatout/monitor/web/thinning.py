@@ -11,8 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from flatout.monitor.merging import merge
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import Sample, merge
 
 RECENT_S = 600.0
 MOST_RECENT = 900  # ten samples a second: a minute and a half

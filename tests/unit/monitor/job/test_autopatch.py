@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.monitor.job.autopatch import watch_unmodified
+from flatout.monitor.job.autopatch import install
 from flatout.monitor.job.channel import Progress, read_channel
 from flatout.monitor.job.watch import end_watching, watch
 from flatout.runs import CHANNEL_FILE, list_runs
@@ -21,10 +21,11 @@ ROWS = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
 @pytest.fixture(autouse=True)
 def _watched(tmp_path: Path) -> Iterator[None]:
     plain = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
-    watched = watch_unmodified(torch, line=False, folder=tmp_path)
+    run = watch(line=False, folder=tmp_path).run
+    assert run is not None
+    run.on_own_report = install(torch, run.reporter).undo
     yield
-    if watched.run is not None:
-        watched.run.own_reporter()  # the patches go
+    run.own_reporter()  # the patches go
     end_watching()
     assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is plain
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
-from flatout.monitor.job.job_meter import JobMeter, attach
+from flatout.monitor.job.channel import find_channel
+from flatout.monitor.job.job_meter import JobMeter
 from tests.support.monitor_played import PlayedClock, PlayedJob
 
 
@@ -96,7 +96,9 @@ def test_another_process_is_attached_by_its_number_through_its_whole_life(tmp_pa
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    meter = attach(child.pid)
+    channel = find_channel(child.pid)
+    assert channel is not None
+    meter = JobMeter(channel.parent)
     assert meter.pid == child.pid
     losses = []
     for loss in (0.5, 0.25):
@@ -115,12 +117,3 @@ def test_another_process_is_attached_by_its_number_through_its_whole_life(tmp_pa
     child.stdout.close()
     after = meter.read(time.time())
     assert (after.state, after.loss, after.steps) == ("died", 0.25, 2)
-
-
-def test_a_process_that_reports_nothing_is_told_how() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as silent:
-        with pytest.raises(BadInput, match="reports no steps"):
-            attach(silent.pid)
-        silent.communicate(b"\n")
-    with pytest.raises(BadInput, match="is not running"):
-        attach(silent.pid)

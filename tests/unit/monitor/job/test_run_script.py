@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from flatout.codec import encode
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.job.run_script import MODULE, AfterImport, LaunchOptions
 from flatout.monitor.sinks.choice import SinkChoice
@@ -35,7 +35,7 @@ def start(folder: Path, source: str, *arguments: str, **options: object) -> subp
     (folder / "script.py").write_text(source)
     chosen = LaunchOptions(command=("script.py", *arguments), **options)  # type: ignore[arg-type]
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE, json.dumps(encode(chosen))],
+        [sys.executable, "-m", MODULE, json.dumps(asdict(chosen))],
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -76,7 +76,7 @@ def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "def f():\n    return 1 / 0\nf()\n")
     assert code == 1
     assert "ZeroDivisionError" in err and 'script.py", line 2' in err
-    assert "launched" not in err and "runpy" not in err
+    assert "run_script" not in err and "runpy" not in err
 
 
 def test_an_interrupt_reaches_the_script(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_interrupt_that_nobody_catches_ends_the_script_as_it_would_alone(tmp_
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT, err
-    assert "KeyboardInterrupt" in err and "launched" not in err
+    assert "KeyboardInterrupt" in err and "run_script" not in err
     ((_, found),) = list_runs(tmp_path / "runs")
     assert found.ended_s is not None
     assert (tmp_path / "kept.txt").read_text() == "all"
@@ -186,7 +186,7 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "pkg" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
     options = LaunchOptions(command=("pkg.train", "--x"), module=True)
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, json.dumps(encode(options))],
+        [sys.executable, "-m", MODULE, json.dumps(asdict(options))],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ import pytest
 from flatout.codec import decode, encode
 from flatout.errors import BadInput
 from flatout.monitor.sample import Sample
-from flatout.monitor.sinks.choice import SinkChoice, opened
+from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 from tests.support.monitor import story
 
 
@@ -25,7 +25,7 @@ def test_every_sink_hears_the_samples(tmp_path: Path) -> None:
         prometheus=0,
     )
     notes: list[str] = []
-    with opened(choice, on_note=notes.append) as sinks:
+    with open_sinks(choice, on_note=notes.append) as sinks:
         assert len(sinks) == 4
         for sample in story(seconds=3):
             for sink in sinks:
@@ -37,7 +37,7 @@ def test_every_sink_hears_the_samples(tmp_path: Path) -> None:
 
 
 def test_nothing_chosen_is_nothing_opened() -> None:
-    with opened(SinkChoice()) as sinks:
+    with open_sinks(SinkChoice()) as sinks:
         assert sinks == ()
 
 
@@ -47,7 +47,7 @@ def test_a_choice_travels_as_json() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be written"), opened(SinkChoice(csv=str(tmp_path))):
+    with pytest.raises(BadInput, match="cannot be written"), open_sinks(SinkChoice(csv=str(tmp_path))):
         raise AssertionError("it must not open")
 
 
@@ -55,8 +55,8 @@ def test_a_forked_child_leaves_the_sinks_to_its_parent() -> None:
     """Its endpoint has no thread there that could answer that it has ended."""
     code = (
         "import os, sys\n"
-        "from flatout.monitor.sinks.choice import SinkChoice, opened\n"
-        "with opened(SinkChoice(prometheus=0)):\n"
+        "from flatout.monitor.sinks.choice import SinkChoice, open_sinks\n"
+        "with open_sinks(SinkChoice(prometheus=0)):\n"
         "    child = os.fork()\n"
         "if child: print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "else: sys.exit(3)"
@@ -68,15 +68,15 @@ def test_a_forked_child_leaves_the_sinks_to_its_parent() -> None:
 
 
 def test_a_disk_that_is_full_at_the_end_is_no_error(tmp_path: Path) -> None:
-    with opened(SinkChoice(jsonl="/dev/full")) as (sink,), pytest.raises(OSError, match="No space left"):
+    with open_sinks(SinkChoice(jsonl="/dev/full")) as (sink,), pytest.raises(OSError, match="No space left"):
         sink(Sample(time_s=1.0))
 
 
 def test_only_what_is_wanted_is_imported() -> None:
     code = (
         "import sys\n"
-        "from flatout.monitor.sinks.choice import SinkChoice, opened\n"
-        "with opened(SinkChoice()): print({'http.server', 'tensorboard', 'torch'} & sys.modules.keys())"
+        "from flatout.monitor.sinks.choice import SinkChoice, open_sinks\n"
+        "with open_sinks(SinkChoice()): print({'http.server', 'tensorboard', 'torch'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.errors import BadInput
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
-from flatout.monitor.sinks.prometheus import Prometheus, exposition
+from flatout.monitor.sinks.prometheus import ADDRESS, MetricsEndpoint, exposition
+from tests.support.monitor import HOSTILE
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -79,7 +83,7 @@ def test_unknown_is_absent_and_never_zero() -> None:
     text = exposition(Sample(time_s=1.0, gpus=(GpuSample(index=0, power_w=0.0),)))
     assert 'flatout_gpu_power_watts{gpu="0",uuid="",name=""} 0.0' in text
     assert "temperature" not in text
-    assert Prometheus().text() == ""
+    assert exposition(None) == ""
 
 
 @given(name=st.text())
@@ -95,9 +99,51 @@ def test_a_loss_that_went_wrong_is_told(loss: float) -> None:
     assert one.value == loss or math.isnan(one.value) == math.isnan(loss)
 
 
-def test_the_last_sample_is_what_a_scraper_gets() -> None:
-    sink = Prometheus()
-    sink(full(loss=1.0))
-    sink(full(loss=0.25))
-    assert "flatout_job_loss" in sink.text()
-    assert " 0.25" in sink.text()
+# `/metrics` over a real socket, read by Prometheus's own parser
+
+
+@pytest.fixture
+def endpoint() -> Iterator[MetricsEndpoint]:
+    served = MetricsEndpoint(0)
+    yield served
+    served.close()
+
+
+def get(endpoint: MetricsEndpoint, path: str, **headers: str) -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection(ADDRESS, endpoint.port, timeout=10)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_scraper_reads_the_last_sample(endpoint: MetricsEndpoint) -> None:
+    assert get(endpoint, "/metrics")[2] == ""
+    for loss in (1.0, 0.25):
+        endpoint(full(name=HOSTILE, loss=loss))
+    status, kind, text = get(endpoint, "/metrics")
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    found = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    steps = found["flatout_job_steps"].samples[0]
+    assert steps.labels["job_name"] == HOSTILE
+    assert [one.value for one in found["flatout_job_loss"].samples] == [0.25]
+    assert endpoint.url == f"http://{ADDRESS}:{endpoint.port}/metrics"
+
+
+def test_nothing_else_is_served(endpoint: MetricsEndpoint) -> None:
+    assert get(endpoint, "/")[0] == 404
+    assert get(endpoint, "/metrics/../etc/passwd")[0] == 404
+
+
+def test_a_page_of_another_site_is_refused(endpoint: MetricsEndpoint) -> None:
+    assert get(endpoint, "/metrics", Host="rebound.example:80")[0] == 403
+    assert get(endpoint, "/metrics", Host=f"localhost:{endpoint.port}")[0] == 200
+
+
+def test_a_port_that_is_taken_or_is_none_is_named(endpoint: MetricsEndpoint) -> None:
+    with pytest.raises(BadInput, match=f"port {endpoint.port} of 127.0.0.1 cannot be served"):
+        MetricsEndpoint(endpoint.port)
+    with pytest.raises(BadInput, match="port 99999"):
+        MetricsEndpoint(99999)
