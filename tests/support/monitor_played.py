@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from flatout.measure import PHASES
-from flatout.monitor.job.channel import SCALARS, ChannelWriter
+from flatout.monitor.job.channel import SCALARS
 from flatout.monitor.job.job_meter import JobMeter
+from flatout.monitor.job.reporter import ChannelWriter
 from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler

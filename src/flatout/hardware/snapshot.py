@@ -9,8 +9,10 @@ context takes before the first tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from flatout.hardware.device import Device, device_of_driver
+if TYPE_CHECKING:
+    from flatout.hardware.device import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,8 @@ class GpuSnapshot:
     @property
     def device(self) -> Device | None:
         """The unchanging facts; None for a GPU that could not even tell its name."""
+        from flatout.hardware.device import device_of_driver  # it brings the table of datasheets
+
         if self.name is None:
             return None
         return device_of_driver(

@@ -58,7 +58,7 @@ class Sampler:
         self.on_failure = on_failure  # given one line about a listener that raised
         self.latest: Sample | None = None
         self._gpus, self._host = gpus, host  # None: made with the first sample, off the job's own thread
-        self._processes = ProcessMeter(None if job is None else job.pid)
+        self._processes: ProcessMeter | None = None
         self._clock, self._wall_clock = clock, wall_clock
         self._recent: deque[Sample] = deque(maxlen=max(int(RECENT_S * hz), 2))
         self._last: tuple[float, float] | None = None  # of both clocks
@@ -116,6 +116,9 @@ class Sampler:
         """One sample, given to every listener."""
         meter = self._gpus = self._gpus or GpuMeter()
         host = self._host = self._host or HostMeter()
+        processes = self._processes = self._processes or ProcessMeter(
+            None if self.job is None else self.job.pid
+        )
         now_s, time_s = self._clock(), self._wall_clock()
         self._note_gap(now_s, time_s)
         gpus = meter.read(now_s, time_s=time_s)
@@ -129,7 +132,7 @@ class Sampler:
             span_s=None if self._last is None else now_s - self._last[0],
             host=host.read(now_s),
             gpus=gpus,
-            processes=self._processes.read(meter.rows, now_s),
+            processes=processes.read(meter.rows, now_s),
             job=job,
             notes=tuple(self._notes),
             missing={} if gpus or meter.refusal is None else {"gpus": meter.refusal},

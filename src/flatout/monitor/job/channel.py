@@ -1,10 +1,9 @@
-"""What a job tells a monitor: one small record in a file, written over and over.
+"""What a job tells a monitor: one small record in a file, written over and over, and how it is read.
 
 The job writes totals since its start (steps, seconds per phase), never rates: whoever reads takes the
 difference between two readings, and a reading that was missed loses nothing.  The file has two slots that
 are written in turn, each with a checksum, so that a reader always finds a whole record, also after a job was
-killed in the middle of one.  A write is one system call of about a microsecond into the page cache; a full
-disk is an error that can be caught, which a mapped page would answer with a signal.
+killed in the middle of one.  `reporter.py` writes them.
 
 The reader may be another process.  It finds the file by the job's number: Linux lists what a process holds
 open.
@@ -41,9 +40,10 @@ SCALARS = (
     "device_used_bytes",  # these two and the device's name: of a GPU that NVML does not know
     "device_total_bytes",
 )
+COUNTS = ("steps", "samples", *(name for name in SCALARS if name.endswith("_bytes")))
 TEXT_BYTES = 40
-_LAYOUT = struct.Struct(f"<4sHxxQ{len(SCALARS) + 2 * NUM_PHASES}d{TEXT_BYTES}s{TEXT_BYTES}s")
-_CHECKSUM = struct.Struct("<I")
+LAYOUT = struct.Struct(f"<4sHxxQ{len(SCALARS) + 2 * NUM_PHASES}d{TEXT_BYTES}s{TEXT_BYTES}s")
+CHECKSUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,41 +69,6 @@ class Progress:
     device_name: str | None
 
 
-class ChannelWriter:
-    """The job's end.  A write that fails closes it: the job goes on, and `error` says what happened."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.error: str | None = None
-        self._number = 0
-        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def write(
-        self,
-        scalars: list[float],
-        host_s: list[float],
-        device_s: list[float],
-        gpu_id: bytes = b"",
-        device_name: bytes = b"",
-    ) -> None:
-        """`scalars` are in the order of SCALARS, seconds in that of PHASES."""
-        if self._file is None:
-            return
-        self._number += 1
-        body = _LAYOUT.pack(MAGIC, VERSION, self._number, *scalars, *host_s, *device_s, gpu_id, device_name)
-        offset = (self._number % 2) * SLOT_BYTES
-        try:
-            os.pwrite(self._file, body + _CHECKSUM.pack(zlib.crc32(body)), offset)
-        except OSError as error:
-            self.error = f"{self.path}: {error.strerror}"
-            self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
 def read_channel(path: Path) -> Progress | None:
     """The latest whole record; None where there is none (yet)."""
     try:
@@ -115,45 +80,38 @@ def read_channel(path: Path) -> Progress | None:
 
 
 def _parse(slot: bytes) -> Progress | None:
-    size = _LAYOUT.size
-    if len(slot) < size + _CHECKSUM.size:
+    size = LAYOUT.size
+    if len(slot) < size + CHECKSUM.size:
         return None
-    (checksum,) = _CHECKSUM.unpack_from(slot, size)
+    (checksum,) = CHECKSUM.unpack_from(slot, size)
     if zlib.crc32(slot[:size]) != checksum:
         return None
-    magic, version, number, *values, gpu_id, device_name = _LAYOUT.unpack_from(slot)
+    magic, version, number, *values, gpu_id, device_name = LAYOUT.unpack_from(slot)
     if magic != MAGIC or version != VERSION:
         return None
     known = {name: None if math.isnan(value) else value for name, value in zip(SCALARS, values, strict=False)}
+    whole = {name: None if (value := known[name]) is None else int(value) for name in COUNTS}
     host_s = dict(zip(PHASES, values[len(SCALARS) :], strict=False))
     device = values[len(SCALARS) + NUM_PHASES :]
     return Progress(
-        number=number,
-        time_s=known["time_s"] or 0.0,
-        steps=int(known["steps"] or 0),
-        samples=_whole(known["samples"]),
-        ended=bool(known["ended"]),
-        sees_data=bool(known["sees_data"]),
-        loss=known["loss"],
-        learning_rate=known["learning_rate"],
-        allocated_bytes=_whole(known["allocated_bytes"]),
-        reserved_bytes=_whole(known["reserved_bytes"]),
-        peak_allocated_bytes=_whole(known["peak_allocated_bytes"]),
-        device_used_bytes=_whole(known["device_used_bytes"]),
-        device_total_bytes=_whole(known["device_total_bytes"]),
-        host_s=host_s,
-        device_s=None if math.isnan(device[0]) else dict(zip(PHASES, device, strict=True)),
-        gpu_uuid=_text(gpu_id),
-        device_name=_text(device_name),
+        **{
+            **known,
+            **whole,
+            "number": number,
+            "time_s": known["time_s"] or 0.0,
+            "steps": whole["steps"] or 0,
+            "ended": bool(known["ended"]),
+            "sees_data": bool(known["sees_data"]),
+            "host_s": host_s,
+            "device_s": None if math.isnan(device[0]) else dict(zip(PHASES, device, strict=True)),
+            "gpu_uuid": _text(gpu_id),
+            "device_name": _text(device_name),
+        }
     )
 
 
 def _text(data: bytes) -> str | None:
     return data.rstrip(b"\0").decode("ascii", errors="replace") or None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def find_channel(pid: int, root: Path = Path("/")) -> Path | None:

@@ -19,6 +19,15 @@ NO_DATA = "the job does not say when it waits for data: iterate over flatout.wat
 NO_STEP = "no step ended in this span"
 ONLY_MEMORY = "of this GPU there is what the job's torch tells: its memory"
 NO_RECORD = "the job has not reported yet"
+TAKEN_OVER = (  # from the record as they are
+    "steps",
+    "samples",
+    "loss",
+    "learning_rate",
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_allocated_bytes",
+)
 
 
 class JobMeter:
@@ -27,9 +36,9 @@ class JobMeter:
     `told_gpu` is a GPU that NVML does not know, by what the job's torch tells of it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Run | None = None) -> None:
         self.folder = folder
-        self.run: Run = read_run(folder)
+        self.run = run or read_run(folder)
         self.gpu_uuid: str | None = None
         self.told_gpu: GpuSample | None = None
         self._last: Progress | None = None
@@ -66,20 +75,14 @@ class JobMeter:
         stepping_s = sum(progress.host_s.values()) - sum(before.host_s.values()) if before else 0.0
         return self._sample(
             state=self._state(progress),
-            steps=progress.steps,
-            samples=progress.samples,
             step_s=stepping_s / steps if is_timed else None,
             steps_per_s=steps / span_s if is_timed else None,
             samples_per_s=samples / span_s if samples and is_timed else None,
             since_step_s=max(time_s - progress.time_s, 0.0),
             phases=phases,
             device_phases=device_phases,
-            loss=progress.loss,
-            learning_rate=progress.learning_rate,
-            allocated_bytes=progress.allocated_bytes,
-            reserved_bytes=progress.reserved_bytes,
-            peak_allocated_bytes=progress.peak_allocated_bytes,
             missing=missing,
+            **{name: getattr(progress, name) for name in TAKEN_OVER},
         )
 
     def _sample(self, **figures: object) -> JobSample:

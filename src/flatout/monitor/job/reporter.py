@@ -10,16 +10,56 @@ from __future__ import annotations
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, now
-from flatout.monitor.job.channel import NUM_PHASES, ChannelWriter
+from flatout.monitor.job.channel import CHECKSUM, LAYOUT, MAGIC, NUM_PHASES, SLOT_BYTES, VERSION
 from flatout.monitor.job.torch_device import UNKNOWN, AppleSide, DeviceSide, device_of_job
 
 WRITE_EVERY_S = 0.01  # no monitor reads more often than ten times a second
 _NO_DEVICE = [UNKNOWN] * NUM_PHASES
+
+
+class ChannelWriter:
+    """The job's end of the channel.
+
+    A write is one system call of about a microsecond into the page cache.  One that fails, as on a full disk,
+    closes the channel: the job goes on, and `error` says what happened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: str | None = None
+        self._number = 0
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(
+        self,
+        scalars: list[float],
+        host_s: list[float],
+        device_s: list[float],
+        gpu_id: bytes = b"",
+        device_name: bytes = b"",
+    ) -> None:
+        """`scalars` are in the order of SCALARS, seconds in that of PHASES."""
+        if self._file is None:
+            return
+        self._number += 1
+        body = LAYOUT.pack(MAGIC, VERSION, self._number, *scalars, *host_s, *device_s, gpu_id, device_name)
+        offset = (self._number % 2) * SLOT_BYTES
+        try:
+            os.pwrite(self._file, body + CHECKSUM.pack(zlib.crc32(body)), offset)
+        except OSError as error:
+            self.error = f"{self.path}: {error.strerror}"
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class Reporter:

@@ -79,7 +79,7 @@ class WatchedRun:
         shown = LineWriter()
         self.sampler = Sampler(
             hz=hz,
-            job=JobMeter(self.folder),
+            job=JobMeter(self.folder, run),
             listeners=listeners,
             on_failure=lambda failure: shown.say(f"flatout: {failure}; {CONSEQUENCE}"),
         )

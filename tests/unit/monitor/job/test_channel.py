@@ -14,10 +14,10 @@ from flatout.measure import PHASES
 from flatout.monitor.job.channel import (
     SCALARS,
     SLOT_BYTES,
-    ChannelWriter,
     find_channel,
     read_channel,
 )
+from flatout.monitor.job.reporter import ChannelWriter
 
 NAN = float("nan")
 UNKNOWN = [NAN] * len(PHASES)
@@ -111,7 +111,7 @@ def test_a_full_disk_closes_the_channel_and_not_the_job() -> None:
 def test_the_channel_of_another_process_is_found_by_its_number(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from flatout.monitor.job.channel import ChannelWriter\n"
+        "from flatout.monitor.job.reporter import ChannelWriter\n"
         "writer = ChannelWriter(pathlib.Path(sys.argv[1]))\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
