@@ -28,9 +28,10 @@ import flatout  # noqa: E402
 from flatout.engines.evolution import fitness  # noqa: E402
 from flatout.engines.evolution.eggroll import Eggroll  # noqa: E402
 from flatout.engines.evolution.rewards.pool import RewardPool  # noqa: E402
-from flatout.engines.evolution.tasks import task_named  # noqa: E402
+from flatout.engines.evolution.tasks import find_task  # noqa: E402
 from flatout.engines.evolution.training import evaluate, models  # noqa: E402
-from flatout.engines.evolution.training.texts import Texts, open_tokenizer  # noqa: E402
+from flatout.engines.evolution.training.texts import Texts  # noqa: E402
+from flatout.engines.run.models import capability_of, choose_dtype  # noqa: E402
 
 FINALISTS = 8
 
@@ -41,11 +42,12 @@ class Search:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.task = task_named(options.task, **dict(one.split("=") for one in options.task_option))
-        self.model = models.open_model(options.model, device=self.device, dtype="auto")
+        self.task = find_task(options.task, **dict(one.split("=") for one in options.task_option))
+        dtype = choose_dtype("auto", capability=capability_of(self.device)).value
+        self.model = models.open_model(options.model, device=self.device, dtype=dtype)
         self.held_out = self.task.prompts("heldout", epoch=0, count=options.held_out, seed=0)
         self.texts = Texts(
-            open_tokenizer(options.model, prompts=self.held_out),
+            models.open_tokenizer(options.model, prompts=self.held_out),
             stop=self.task.stop,
             ends=models.end_tokens(self.model),
             chat=False,

@@ -13,8 +13,8 @@ from flatout.planner.plan import ConfigFit, ConfigPlan, PlanOptions
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.verbs import Outcome as Adaptation
-    from flatout.engines.evolution.training.log import EpochRecord
-    from flatout.engines.evolution.training.trainer import Outcome as Evolution
+    from flatout.engines.evolution.training.records import EpochRecord
+    from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
     from flatout.hardware.device import Device
     from flatout.memory.jobs.job import Precision
     from flatout.memory.predict.estimate import MemoryEstimate
@@ -131,7 +131,7 @@ def evolve(
     """Evolve a language model on a task; `settings` are the keys of a config of `flatout evolve`."""
     from flatout.engines.evolution.training.trainer import evolve
 
-    return evolve(settings, resume=resume, on_epoch=on_epoch, on_note=on_progress)
+    return evolve(settings, resume=resume, on_event=on_epoch, on_progress=on_progress)
 
 
 def adapt(

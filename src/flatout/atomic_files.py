@@ -117,10 +117,11 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool | None:
 
 
 @contextlib.contextmanager
-def whole_folder(final: Path) -> Iterator[Path]:
+def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder to fill with files, named `final` once the block ends: it is there whole or not at all.
 
-    One process writes below `final.parent`: what a dead one left behind there is removed first.
+    `replace` removes one that is there, when the new one is complete.  One process writes below
+    `final.parent`: what a dead one left behind there is removed first.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     for leftover in final.parent.glob(f".*{PARTIAL}"):
@@ -132,6 +133,8 @@ def whole_folder(final: Path) -> Iterator[Path]:
         yield partial
         for path in (*partial.iterdir(), partial):
             _flush(path)
+        if replace and final.exists():
+            shutil.rmtree(final)
         partial.rename(final)
     except BaseException:  # what is left of it would fill a full disk further
         shutil.rmtree(partial, ignore_errors=True)

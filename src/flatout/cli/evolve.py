@@ -21,8 +21,8 @@ from flatout.errors import BadInput, Interrupted
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.engines.evolution.training.log import EpochRecord
-    from flatout.engines.evolution.training.trainer import Outcome
+    from flatout.engines.evolution.training.records import EpochRecord
+    from flatout.engines.evolution.training.trainer import EvolveOutcome
 
 
 def evolve(
@@ -115,9 +115,9 @@ def _given(
     config: Path | None, flags: dict[str, Any], *, settings: list[str], task_options: list[str]
 ) -> dict[str, Any]:
     """What the user said, and nothing that they did not say."""
-    from flatout.engines.evolution.settings import read_file
+    from flatout.engines.evolution.settings import read_settings
 
-    given = {} if config is None else read_file(config)
+    given = {} if config is None else read_settings(config)
     given |= {name: value for name, value in flags.items() if value is not None}
     given |= dict(_pair(text, flag="--set") for text in settings)
     if task_options:
@@ -187,7 +187,7 @@ def describe(record: EpochRecord, *, pace: Sequence[str] = ()) -> str:
     return " · ".join(parts)
 
 
-def _answer(outcome: Outcome, *, json_output: bool) -> None:
+def _answer(outcome: EvolveOutcome, *, json_output: bool) -> None:
     from flatout.codec import encode
 
     if json_output:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from flatout.cli.app import application
 from flatout.cli.evolve import describe
-from flatout.engines.evolution.training.log import EpochRecord
+from flatout.engines.evolution.training.records import EpochRecord
 from tests.support.evolution import save_tiny
 
 COPY = ("--task", "digit-copy", "--task-option", "length=2", "--task-option", "token_ids=true")

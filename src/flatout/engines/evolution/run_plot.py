@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.atomic_files import write_whole
-from flatout.engines.evolution.training.log import EpochRecord
+from flatout.engines.evolution.training.records import EpochRecord
 from flatout.errors import BadInput, import_extra
 from flatout.units import UNKNOWN
 

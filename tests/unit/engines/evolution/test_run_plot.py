@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flatout.engines.evolution.run_plot import PANELS, UNTRAINED, plot_run
-from flatout.engines.evolution.training.log import EpochRecord
+from flatout.engines.evolution.training.records import EpochRecord
 from flatout.errors import BadInput
 
 RECORDS = [

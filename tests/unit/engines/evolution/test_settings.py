@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flatout.codec import encode
-from flatout.engines.evolution.settings import FREE_TO_CHANGE, NAMES, make_config, read_file, resumed
+from flatout.engines.evolution.settings import (
+    FREE_TO_CHANGE,
+    INTEGER_LR,
+    EvolveSettings,
+    choose_step_sizes,
+    make_settings,
+    read_settings,
+    resume_settings,
+)
 from flatout.errors import BadInput
+from flatout.multiplex.models.families import read_decoder
+from tests.support.multiplex import tiny_model
 
 LEAST: dict[str, Any] = {"model": "m", "task": "digit-copy"}
 
@@ -17,10 +29,10 @@ LEAST: dict[str, Any] = {"model": "m", "task": "digit-copy"}
 def test_a_file_gives_the_keys_it_has(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("task: digit-copy\ntask_options: {length: 2}\nsigma: 1e-3\ntargets: ['*.mlp.*']\n")
-    config = make_config({**read_file(path), "model": "m"})
-    assert (config.sigma, config.targets, config.task_options) == (0.001, ("*.mlp.*",), {"length": 2})
+    made = make_settings({**read_settings(path), "model": "m"})
+    assert (made.sigma, made.targets, made.task_options) == (0.001, ("*.mlp.*",), {"length": 2})
     path.write_text("")
-    assert read_file(path) == {}
+    assert read_settings(path) == {}
 
 
 @pytest.mark.parametrize(
@@ -36,13 +48,13 @@ def test_a_file_that_cannot_be_used_is_refused(text: str, said: str, tmp_path: P
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(BadInput) as error:
-        read_file(path)
+        read_settings(path)
     assert said in str(error.value) and "run.yaml" in str(error.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no settings file at"):
-        read_file(tmp_path / "absent.yaml")
+        read_settings(tmp_path / "absent.yaml")
 
 
 @pytest.mark.parametrize(
@@ -62,17 +74,45 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_values_out_of_range_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput) as error:
-        make_config({**LEAST, **wrong})
+        make_settings({**LEAST, **wrong})
     assert said in str(error.value)
 
 
 def test_a_resumed_run_keeps_its_settings() -> None:
-    saved = encode(make_config({**LEAST, "sigma": 0.5, "epochs": 3}))
-    assert resumed(saved, {"out": "evolution", "epochs": 9}).epochs == 9
-    assert resumed(saved, {"sigma": 0.5}).sigma == 0.5
+    saved = encode(make_settings({**LEAST, "sigma": 0.5, "epochs": 3}))
+    assert resume_settings(saved, {"out": "evolution", "epochs": 9}).epochs == 9
+    assert resume_settings(saved, {"sigma": 0.5}).sigma == 0.5
     with pytest.raises(BadInput, match=r"the run has sigma=0\.5, and 0\.1 is given"):
-        resumed(saved, {"sigma": 0.1})
+        resume_settings(saved, {"sigma": 0.1})
 
 
 def test_what_may_change_are_settings() -> None:
-    assert set(NAMES) > FREE_TO_CHANGE
+    assert {field.name for field in fields(EvolveSettings)} > FREE_TO_CHANGE
+
+
+def settings(**given: object) -> EvolveSettings:
+    return EvolveSettings(model="m", task="digit-copy", **given)  # type: ignore[arg-type]
+
+
+def test_sigma_follows_the_spread_of_the_weights() -> None:
+    decoder = read_decoder(tiny_model("llama"))
+    before = choose_step_sizes(settings(), decoder)
+    with torch.no_grad():
+        for product in decoder.projections().values():
+            product.weight.mul_(10)
+    after = choose_step_sizes(settings(), decoder)
+    assert 9 < after.sigma.value / before.sigma.value < 11
+    assert after.lr.value > after.sigma.value
+    assert "3%" in after.sigma.reason
+
+
+def test_what_is_given_stays() -> None:
+    decoder = read_decoder(tiny_model("llama"))
+    steps = choose_step_sizes(settings(sigma=0.5, lr=0.25), decoder)
+    assert (steps.sigma.value, steps.lr.value) == (0.5, 0.25)
+    assert steps.sigma.source == "assumed"
+
+
+def test_integers_move_by_shares() -> None:
+    decoder = read_decoder(tiny_model("llama"))
+    assert choose_step_sizes(settings(arithmetic="int8"), decoder).lr.value == INTEGER_LR

@@ -1,31 +1,45 @@
 """What a completion is worth: a number from a text and the facts of its prompt.
 
 A reward is any function `reward(completion, answer) -> float`, where `answer` holds the strings its task
-gave with the prompt.  Rewards run in other processes (see `reward_pool`), so they are module-level functions
+gave with the prompt.  Rewards run in other processes (see `pool`), so they are module-level functions
 or frozen dataclasses that say by value what they check.
 
 A reward that says `cheap = True` promises two things: microseconds per call, and an end for every input.
 It is called where the rows are, with no process between and no time limit.  A pattern given by a user makes
 no such promise (a regular expression can take exponential time), nor does a function of theirs.
+
+A number is read as a person reads it: 1,234.50, -3/4, $18.  A model that reasons writes many numbers before
+its answer, so the *last* one counts, unless the text marks its answer: with "####", as the GSM8K data does,
+or with \\boxed{...}, as mathematics models do.  Values are exact fractions: 0.1 + 0.2 is 0.3 here.  The
+pattern reads any text in linear time, so that no output of a model, however odd, can hang a run.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import math
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-from flatout.engines.evolution.rewards.numeric import Take, answer_in
 from flatout.errors import BadInput
 from flatout.memory.jobs.user_errors import calling
 
+# A minus after a digit, a letter or a closing bracket is an operator: "16-3" ends with 3, not with -3.
+_SIGN = r"(?:(?<![\w)\]])[-+\u2212])?"
+_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+_NUMBER = re.compile(rf"(?P<top>{_SIGN}(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+))(?:/(?P<bottom>[0-9]+))?")
+# Every number lies within one of these; a pattern that begins with a set of characters is searched for fast.
+_CANDIDATE = re.compile(r"[-+\u2212.0-9][.,/0-9]*")
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_MARK = "####"
+_MOST_DIGITS = 100  # a longer run of digits is a model stuck in a loop, not a value
+
+Take = Literal["first", "last"]
 Row = tuple[str, Mapping[str, str]]  # a completion and the answer that belongs to its prompt
 
 
@@ -65,7 +79,7 @@ class ExactMatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumericAnswer:
-    """1 where the number the completion ends with is the expected one (see `numeric`).
+    """1 where the number the completion ends with is the expected one.
 
     `tolerance` is relative to the expected value, and absolute below 1.
     """
@@ -101,32 +115,10 @@ class FormatMatch:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise BadInput(f"{self.pattern!r} is no regular expression: {error}") from error
+            raise BadInput(f"{self.pattern!r} is not a regular expression: {error}") from error
 
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         return float(re.search(self.pattern, completion) is not None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightedSum:
-    """Several rewards as one: the sum of each times its weight."""
-
-    parts: tuple[tuple[float, Reward], ...]
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise BadInput("a sum of rewards needs at least one")
-        for weight, _reward in self.parts:
-            if not math.isfinite(weight):
-                raise BadInput(f"the weight {weight} of a reward is not finite")
-
-    @property
-    def cheap(self) -> bool:
-        """A sum is as cheap as its dearest part."""
-        return all(is_cheap(reward) for _weight, reward in self.parts)
-
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
-        return sum(weight * float(reward(completion, answer)) for weight, reward in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +139,19 @@ class NamedReward:
 
 @functools.cache
 def _function_named(name: str) -> Callable[[str, Mapping[str, str]], float]:
+    found = import_named(name, what="reward")
+    if not callable(found):
+        raise BadInput(
+            f"the reward {name!r} is not a function", hint="def reward(completion, answer) -> float"
+        )
+    return found
+
+
+def import_named(name: str, *, what: str) -> object:
+    """The object that the user names as package.module:attribute; `what` says what it is for."""
     place, _colon, attribute = name.partition(":")
     if not place or not attribute:
-        raise BadInput(f"{name!r} names no reward", hint="write it as package.module:function")
+        raise BadInput(f"{name!r} does not name a {what}", hint="write it as package.module:name")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     with calling(f"importing {place}"):
@@ -159,14 +161,12 @@ def _function_named(name: str) -> Callable[[str, Mapping[str, str]], float]:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise  # the module is there, and what it imports is not
             raise BadInput(
-                f"there is no module {error.name!r} for the reward {name!r}",
+                f"there is no module {error.name!r} for the {what} {name!r}",
                 hint="run where its file lies, or put its folder on PYTHONPATH",
             ) from None
-    found: object = getattr(module, attribute, None)
-    if not callable(found):
-        raise BadInput(
-            f"{place} has no function {attribute!r}", hint="def reward(completion, answer) -> float"
-        )
+    if not hasattr(module, attribute):
+        raise BadInput(f"{place} has no {attribute!r}", hint=f"define the {what} at the top of the module")
+    found: object = getattr(module, attribute)
     return found
 
 
@@ -186,3 +186,37 @@ def reward_named(name: str) -> Reward:
             hint="known: exact, numeric, bleu, format:PATTERN, package.module:function",
         )
     return NamedReward(name)
+
+
+def number_in(text: str, *, take: Take = "last") -> Fraction | None:
+    """The first or last number in `text`; None where there is none that has a value."""
+    candidates = list(_CANDIDATE.finditer(text))
+    for candidate in candidates if take == "first" else reversed(candidates):
+        matches = _NUMBER.finditer(text, candidate.start(), candidate.end())
+        values = [value for match in matches if (value := _value(match)) is not None]
+        if values:
+            return values[0 if take == "first" else -1]
+    return None
+
+
+def answer_in(text: str, *, take: Take = "last") -> Fraction | None:
+    """The number that `text` gives as its answer: the marked one, else the first or last one in it.
+
+    A mark without a number is an answer that cannot be read, so that the working before it does not count.
+    """
+    _before, mark, marked = text.rpartition(_MARK)
+    if mark:
+        return number_in(marked.lstrip().partition("\n")[0], take="first")
+    if boxed := _BOXED.findall(text):
+        return number_in(boxed[-1], take=take)
+    return number_in(text, take=take)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    top, bottom = match["top"].replace(",", "").replace("\u2212", "-"), match["bottom"]
+    if len(top) > _MOST_DIGITS or len(bottom or "") > _MOST_DIGITS:
+        return None
+    value = Fraction(top) if "." in top else Fraction(int(top))
+    if bottom is None:
+        return value
+    return value / int(bottom) if int(bottom) else None

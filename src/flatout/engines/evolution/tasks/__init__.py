@@ -1,14 +1,16 @@
 """What a population is trained on: prompts, the facts to check completions by, and rewards.
 
-Task          where prompts come from and what completions are worth
-Prompt        one question, as text or token numbers
-task_named    the task behind a name or a file
-text_of_ids   how a completion without a tokenizer is shown to a reward
+task         Task and Prompt, training and held-out splits;  GeneratedTask  draws its prompts
+jsonl        FileTask: a prompt per line of a file
+find_task    the task behind a name, a class or a file
+arithmetic, countdown, digit_copy    generated tasks
+gsm8k, translation                   tasks of files
 """
 
 from __future__ import annotations
 
-from flatout.engines.evolution.tasks.find_task import task_named
-from flatout.engines.evolution.tasks.task import Prompt, Split, Task, text_of_ids
+from flatout.engines.evolution.tasks.find_task import find_task
+from flatout.engines.evolution.tasks.jsonl import FileTask
+from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt, Split, Task, text_of_ids
 
-__all__ = ["Prompt", "Split", "Task", "task_named", "text_of_ids"]
+__all__ = ["FileTask", "GeneratedTask", "Prompt", "Split", "Task", "find_task", "text_of_ids"]

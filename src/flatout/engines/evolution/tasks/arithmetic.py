@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flatout.engines.evolution.rewards.rewards import NumericAnswer, Reward
-from flatout.engines.evolution.tasks.splits import draw_prompts
-from flatout.engines.evolution.tasks.task import Prompt, Split
+from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt
 from flatout.errors import BadInput
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arithmetic:
+class Arithmetic(GeneratedTask):
     """Problems of two numbers with up to `digits` digits."""
 
     digits: int = 2
@@ -43,11 +42,8 @@ class Arithmetic:
         """A token per digit of the largest answer, its sign, a space and an end of line."""
         return 2 * self.digits + 4
 
-    def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `Task.prompts`."""
-        return draw_prompts(self._draw, name=self.name, split=split, epoch=epoch, count=count, seed=seed)
-
-    def _draw(self, stream: random.Random) -> Prompt:
+    def draw(self, stream: random.Random) -> Prompt:
+        """See `GeneratedTask.draw`."""
         sign = stream.choice(self.operations)
         left, right = (stream.randrange(10**self.digits) for _ in range(2))
         first, second = (left, right) if sign == "-" else sorted((left, right))

@@ -2,22 +2,35 @@
 
 Easy to check and hard to guess, which makes it a favourite for learning from rewards alone.  Each problem is
 made from a solution, by joining two numbers at random until one is left, so every problem can be solved.
+
+What a model wrote is never run.  Python's own parser turns the text into a tree, and only whole numbers,
++ - * / and brackets are understood in it: a name, a call, a power or anything else makes the text no
+expression.  Values are exact fractions.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from flatout.engines.evolution.rewards.rewards import Reward
-from flatout.engines.evolution.tasks.expression import Expression, read_expression
-from flatout.engines.evolution.tasks.splits import draw_prompts
-from flatout.engines.evolution.tasks.task import Prompt, Split
+from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt
 from flatout.errors import BadInput
 
+LONGEST = 200  # characters; beyond it, a text is a model that lost its way
+_SIGNS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_SPELLINGS = str.maketrans({"×": "*", "\u00f7": "/", "\u2212": "-", "\u22c5": "*", "[": "(", "]": ")"})
 _ANSWER = re.compile(r"<answer>([^<>]*)")  # a generation that stops at </answer> may leave it out
 
 
@@ -47,7 +60,7 @@ def _written(completion: str) -> Expression | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Countdown:
+class Countdown(GeneratedTask):
     """Problems of `num_numbers` numbers between 1 and `largest`, with a target up to `largest_target`.
 
     With `reasoning` the model is asked to think before it answers, and needs more tokens for that.
@@ -79,17 +92,14 @@ class Countdown:
     def stop(self) -> tuple[str, ...]:
         return ("</answer>",) if self.reasoning else ("\n",)
 
-    def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `Task.prompts`."""
-        return draw_prompts(self._draw, name=self.name, split=split, epoch=epoch, count=count, seed=seed)
-
     @property
     def _request(self) -> str:
         if self.reasoning:
             return "Think step by step, then give the expression between <answer> and </answer>.\n"
         return "Expression:"
 
-    def _draw(self, stream: random.Random) -> Prompt:
+    def draw(self, stream: random.Random) -> Prompt:
+        """See `GeneratedTask.draw`."""
         while True:
             numbers = [stream.randint(1, self.largest) for _ in range(self.num_numbers)]
             target, solution = _joined(numbers, stream)
@@ -123,3 +133,42 @@ def _joined(numbers: list[int], stream: random.Random) -> tuple[int, str]:
         parts.append((made[sign], f"({left_text} {sign} {right_text})"))
     (value, text) = parts[0]
     return value, text.removeprefix("(").removesuffix(")")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expression:
+    """The value, and the numbers it was made of in the order they were written."""
+
+    value: Fraction
+    numbers: tuple[int, ...]
+
+
+def read_expression(text: str) -> Expression | None:
+    """The expression that `text` is; None where it is anything else, or has no value."""
+    if len(text) > LONGEST:
+        return None
+    try:
+        tree = ast.parse(text.strip().translate(_SPELLINGS), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    numbers: list[int] = []
+    try:
+        value = _value(tree, numbers)
+    except (_NotArithmetic, ZeroDivisionError):
+        return None
+    return Expression(value=value, numbers=tuple(numbers))
+
+
+class _NotArithmetic(Exception):
+    pass
+
+
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            numbers.append(number)
+            return Fraction(number)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
+            first, second = _value(left, numbers), _value(right, numbers)
+            return _SIGNS[type(sign)](first, second)
+    raise _NotArithmetic

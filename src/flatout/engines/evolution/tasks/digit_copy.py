@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flatout.engines.evolution.rewards.rewards import Reward
-from flatout.engines.evolution.tasks.splits import draw_prompts
-from flatout.engines.evolution.tasks.task import Prompt, Split, text_of_ids
+from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt, text_of_ids
 from flatout.errors import BadInput
 
 
@@ -36,7 +35,7 @@ class CopiedShare:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DigitCopy:
+class DigitCopy(GeneratedTask):
     """Random digits to copy, as text or, with `token_ids`, as token numbers for a model without a tokenizer.
 
     Then digit d is token `first_token_id` + d, and the token after 9 separates the digits from their copy.
@@ -66,11 +65,8 @@ class DigitCopy:
     def stop(self) -> tuple[str, ...]:
         return () if self.token_ids else ("\n",)
 
-    def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `Task.prompts`."""
-        return draw_prompts(self._draw, name=self.name, split=split, epoch=epoch, count=count, seed=seed)
-
-    def _draw(self, stream: random.Random) -> Prompt:
+    def draw(self, stream: random.Random) -> Prompt:
+        """See `GeneratedTask.draw`."""
         digits = [stream.randrange(10) for _ in range(self.length)]
         written = "".join(map(str, digits))
         key = f"digit-copy {written}"

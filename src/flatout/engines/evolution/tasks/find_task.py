@@ -1,11 +1,14 @@
-"""How a task is named: by its name, or by the file its prompts are in.
+"""How a task is named: by its name, by its class, or by the file its prompts are in.
 
     digit-copy, arithmetic, countdown     generated; nothing else is needed
     gsm8k, translation                    with path=FILE
-    path/to/file.jsonl                    the kind is read off the fields of its first line
+    path/to/file.jsonl                    the task is the one with the fields of its first line
+    my_package.my_task:MyTask             a class of your own; my_task.py:MyTask where it is a file
+    a name of an installed package        an entry point of the group flatout.evolution_tasks
 
-Options are the fields of the task (`length`, `digits`, `heldout`, ...), as values or as written on a command
-line.  A task that takes its `reward` as an option takes it by name, too (see `rewards.reward_named`).
+A task is a dataclass (see `task.Task`), and its options are its fields: `length`, `digits`, `heldout`.  They
+come as values or as written on a command line.  A task that takes its `reward` as an option takes it by name,
+too (see `rewards.reward_named`).
 """
 
 from __future__ import annotations
@@ -13,77 +16,109 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.engines.evolution.rewards.rewards import Reward, reward_named
+from flatout.engines.evolution.rewards.rewards import Reward, import_named, reward_named
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
-from flatout.engines.evolution.tasks.gsm8k import FIELDS as GSM8K_FIELDS
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
+from flatout.engines.evolution.tasks.jsonl import FileTask
 from flatout.engines.evolution.tasks.task import Task
-from flatout.engines.evolution.tasks.translation import FIELDS as TRANSLATION_FIELDS
 from flatout.engines.evolution.tasks.translation import Translation
 from flatout.errors import BadInput
+from flatout.plugins import load_plugins
 
-TASKS: dict[str, Callable[..., Task]] = {
-    task.name: task for task in (DigitCopy, Arithmetic, Countdown, Gsm8k, Translation)
-}
-_KINDS = {"gsm8k": GSM8K_FIELDS, "translation": TRANSLATION_FIELDS}
+GROUP = "flatout.evolution_tasks"
+OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, Translation)
 
 
-def task_named(name_or_path: str | Path, **options: Any) -> Task:
-    """The task that a name or a file stands for, with its options."""
+def find_task(name_or_path: str | Path, **options: Any) -> Task:
+    """Make the task that a name, a class or a file stands for, with its options."""
     name = str(name_or_path)
-    if name not in TASKS:
-        path = Path(name_or_path)
-        if not path.is_file():
-            near = difflib.get_close_matches(name, TASKS, n=1)
-            raise BadInput(
-                f"there is no task {name!r}, nor a file of this name",
-                hint=f"did you mean {near[0]}?" if near else f"known: {', '.join(TASKS)}, or a .jsonl file",
-            )
-        name, options = _kind_of(path), {"path": path, **options}
-    task = TASKS[name]
-    settings = {key: _setting(task, name, key, value) for key, value in options.items()}
-    if name in _KINDS and "path" not in settings:
+    tasks = known_tasks()
+    if name in tasks:
+        task = tasks[name]
+    elif ":" in name:
+        task = _checked(_class_named(name), name)
+    elif (path := Path(name_or_path)).is_file():
+        task, options = _task_of(path, tasks), {"path": path, **options}
+    else:
+        near = difflib.get_close_matches(name, tasks, n=1)
+        known = f"known: {', '.join(tasks)}, a .jsonl file, or package.module:Class"
         raise BadInput(
-            f"the task {name} needs a file", hint=f"path=FILE with lines of {', '.join(_KINDS[name])}"
+            f"there is no task {name!r}, nor a file of this name",
+            hint=f"did you mean {near[0]}?" if near else known,
         )
-    return task(**settings)
+    settings = {key: _option(task, key, value) for key, value in options.items()}
+    if issubclass(task, FileTask) and "path" not in settings:
+        raise BadInput(
+            f"the task {task.name} needs a file", hint=f"path=FILE with lines of {', '.join(task.fields)}"
+        )
+    made: Task = task(**settings)
+    return made
 
 
-def _kind_of(path: Path) -> str:
+def known_tasks() -> dict[str, type[Any]]:
+    """The classes of tasks by name: those that come with the product and those of installed packages."""
+    tasks: dict[str, type[Any]] = {task.name: task for task in OWN}
+    for name, found in load_plugins(GROUP).items():
+        if name in tasks:
+            raise BadInput(f"two tasks are named {name!r}", hint=f"rename the entry point of {GROUP}")
+        tasks[name] = _checked(found, name)
+    return tasks
+
+
+def _class_named(name: str) -> object:
+    place, _colon, attribute = name.rpartition(":")
+    if not place.endswith(".py"):
+        return import_named(name, what="task")
+    file = Path(place)
+    if not file.is_file():
+        raise BadInput(f"there is no file {place} for the task {name!r}", hint="check the path")
+    # Found by its name, so that the processes that compute rewards find it too.
+    sys.path.insert(0, str(file.parent.resolve()))
+    return import_named(f"{file.stem}:{attribute}", what="task")
+
+
+def _checked(found: object, name: str) -> type[Any]:
+    if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "prompts"):
+        return found
+    raise BadInput(
+        f"the task {name!r} is not a dataclass with prompts", hint="flatout.engines.evolution.tasks.Task"
+    )
+
+
+def _task_of(path: Path, tasks: Mapping[str, type[Any]]) -> type[FileTask]:
     """The task whose fields the first line of a file has."""
+    of_files = [task for task in tasks.values() if issubclass(task, FileTask)]
+    shapes = ", or with ".join(f"{' and '.join(task.fields)} ({task.name})" for task in of_files)
     number, first = 1, ""
     try:
         with path.open(encoding="utf-8-sig") as file:
             number, first = next(((n, line) for n, line in enumerate(file, start=1) if line.strip()), (1, ""))
         record = json.loads(first)
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path}:{number} is no JSON object: {error}", hint=_KINDS_HINT) from error
-    for name, fields in _KINDS.items():
-        if isinstance(record, dict) and set(fields) <= set(record):
-            return name
+        raise BadInput(
+            f"{path}:{number} is not a JSON object: {error}", hint=f"give lines with {shapes}"
+        ) from error
+    for task in of_files:
+        if isinstance(record, dict) and set(task.fields) <= set(record):
+            return task
     found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-    raise BadInput(f"{path}:{number} has {found}: it fits no task", hint=_KINDS_HINT)
+    raise BadInput(f"{path}:{number} has {found}: it fits no task", hint=f"give lines with {shapes}")
 
 
-_KINDS_HINT = "give lines with " + ", or with ".join(
-    f"{' and '.join(fields)} ({name})" for name, fields in _KINDS.items()
-)
-
-
-def _setting(task: Any, name: str, key: str, value: Any) -> Any:
+def _option(task: Any, key: str, value: Any) -> Any:
     """An option as its task wants it; a text is read as the type of the field."""
-    kinds = typing.get_type_hints(task)
     known = [field.name for field in dataclasses.fields(task) if field.init]
     if key not in known:
-        raise BadInput(f"the task {name} has no option {key!r}", hint=f"known: {', '.join(known)}")
-    kind = kinds[key]
+        raise BadInput(f"the task {task.name} has no option {key!r}", hint=f"known: {', '.join(known)}")
+    kind = typing.get_type_hints(task)[key]
     if not isinstance(value, str) or kind is str:
         return value
     if kind is Reward:
@@ -92,9 +127,9 @@ def _setting(task: Any, name: str, key: str, value: Any) -> Any:
         return Path(value)
     if kind is bool:
         if value.lower() not in ("true", "false"):
-            raise BadInput(f"{key}={value!r} of the task {name} is neither true nor false")
+            raise BadInput(f"{key}={value!r} of the task {task.name} is neither true nor false")
         return value.lower() == "true"
     try:
         return kind(value)
     except ValueError:
-        raise BadInput(f"{key}={value!r} of the task {name} is no {kind.__name__}") from None
+        raise BadInput(f"{key}={value!r} of the task {task.name} cannot be read as {kind.__name__}") from None

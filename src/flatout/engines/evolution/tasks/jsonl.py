@@ -9,15 +9,62 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from flatout.engines.evolution.tasks.splits import split_of
-from flatout.engines.evolution.tasks.task import Prompt
+from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts, split_of
 from flatout.errors import BadInput
 
 Fields = dict[str, str]
 MakePrompt = Callable[[Fields], Prompt]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileTask:
+    """A task with a prompt per line of `path`; held out are those of a second file, or some of the first.
+
+    A subclass names the fields of a line; the first of them goes where the template has {it}.
+    """
+
+    path: Path
+    heldout: Path | None = None
+    template: str
+    max_new_tokens: int
+    reward: Reward
+    _train: tuple[Prompt, ...] = field(init=False, repr=False, compare=False)
+    _heldout: tuple[Prompt, ...] = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        asked = f"{{{self.fields[0]}}}"
+        if asked not in self.template:
+            raise BadInput(
+                f"the template {self.template!r} has no {asked}", hint=f"write {asked} where it goes"
+            )
+        train, heldout = read_splits(self.path, self.heldout, names=self.fields, make=self._prompt)
+        object.__setattr__(self, "_train", train)
+        object.__setattr__(self, "_heldout", heldout)
+
+    @abstractmethod
+    def answer(self, fields: Fields) -> Fields:
+        """What the reward needs to know of a line; BadInput for a line that cannot be used."""
+
+    def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
+        """See `Task.prompts`."""
+        given = self._train if split == "train" else self._heldout
+        return ordered_prompts(given, split=split, epoch=epoch, count=count, seed=seed)
+
+    def _prompt(self, fields: Fields) -> Prompt:
+        asked = self.fields[0]
+        # Other braces of a template stay as they are.
+        text = self.template.replace(f"{{{asked}}}", fields[asked])
+        return Prompt(text=text, answer=self.answer(fields), key=f"{self.name} {_short(fields[asked])}")
 
 
 def read_fields(path: Path, *, names: Sequence[str]) -> list[tuple[int, Fields]]:
@@ -42,7 +89,7 @@ def _fields(line: str, names: Sequence[str], place: str) -> Fields:
     try:
         record = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput(f"{place} is no JSON: {error}", hint=f"give lines of {_shape(names)}") from error
+        raise BadInput(f"{place} is not JSON: {error}", hint=f"give lines of {_shape(names)}") from error
     if not isinstance(record, dict):
         raise BadInput(
             f"{place} is {type(record).__name__}, not an object", hint=f"give lines of {_shape(names)}"
@@ -98,19 +145,6 @@ def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
     return list({prompt.key: prompt for prompt in prompts}.values())
 
 
-def filled(template: str, *, field: str, value: str) -> str:
-    """The template with `{field}` replaced; other braces stay as they are."""
-    return template.replace(f"{{{field}}}", value)
-
-
-def check_template(template: str, *, field: str) -> None:
-    """BadInput for a template that would ask the same of every prompt."""
-    if f"{{{field}}}" not in template:
-        raise BadInput(
-            f"the template {template!r} has no {{{field}}}", hint=f"write {{{field}}} where it goes"
-        )
-
-
-def key_of(text: str) -> str:
+def _short(text: str) -> str:
     """A short name for a text; spaces do not matter."""
     return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).hexdigest()

@@ -1,8 +1,9 @@
 """A task: prompts to complete, the facts to check a completion by, and the reward that does it.
 
 Prompts come in two splits.  Training prompts differ from epoch to epoch; held-out prompts stay the same, so
-that a curve over epochs compares like with like.  Which split a prompt belongs to depends on the prompt
-alone (see `splits`): no seed and no epoch ever trains on what is held out.
+that a curve over epochs compares like with like.  A prompt's split is a hash of its key: one in
+`HELD_OUT_ONE_IN` is held out.  So no seed and no epoch ever trains on what is held out, and a prompt that is
+found in two places of a file is on one side of the line.
 
 A completion reaches the reward as text.  Where a model has no tokenizer, its prompts are token numbers and
 its completion is written as those numbers with spaces between them: `text_of_ids`.
@@ -10,11 +11,20 @@ its completion is written as those numbers with spaces between them: `text_of_id
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.errors import BadInput
+
+HELD_OUT_ONE_IN = 8
+# Draws without a fresh prompt before a generator counts as exhausted.  A split that still had one prompt in
+# a thousand to give would be missed once in e^10 times, and costs a repetition.
+MOST_DRAWS = 10_000
 
 Split = Literal["train", "heldout"]
 
@@ -60,3 +70,76 @@ class Task(Protocol):
 def text_of_ids(token_ids: Iterable[int]) -> str:
     """How a completion without a tokenizer is shown to a reward: "4 0 7 1"."""
     return " ".join(map(str, token_ids))
+
+
+def split_of(key: str) -> Split:
+    """The split that a prompt belongs to."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return "heldout" if int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0 else "train"
+
+
+class GeneratedTask(ABC):
+    """A task whose prompts are drawn at random: a subclass names itself and says how to `draw` one."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def draw(self, stream: random.Random) -> Prompt:
+        """Draw one prompt of any split from a stream of random numbers."""
+
+    def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
+        """See `Task.prompts`."""
+        lasting = f"{self.name} {seed} {split}" if split == "heldout" else f"{self.name} {seed} {epoch}"
+        stream = random.Random(lasting)
+        prompts: list[Prompt] = []
+        seen: set[str] = set()
+        while len(prompts) < count:
+            prompt = self._fresh(stream, split=split, seen=seen)
+            if prompt is not None:
+                seen.add(prompt.key)
+                prompts.append(prompt)
+            elif not prompts:
+                raise BadInput(
+                    f"{self.name} has no prompt for the split {split!r}",
+                    hint="make its problems larger, or longer",
+                )
+            elif split == "heldout":
+                break
+            else:
+                seen.clear()
+        return prompts
+
+    def _fresh(self, stream: random.Random, *, split: Split, seen: set[str]) -> Prompt | None:
+        for _ in range(MOST_DRAWS):
+            prompt = self.draw(stream)
+            if prompt.key not in seen and split_of(prompt.key) == split:
+                return prompt
+        return None
+
+
+def ordered_prompts(
+    prompts: Sequence[Prompt], *, split: Split, epoch: int, count: int, seed: int
+) -> list[Prompt]:
+    """`count` of the given prompts, all of one split, as `Task.prompts` promises them.
+
+    Training goes through all of them in a random order, then through another one: epoch e takes up where
+    e - 1 ended, given that both ask for the same count.
+    """
+    if split == "heldout":
+        return [prompts[place] for place in _order(len(prompts), seed=seed, label="heldout")[:count]]
+    taken: list[Prompt] = []
+    position = epoch * count
+    while prompts and len(taken) < count:
+        lap, start = divmod(position, len(prompts))
+        order = _order(len(prompts), seed=seed, label=f"lap {lap}")[start : start + count - len(taken)]
+        taken += [prompts[place] for place in order]
+        position += len(order)
+    return taken
+
+
+def _order(size: int, *, seed: int, label: str) -> list[int]:
+    order = list(range(size))
+    random.Random(f"{seed} {label}").shuffle(order)
+    return order

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.rewards import Reward, Row
-from flatout.engines.evolution.tasks.jsonl import check_template, filled, key_of, read_splits
-from flatout.engines.evolution.tasks.splits import ordered_prompts
-from flatout.engines.evolution.tasks.task import Prompt, Split
-
-FIELDS = ("source", "target")
+from flatout.engines.evolution.tasks.jsonl import Fields, FileTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,34 +34,17 @@ def _first_line(completion: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Translation:
-    """Sentences from `path`; held out are those of a second file, or some of the first."""
+class Translation(FileTask):
+    """Sentences of a file."""
 
-    path: Path
-    heldout: Path | None = None
     template: str = "Translate.\nSource: {source}\nTranslation:"
     max_new_tokens: int = 96
     reward: Reward = field(default_factory=FirstLineBleu)
-    _train: tuple[Prompt, ...] = field(init=False, repr=False, compare=False)
-    _heldout: tuple[Prompt, ...] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "translation"
+    fields: ClassVar[tuple[str, ...]] = ("source", "target")
     stop: ClassVar[tuple[str, ...]] = ("\n",)
 
-    def __post_init__(self) -> None:
-        check_template(self.template, field="source")
-        train, heldout = read_splits(self.path, self.heldout, names=FIELDS, make=self._prompt)
-        object.__setattr__(self, "_train", train)
-        object.__setattr__(self, "_heldout", heldout)
-
-    def _prompt(self, fields: dict[str, str]) -> Prompt:
-        return Prompt(
-            text=filled(self.template, field="source", value=fields["source"]),
-            answer={"target": fields["target"]},
-            key=f"translation {key_of(fields['source'])}",
-        )
-
-    def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `Task.prompts`."""
-        given = self._train if split == "train" else self._heldout
-        return ordered_prompts(given, split=split, epoch=epoch, count=count, seed=seed)
+    def answer(self, fields: Fields) -> Fields:
+        """The reference."""
+        return {"target": fields["target"]}

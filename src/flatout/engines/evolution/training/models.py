@@ -6,35 +6,39 @@ is saved as it is.
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.engines.run.models import load_pretrained, quietly
+from flatout.atomic_files import whole_folder
+from flatout.engines.run import models
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import nn
 
-DType = Literal["auto", "float32", "bfloat16"]
+    from flatout.engines.evolution.tasks.task import Prompt
+    from flatout.engines.run.models import DType
+
+EXTRA = "evolution"
 
 
 def open_model(folder: Path, *, device: torch.device, dtype: DType) -> nn.Module:
-    """The causal language model of a folder, ready to run."""
-    # On a CPU bfloat16 is emulated, and slower than float32.
-    chosen = dtype if dtype != "auto" else "bfloat16" if device.type == "cuda" else "float32"
-    model = load_pretrained(
-        "AutoModelForCausalLM",
-        folder,
-        what="causal language model",
-        extra="evolution",
-        dtype=getattr(torch, chosen),
+    """Load the causal language model of a folder, ready to run."""
+    what = "causal language model"
+    model: nn.Module = models.load_pretrained(
+        "AutoModelForCausalLM", folder, what=what, extra=EXTRA, dtype=getattr(torch, dtype)
     )
-    model.requires_grad_(False)
-    loaded: nn.Module = model.eval().to(device)
-    return loaded
+    return model.to(device)
+
+
+def open_tokenizer(folder: Path, *, prompts: Sequence[Prompt]) -> Any:
+    """Load the tokenizer beside a model; None where every prompt is token numbers."""
+    if all(prompt.token_ids is not None for prompt in prompts):
+        return None
+    return models.open_tokenizer(folder, extra=EXTRA)
 
 
 def end_tokens(model: nn.Module) -> tuple[int, ...]:
@@ -47,22 +51,15 @@ def end_tokens(model: nn.Module) -> tuple[int, ...]:
 
 def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write the trained model as transformers loads it, whole or not at all."""
-    partial = folder.with_name(f".partial-{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    # Parts of a stacked weight share a storage, which a safetensors file cannot say: each is saved as its
-    # own.
+    # Parts of a stacked weight share a storage, which a safetensors file cannot say: save each alone.
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-    safetensors = import_extra("safetensors", extra="evolution")
+    safetensors = import_extra("safetensors", extra=EXTRA)
     try:
-        with quietly(extra="evolution"):
+        with whole_folder(folder, replace=True) as partial, models.quietly(extra=EXTRA):
             model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
     except (OSError, safetensors.SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise BadInput(
             f"the trained model {folder} cannot be written: {error}",
             hint="free some space; --resume writes it from the last checkpoint",

@@ -8,13 +8,10 @@ tokenised.  A task of token numbers needs no tokenizer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatout.engines.evolution.tasks.task import Prompt, text_of_ids
 from flatout.errors import BadInput
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Texts:
@@ -27,7 +24,7 @@ class Texts:
         self._stop = tuple(stop)
         template = getattr(tokenizer, "chat_template", None)
         if chat and template is None:
-            raise BadInput("the tokenizer has no chat template", hint="leave chat away")
+            raise BadInput("the tokenizer has no chat template", hint="omit chat, or set it to false")
         self._chat = template is not None if chat is None else chat
         self.ends = tuple(sorted({*ends, *self._stopping_tokens()}))
 
@@ -58,20 +55,3 @@ class Texts:
             texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
             found |= {token for token, text in enumerate(texts) if any(stop in text for stop in self._stop)}
         return found
-
-
-def open_tokenizer(folder: Path, *, prompts: Sequence[Prompt]) -> Any:
-    """The tokenizer beside a model; None where every prompt is token numbers."""
-    if all(prompt.token_ids is not None for prompt in prompts):
-        return None
-    from flatout.errors import import_extra
-
-    transformers = import_extra("transformers", extra="evolution")
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(
-            f"{folder} has no tokenizer that can be read: {reason}",
-            hint="save one there with tokenizer.save_pretrained, or take a task of token numbers",
-        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ from hypothesis import strategies as st
 
 from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.rewards import (
+    _NUMBER,
     ExactMatch,
     FormatMatch,
     NamedReward,
     NumericAnswer,
     Reward,
     RewardOfRows,
-    WeightedSum,
+    _value,
+    answer_in,
     is_cheap,
+    number_in,
     reward_named,
 )
 from flatout.errors import BadInput
@@ -56,26 +60,14 @@ def test_format_match() -> None:
     reward = FormatMatch(pattern=r"(?s)<answer>.+</answer>")
     assert reward("x <answer>\n4</answer>", {}) == 1.0
     assert reward("4", {}) == 0.0
-    with pytest.raises(BadInput, match="no regular expression"):
+    with pytest.raises(BadInput, match="not a regular expression"):
         FormatMatch(pattern="(")
-
-
-def test_weighted_sum() -> None:
-    reward = WeightedSum(parts=((1.0, NumericAnswer()), (0.5, FormatMatch(pattern="####"))))
-    answer = {"answer": "4"}
-    assert [reward(text, answer) for text in ("#### 4", "4", "#### 5", "5")] == [1.5, 1.0, 0.5, 0.0]
-    with pytest.raises(BadInput, match="at least one"):
-        WeightedSum(parts=())
-    with pytest.raises(BadInput, match="nan"):
-        WeightedSum(parts=((float("nan"), ExactMatch()),))
 
 
 def test_only_rewards_that_end_on_any_input_are_cheap() -> None:
     assert is_cheap(ExactMatch())
     assert is_cheap(NumericAnswer())
     assert not is_cheap(FormatMatch(pattern="(a+)+$"))
-    assert is_cheap(WeightedSum(parts=((1.0, ExactMatch()), (2.0, NumericAnswer()))))
-    assert not is_cheap(WeightedSum(parts=((1.0, ExactMatch()), (2.0, FormatMatch(pattern="a")))))
 
 
 @given(st.text(max_size=200))
@@ -108,10 +100,10 @@ def test_a_function_is_named_by_module_and_name(module: str) -> None:
         ("no_such_module:f", r"no module 'no_such_module' .*PYTHONPATH"),
         ("my_rewards.inner:f", r"no module 'my_rewards\.inner'"),
         ("needy_rewards:f", "ModuleNotFoundError: No module named 'absent_package'"),
-        ("my_rewards:absent", "has no function 'absent'"),
-        ("my_rewards:LIMIT", "has no function 'LIMIT'"),
+        ("my_rewards:absent", "my_rewards has no 'absent'"),
+        ("my_rewards:LIMIT", "'my_rewards:LIMIT' is not a function"),
         ("broken_rewards:f", "ZeroDivisionError"),
-        ("my_rewards:", "names no reward"),
+        ("my_rewards:", "does not name a reward"),
         ("exakt", "known: exact, numeric, bleu"),
     ],
 )
@@ -134,10 +126,87 @@ def test_rewards_travel_by_value(module: str) -> None:
         ExactMatch(field="x"),
         NumericAnswer(tolerance=0.5),
         FormatMatch(pattern="a"),
-        WeightedSum(parts=((2.0, ExactMatch()),)),
         NamedReward(f"{module}:length"),
         Bleu(lowercase=True),
     ]
     for reward in rewards:
         assert pickle.loads(pickle.dumps(reward)) == reward  # noqa: S301  as a pipe does it
-    assert [isinstance(reward, RewardOfRows) for reward in rewards] == [False] * 5 + [True]
+    assert [isinstance(reward, RewardOfRows) for reward in rewards] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The answer is 42.", Fraction(42)),
+        ("1,234,567.50 dollars", Fraction("1234567.5")),
+        ("$18", Fraction(18)),
+        ("it falls by -3", Fraction(-3)),
+        ("it falls by \u22123", Fraction(-3)),
+        ("16-3", Fraction(3)),
+        ("(7)-3", Fraction(3)),
+        ("16 - 3 = 13", Fraction(13)),
+        ("x=-.5", Fraction(-1, 2)),
+        ("3/4", Fraction(3, 4)),
+        ("-3/4 of it", Fraction(-3, 4)),
+        ("1,2", Fraction(2)),
+        ("12,3456", Fraction(3456)),
+        ("+7%", Fraction(7)),
+        ("5 and then 1/0", Fraction(5)),
+        ("nothing", None),
+        ("", None),
+        ("...", None),
+    ],
+)
+def test_last_number(text: str, expected: Fraction | None) -> None:
+    assert number_in(text) == expected
+
+
+def test_first_number() -> None:
+    assert number_in("3 apples and 4 pears", take="first") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2+2=4\n#### 4\nQuestion 2: what is 9?", 4),
+        ("#### $1,234", 1234),
+        ("####-5", -5),
+        ("#### 3 because 5", 3),
+        ("first #### 1, no: #### 2", 2),
+        ("12 is wrong\n####", None),
+        ("#### none of 12\n13", 12),
+        ("so \\boxed{7} of 9", 7),
+        ("\\boxed{1} then \\boxed{2}", 2),
+        ("17", 17),
+    ],
+)
+def test_marked_answers_come_first(text: str, expected: int | None) -> None:
+    assert answer_in(text) == expected
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_any_grouping_of_a_whole_number_is_read(number: int) -> None:
+    assert number_in(f"so {number}.") == number
+    assert number_in(f"so {number:,}.") == number
+
+
+@given(st.fractions())
+def test_fractions_are_read_exactly(number: Fraction) -> None:
+    assert number_in(f"{number.numerator}/{number.denominator}") == number
+
+
+@given(st.text(alphabet="0123456789,.-+/ #x\\{}boxed\n", max_size=300))
+def test_no_text_raises(text: str) -> None:
+    answer_in(text)
+
+
+@given(st.lists(st.sampled_from([*"0123456789,.-+/ )x", "\u2212", "12", "1,234"])).map("".join))
+def test_nothing_is_missed_between_candidates(text: str) -> None:
+    values = [value for match in _NUMBER.finditer(text) if (value := _value(match)) is not None]
+    assert number_in(text) == (values[-1] if values else None)
+    assert number_in(text, take="first") == (values[0] if values else None)
+
+
+def test_a_long_run_of_digits_has_no_value() -> None:
+    assert number_in("9" * 100_000) is None
+    assert number_in("5 and 1/" + "9" * 100_000) == 5

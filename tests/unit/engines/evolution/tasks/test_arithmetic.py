@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from flatout.engines.evolution.tasks import Task
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
-from flatout.engines.evolution.tasks.expression import read_expression
+from flatout.engines.evolution.tasks.countdown import read_expression
 from flatout.errors import BadInput
+from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 
-def test_promises(check_promises: Callable[[Task], None]) -> None:
-    check_promises(Arithmetic())
-    check_promises(Arithmetic(digits=3, operations="*"))
+class TestSums(EvolutionTaskContract):
+    def make_task(self, folder: Path) -> Task:
+        return Arithmetic()
+
+
+class TestProducts(EvolutionTaskContract):
+    def make_task(self, folder: Path) -> Task:
+        return Arithmetic(digits=3, operations="*")
 
 
 def test_answers_are_right_and_all_operations_are_asked() -> None:

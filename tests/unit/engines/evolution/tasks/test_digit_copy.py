@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from flatout.engines.evolution.tasks import Task, text_of_ids
 from flatout.engines.evolution.tasks.digit_copy import CopiedShare, DigitCopy
 from flatout.errors import BadInput
+from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 
-def test_promises(check_promises: Callable[[Task], None]) -> None:
-    check_promises(DigitCopy())
-    check_promises(DigitCopy(length=2, token_ids=True))
+class TestDigits(EvolutionTaskContract):
+    def make_task(self, folder: Path) -> Task:
+        return DigitCopy()
+
+
+class TestTokenNumbers(EvolutionTaskContract):
+    def make_task(self, folder: Path) -> Task:
+        return DigitCopy(length=2, token_ids=True)
 
 
 def test_a_copy_of_the_prompt_is_worth_one() -> None:

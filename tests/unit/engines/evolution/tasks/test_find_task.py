@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flatout.engines.evolution.rewards.rewards import ExactMatch, FormatMatch
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
-from flatout.engines.evolution.tasks.find_task import TASKS, task_named
+from flatout.engines.evolution.tasks.find_task import GROUP, find_task, known_tasks
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.engines.evolution.tasks.translation import Translation
 from flatout.errors import BadInput
@@ -34,24 +35,24 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_generated_tasks() -> None:
-    assert task_named("digit-copy") == DigitCopy()
-    assert task_named("arithmetic", digits=3) == Arithmetic(digits=3)
-    assert task_named("countdown", num_numbers="3", format_credit="0") == Countdown(
+    assert find_task("digit-copy") == DigitCopy()
+    assert find_task("arithmetic", digits=3) == Arithmetic(digits=3)
+    assert find_task("countdown", num_numbers="3", format_credit="0") == Countdown(
         num_numbers=3, format_credit=0.0
     )
-    assert task_named("digit-copy", token_ids="true", length="6") == DigitCopy(token_ids=True, length=6)
-    assert set(TASKS) == {"digit-copy", "arithmetic", "countdown", "gsm8k", "translation"}
+    assert find_task("digit-copy", token_ids="true", length="6") == DigitCopy(token_ids=True, length=6)
+    assert set(known_tasks()) == {"digit-copy", "arithmetic", "countdown", "gsm8k", "translation"}
 
 
 def test_files_by_their_fields(files: Path) -> None:
-    assert isinstance(task_named(files / "problems.jsonl"), Gsm8k)
-    task = task_named(str(files / "sentences.jsonl"), reward="exact")
+    assert isinstance(find_task(files / "problems.jsonl"), Gsm8k)
+    task = find_task(str(files / "sentences.jsonl"), reward="exact")
     assert isinstance(task, Translation) and task.reward == ExactMatch()
 
 
 def test_files_by_name_and_path(files: Path) -> None:
     path = str(files / "problems.jsonl")
-    task = task_named("gsm8k", path=path, max_new_tokens="32", reward="format:####")
+    task = find_task("gsm8k", path=path, max_new_tokens="32", reward="format:####")
     assert isinstance(task, Gsm8k) and task.max_new_tokens == 32
     assert task.reward == FormatMatch(pattern="####")
 
@@ -63,18 +64,79 @@ def test_files_by_name_and_path(files: Path) -> None:
         ("chess", {}, "known: digit-copy, arithmetic, countdown, gsm8k, translation"),
         ("gsm8k", {}, "needs a file"),
         ("digit-copy", {"size": 3}, "no option 'size'.*known: length, token_ids, first_token_id"),
-        ("digit-copy", {"length": "four"}, "length='four' of the task digit-copy is no int"),
+        ("digit-copy", {"length": "four"}, "length='four' of the task digit-copy cannot be read as int"),
         ("digit-copy", {"token_ids": "maybe"}, "neither true nor false"),
         ("gsm8k", {"path": "absent.jsonl"}, "absent.jsonl does not exist"),
         ("gsm8k", {"_train": ()}, "no option '_train'"),
         ("other.jsonl", {}, "other.jsonl:2 has text, label: it fits no task.*question and answer"),
         ("list.jsonl", {}, "list.jsonl:1 has list"),
-        ("broken.jsonl", {}, "broken.jsonl:2 is no JSON object"),
-        ("empty.jsonl", {}, "empty.jsonl:1 is no JSON object"),
+        ("broken.jsonl", {}, "broken.jsonl:2 is not a JSON object"),
+        ("empty.jsonl", {}, "empty.jsonl:1 is not a JSON object"),
     ],
 )
 def test_what_names_no_task(files: Path, name: str, options: dict[str, Any], message: str) -> None:
     place = files / name if name.endswith(".jsonl") else name
     with pytest.raises(BadInput, match=message) as caught:
-        task_named(place, **options)
+        find_task(place, **options)
     assert "\n" not in str(caught.value)
+
+
+RHYMES = """
+from dataclasses import dataclass
+from typing import ClassVar
+from flatout.engines.evolution.tasks import GeneratedTask, Prompt
+
+@dataclass(frozen=True, kw_only=True)
+class Rhymes:
+    length: int = 2
+    name: ClassVar[str] = "rhymes"
+    max_new_tokens: ClassVar[int] = 4
+    stop: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def reward(self):
+        return score
+
+    def prompts(self, split, *, epoch, count, seed):
+        keys = [f"{split} {number}" for number in range(count)]
+        return [Prompt(text=key * self.length, answer={"end": key[-1]}, key=key) for key in keys]
+
+def score(completion, answer):
+    return float(completion.endswith(answer["end"]))
+
+Nothing = 3
+"""
+
+
+def test_a_class_of_the_users_is_named_by_module_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rhymes.py").write_text(RHYMES)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    task = find_task(f"{tmp_path}/my_rhymes.py:Rhymes", length="3")
+    assert (task.name, task.prompts("train", epoch=0, count=1, seed=0)[0].text) == ("rhymes", "train 0" * 3)
+    assert find_task("my_rhymes:Rhymes", length=3) == task
+    with pytest.raises(BadInput, match="'my_rhymes:Nothing' is not a dataclass with prompts"):
+        find_task("my_rhymes:Nothing")
+    with pytest.raises(BadInput, match=r"no file .*absent\.py for the task"):
+        find_task(f"{tmp_path}/absent.py:Rhymes")
+    with pytest.raises(BadInput, match="no module 'no_such_module' for the task"):
+        find_task("no_such_module:Rhymes")
+
+
+def test_an_installed_package_adds_a_task_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A distribution as pip leaves it: nothing of the product is edited."""
+    (tmp_path / "poetry_tasks.py").write_text(RHYMES)
+    metadata = tmp_path / "poetry_tasks-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: poetry-tasks\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nrhymes = poetry_tasks:Rhymes\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_task("rhymes", length="5").length == 5  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match=r"no option 'depth'.*known: length"):
+        find_task("rhymes", depth=1)
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\narithmetic = poetry_tasks:Rhymes\n")
+    with pytest.raises(BadInput, match="two tasks are named 'arithmetic'"):
+        find_task("rhymes")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.rewards.numeric import answer_in
-from flatout.engines.evolution.rewards.rewards import FormatMatch
+from flatout.engines.evolution.rewards.rewards import FormatMatch, answer_in
 from flatout.engines.evolution.tasks import Task
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.errors import BadInput
+from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "problems.jsonl"
+def problems(folder: Path) -> Path:
+    path = folder / "problems.jsonl"
     lines = [
         json.dumps({"question": f"{n} and 1,000 more?", "answer": f"It is {n}+1000.\n#### {n + 1000:,}"})
         for n in range(400)
@@ -27,8 +25,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_promises(check_promises: Callable[[Task], None], file: Path) -> None:
-    check_promises(Gsm8k(path=file))
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return problems(tmp_path)
+
+
+class TestGsm8k(EvolutionTaskContract):
+    def make_task(self, folder: Path) -> Task:
+        return Gsm8k(path=problems(folder))
 
 
 def test_prompts_ask_and_answers_are_numbers(file: Path) -> None:
@@ -65,9 +69,17 @@ def real_data() -> Path:
     return folder
 
 
-def test_the_real_data(real_data: Path, check_promises: Callable[[Task], None]) -> None:
+class TestRealProblems(EvolutionTaskContract):
+    @pytest.fixture(autouse=True)
+    def _real(self, real_data: Path) -> None:
+        self.folder = real_data
+
+    def make_task(self, folder: Path) -> Task:
+        return Gsm8k(path=self.folder / "train.jsonl", heldout=self.folder / "test.jsonl")
+
+
+def test_the_real_data(real_data: Path) -> None:
     task = Gsm8k(path=real_data / "train.jsonl", heldout=real_data / "test.jsonl")
-    check_promises(task)
     heldout = task.prompts("heldout", epoch=0, count=10_000, seed=0)
     published = [
         json.loads(line)

@@ -14,8 +14,8 @@ def test_names_are_there() -> None:
 
 def test_a_task_needs_no_torch() -> None:
     code = (
-        "import sys; from flatout.engines.evolution.tasks import task_named;"
-        "task_named('countdown').prompts('train', epoch=0, count=2, seed=0);"
+        "import sys; from flatout.engines.evolution.tasks import find_task;"
+        "find_task('countdown').prompts('train', epoch=0, count=2, seed=0);"
         "from flatout.engines.evolution.rewards import pool; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

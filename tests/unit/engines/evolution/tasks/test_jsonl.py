@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from flatout.engines.evolution.tasks.jsonl import check_template, filled, key_of, read_fields, read_splits
+from flatout.engines.evolution.rewards.rewards import ExactMatch, Reward
+from flatout.engines.evolution.tasks.jsonl import FileTask, read_fields, read_splits
 from flatout.engines.evolution.tasks.task import Prompt
 from flatout.errors import BadInput
 
@@ -15,7 +18,7 @@ from flatout.errors import BadInput
 def make(fields: dict[str, str]) -> Prompt:
     if fields["q"] == "bad":
         raise BadInput("q is bad", hint="give a good one")
-    return Prompt(text=fields["q"], answer={"a": fields["a"]}, key=key_of(fields["q"]))
+    return Prompt(text=fields["q"], answer={"a": fields["a"]}, key=" ".join(fields["q"].split()))
 
 
 def write(path: Path, questions: list[str]) -> Path:
@@ -26,7 +29,7 @@ def write(path: Path, questions: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "f.jsonl:3 is no JSON"),
+        ("{", "f.jsonl:3 is not JSON"),
         ("[1]", "f.jsonl:3 is list, not an object"),
         ('{"q": "x"}', "f.jsonl:3: 'a' is missing"),
         ('{"q": "x", "a": 5}', "f.jsonl:3: 'a' is 5, not a text"),
@@ -91,8 +94,23 @@ def test_what_a_task_refuses_is_named_by_its_line(tmp_path: Path) -> None:
         read_splits(path, None, names=("q", "a"), make=make)
 
 
-def test_templates() -> None:
-    assert filled("{x}: {q}{q}", field="q", value="{q}!") == "{x}: {q}!{q}!"
-    check_template("ask {q}", field="q")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked(FileTask):
+    template: str = "{x}: {q}{q}"
+    max_new_tokens: int = 4
+    reward: Reward = field(default_factory=ExactMatch)
+    name: ClassVar[str] = "asked"
+    fields: ClassVar[tuple[str, ...]] = ("q", "a")
+
+    def answer(self, fields: dict[str, str]) -> dict[str, str]:
+        return {"a": fields["a"]}
+
+
+def test_a_template_is_filled_and_must_ask(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.jsonl", [f"{{q}} {n}" for n in range(60)])
+    first = Asked(path=path).prompts("train", epoch=0, count=1, seed=0)[0]
+    asked = (first.text or "").removeprefix("{x}: ")
+    assert asked.startswith("{q} ") and asked == asked[: len(asked) // 2] * 2
+    assert first.answer == {"a": "1"} and first.key.startswith("asked ")
     with pytest.raises(BadInput, match=r"has no \{q\}"):
-        check_template("ask {x}", field="q")
+        Asked(path=path, template="ask {x}")

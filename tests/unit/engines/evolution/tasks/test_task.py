@@ -1,10 +1,102 @@
-"""A prompt is a text or token numbers."""
+"""Prompts, the line between training and held-out prompts, and the order on each side of it."""
 
 from __future__ import annotations
 
-import pytest
+import random
+import subprocess
+import sys
+from collections import Counter
 
-from flatout.engines.evolution.tasks.task import Prompt, text_of_ids
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.engines.evolution.tasks.task import (
+    HELD_OUT_ONE_IN,
+    GeneratedTask,
+    Prompt,
+    ordered_prompts,
+    split_of,
+    text_of_ids,
+)
+from flatout.errors import BadInput
+
+
+def prompt(number: int) -> Prompt:
+    return Prompt(text=str(number), answer={}, key=f"number {number}")
+
+
+class Numbers(GeneratedTask):
+    name = "small"
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def draw(self, stream: random.Random) -> Prompt:
+        return prompt(stream.choice(self.numbers))
+
+
+def test_a_share_is_held_out() -> None:
+    counts = Counter(split_of(f"key {number}") for number in range(8000))
+    assert counts["heldout"] == pytest.approx(8000 / HELD_OUT_ONE_IN, rel=0.1)
+
+
+def test_the_split_is_the_same_in_every_process() -> None:
+    code = (
+        "from flatout.engines.evolution.tasks.task import split_of;"
+        "print(*[split_of(f'key {n}') for n in range(50)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [split_of(f"key {number}") for number in range(50)]
+
+
+@given(count=st.integers(0, 60), seed=st.integers(0, 5), epoch=st.integers(0, 5))
+def test_training_prompts_repeat_only_after_all_were_given(count: int, seed: int, epoch: int) -> None:
+    size = 20
+    num_train = sum(split_of(prompt(number).key) == "train" for number in range(size))
+    prompts = Numbers(*range(size)).prompts("train", epoch=epoch, count=count, seed=seed)
+    assert len(prompts) == count
+    repeats = Counter(p.key for p in prompts).values()
+    if prompts:
+        assert max(repeats) == -(-count // num_train)
+
+
+def test_held_out_prompts_end_where_there_are_no_more() -> None:
+    size = 50
+    keys = {prompt(number).key for number in range(size) if split_of(prompt(number).key) == "heldout"}
+    prompts = Numbers(*range(size)).prompts("heldout", epoch=0, count=99, seed=0)
+    assert {p.key for p in prompts} == keys and len(prompts) == len(keys) > 1
+
+
+def test_a_split_without_prompts_is_refused() -> None:
+    trained = next(number for number in range(99) if split_of(prompt(number).key) == "train")
+    with pytest.raises(BadInput, match="small has no prompt for the split 'heldout'"):
+        Numbers(trained).prompts("heldout", epoch=0, count=1, seed=0)
+
+
+@given(size=st.integers(1, 30), count=st.integers(1, 40), seed=st.integers(0, 9), epochs=st.integers(1, 6))
+def test_epochs_go_through_all_prompts_lap_by_lap(size: int, count: int, seed: int, epochs: int) -> None:
+    prompts = [prompt(number) for number in range(size)]
+    taken = [
+        p.key
+        for epoch in range(epochs)
+        for p in ordered_prompts(prompts, split="train", epoch=epoch, count=count, seed=seed)
+    ]
+    assert len(taken) == epochs * count
+    for start in range(0, len(taken) - size + 1, size):
+        assert len(set(taken[start : start + size])) == size
+
+
+def test_held_out_order_depends_on_the_seed_alone() -> None:
+    prompts = [prompt(number) for number in range(30)]
+
+    def keys(*, epoch: int, seed: int, count: int = 10) -> list[str]:
+        found = ordered_prompts(prompts, split="heldout", epoch=epoch, count=count, seed=seed)
+        return [p.key for p in found]
+
+    assert keys(epoch=0, seed=0) == keys(epoch=9, seed=0) != keys(epoch=0, seed=1)
+    assert len(keys(epoch=0, seed=0, count=99)) == 30
+    assert ordered_prompts([], split="train", epoch=0, count=3, seed=0) == []
 
 
 def test_a_prompt_is_one_of_the_two() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from flatout.engines.evolution.rewards.rewards import RewardOfRows
 from flatout.engines.evolution.tasks import Task
 from flatout.engines.evolution.tasks.translation import FirstLineBleu, Translation
 from flatout.errors import BadInput
+from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "sentences.jsonl"
+def sentences(folder: Path) -> Path:
+    path = folder / "sentences.jsonl"
     lines = [
         json.dumps({"source": f"Das ist der Satz Nummer {n}.", "target": f"This is sentence number {n}."})
         for n in range(300)
@@ -25,8 +24,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_promises(check_promises: Callable[[Task], None], file: Path) -> None:
-    check_promises(Translation(path=file))
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return sentences(tmp_path)
+
+
+class TestTranslation(EvolutionTaskContract):
+    def make_task(self, folder: Path) -> Task:
+        return Translation(path=sentences(folder))
 
 
 def test_the_first_line_is_scored(file: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flatout.engines.evolution.rewards.pool import RewardPool, Scores
-from flatout.engines.evolution.tasks import task_named
+from flatout.engines.evolution.tasks import find_task
 from flatout.engines.evolution.training.evaluate import mean_score, plain_tokens_per_s, score_texts, wait_for
 from flatout.engines.evolution.training.texts import Texts
 from flatout.multiplex.decode.requests import Completion, Request
@@ -15,7 +15,7 @@ from tests.support.evolution import tiny_llama
 
 
 def test_each_completion_is_scored_with_its_own_prompt() -> None:
-    task = task_named("digit-copy", length=2, token_ids=True)
+    task = find_task("digit-copy", length=2, token_ids=True)
     prompts = task.prompts("train", epoch=0, count=3, seed=0)
     digits = [tuple(int(digit) for digit in prompt.answer["token_ids"].split()) for prompt in prompts]
     given = [digits[0], (digits[1][0], 15), (15, 15)]

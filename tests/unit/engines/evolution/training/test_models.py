@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.evolution.training.models import end_tokens, open_model, save_model
+from flatout.engines.evolution.tasks import Prompt
+from flatout.engines.evolution.training.models import end_tokens, open_model, open_tokenizer, save_model
 from flatout.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.models.families import read_decoder
@@ -72,9 +73,9 @@ def test_a_full_disk_is_no_defect_and_leaves_the_model_before(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_type_follows_the_device_unless_it_is_given(tmp_path: Path) -> None:
+def test_a_model_has_the_type_that_is_given_and_no_gradients(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tiny")
-    assert next(open_model(folder, device=CPU, dtype="auto").parameters()).dtype == torch.float32
+    assert next(open_model(folder, device=CPU, dtype="float32").parameters()).dtype == torch.float32
     half = open_model(folder, device=CPU, dtype="bfloat16")
     assert next(half.parameters()).dtype == torch.bfloat16
     assert not any(parameter.requires_grad for parameter in half.parameters())
@@ -91,11 +92,19 @@ def test_end_tokens_are_those_of_the_generation_settings() -> None:
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no model folder at"):
-        open_model(tmp_path / "absent", device=CPU, dtype="auto")
+        open_model(tmp_path / "absent", device=CPU, dtype="float32")
     with pytest.raises(BadInput, match=r"has no config\.json"):
-        open_model(tmp_path, device=CPU, dtype="auto")
+        open_model(tmp_path, device=CPU, dtype="float32")
     for config in ("{", '{"model_type": "no-such-family"}', '{"model_type": "llama"}'):
         (tmp_path / "config.json").write_text(config)
         with pytest.raises(BadInput, match="no causal language model") as error:
-            open_model(tmp_path, device=CPU, dtype="auto")
+            open_model(tmp_path, device=CPU, dtype="float32")
         assert "\n" not in str(error.value)
+
+
+def test_only_a_task_of_texts_needs_a_tokenizer(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    assert open_tokenizer(folder, prompts=[Prompt(token_ids=(1,), answer={}, key="numbers")]) is None
+    with pytest.raises(BadInput, match="has no tokenizer") as error:
+        open_tokenizer(folder, prompts=[Prompt(text="one", answer={}, key="one")])
+    assert "\n" not in str(error.value)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flatout.engines.evolution.tasks import Prompt
-from flatout.engines.evolution.training.texts import Texts, open_tokenizer
+from flatout.engines.evolution.training.models import open_tokenizer
+from flatout.engines.evolution.training.texts import Texts
 from flatout.errors import BadInput
 
 WORDS = ["<end>", "<unk>", "one", "two", "\n", "two\n", "user:"]
@@ -65,9 +66,3 @@ def test_a_chat_template_is_used_where_there_is_one() -> None:
     assert Texts(tokenizer()).ids(prompt) == (3,)
     with pytest.raises(BadInput, match="no chat template"):
         Texts(tokenizer(), chat=True)
-
-
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="has no tokenizer") as error:
-        open_tokenizer(tmp_path, prompts=[asked("one")])
-    assert "\n" not in str(error.value)

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flatout import runs
+from flatout.engines.evolution.settings import read_settings
 from flatout.engines.evolution.training import trainer
-from flatout.engines.evolution.training.log import EpochRecord, read_log
+from flatout.engines.evolution.training.records import EpochRecord, read_log
 from flatout.engines.evolution.training.trainer import evolve, open_run
 from flatout.errors import BadInput, Interrupted
 from tests.support.evolution import save_tiny, tiny_settings
@@ -34,7 +36,7 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 def test_a_run_leaves_its_log_its_checkpoints_its_model_and_a_plot(model: Path, tmp_path: Path) -> None:
     out, seen, notes = tmp_path / "run", [], []
     settings = tiny_settings(model, out, save_model=True)
-    outcome = evolve(settings, on_epoch=seen.append, on_note=notes.append)
+    outcome = evolve(settings, on_event=seen.append, on_progress=notes.append)
     assert [record.epoch for record in seen] == [0, 1, 2, 3, 4]
     assert [record.reward_heldout is not None for record in seen] == [True, False, True, False, True]
     assert seen == read_log(out)
@@ -154,7 +156,7 @@ def test_a_reward_that_raises_costs_its_rows_and_is_told(
     )
     monkeypatch.syspath_prepend(tmp_path)
     seen, notes = [], []
-    evolve(rewarded(tmp_path, "odd_rewards:of_odd"), on_epoch=seen.append, on_note=notes.append)
+    evolve(rewarded(tmp_path, "odd_rewards:of_odd"), on_event=seen.append, on_progress=notes.append)
     assert seen[-1].failed_rows is not None and 0 < seen[-1].failed_rows < 16 * 4
     assert seen[-1].failed_rows % 16 == 0  # every member fails on the same prompts
     assert seen[-1].reward_train is not None
@@ -165,7 +167,7 @@ def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> Non
     seen, notes = [], []
     with pytest.raises(BadInput, match="all 64 rewards of the first epoch failed"):
         # a text divided by a mapping
-        evolve(rewarded(tmp_path, "operator:truediv"), on_epoch=seen.append, on_note=notes.append)
+        evolve(rewarded(tmp_path, "operator:truediv"), on_event=seen.append, on_progress=notes.append)
     assert [record.epoch for record in seen] == [0]
     assert all("TypeError" in note for note in notes if "rewards failed" in note)
     assert sum("rewards failed" in note for note in notes) > 1, notes  # of the held-out prompts too
@@ -174,7 +176,7 @@ def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> Non
 def test_a_finished_run_keeps_its_score_when_it_is_resumed(model: Path, tmp_path: Path) -> None:
     settings, notes = tiny_settings(model, tmp_path / "run"), []
     first = evolve(settings)
-    again = evolve(settings, resume=True, on_note=notes.append)
+    again = evolve(settings, resume=True, on_progress=notes.append)
     assert again.score is not None and again.score == first.score
     assert "epoch 4 is done: nothing is left to train; --epochs asks for more" in notes
 
@@ -183,7 +185,7 @@ def test_a_tiny_model_learns_to_copy_digits(model: Path, tmp_path: Path) -> None
     """Chance is one digit in ten; half of them right is a model that looks at the right place."""
     seen: list[EpochRecord] = []
     settings = tiny_settings(model, tmp_path / "run", population=128, prompts=8, epochs=100, rows=256)
-    evolve({**settings, "evaluate_every": 100, "checkpoint_every": 100}, on_epoch=seen.append)
+    evolve({**settings, "evaluate_every": 100, "checkpoint_every": 100}, on_event=seen.append)
     rewards = [record.reward_train or 0.0 for record in seen[1:]]
     assert sum(rewards[:5]) / 5 < 0.2
     assert sum(rewards[-20:]) / 20 > 0.4
@@ -204,8 +206,9 @@ def test_what_cannot_be_resumed_is_refused(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_not_begin_is_begun(model: Path, tmp_path: Path) -> None:
-    config, found = open_run(tiny_settings(model, tmp_path / "run"), resume=True)
-    assert found is None and config.population == 16
+    out = tmp_path / "run"
+    settings, found = open_run(tiny_settings(model, out), out, resume=True)
+    assert found is None and settings.population == 16
 
 
 def test_a_process_that_was_started_again_resumes(
@@ -215,7 +218,7 @@ def test_a_process_that_was_started_again_resumes(
     evolve(tiny_settings(model, out, epochs=2))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     seen: list[EpochRecord] = []
-    evolve(tiny_settings(model, out), on_epoch=seen.append)
+    evolve(tiny_settings(model, out), on_event=seen.append)
     assert [record.epoch for record in seen] == [3, 4]
 
 
@@ -227,7 +230,7 @@ def test_another_number_of_threads_is_told(
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        evolve({"out": str(out), "epochs": 2}, resume=True, on_note=notes.append)
+        evolve({"out": str(out), "epochs": 2}, resume=True, on_progress=notes.append)
     finally:
         torch.set_num_threads(threads)
     assert any("last bits" in note for note in notes)
@@ -242,3 +245,37 @@ def test_int8_weights_run_too(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     evolve(tiny_settings(model, out, arithmetic="int8", lr=0.3, epochs=1))
     assert tensors(out, 1)["integers/model.layers.0.mlp.down_proj"].dtype == torch.int8
+
+
+def test_without_a_folder_a_run_lands_among_all_runs_and_resumes_there(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLATOUT_RUNS", raising=False)
+    settings = tiny_settings(model, tmp_path, epochs=1)
+    del settings["out"]
+    outcome = evolve(settings)
+    [(folder, run)] = runs.list_runs()
+    assert outcome.out == str(folder) and folder.is_relative_to(tmp_path / ".flatout" / "runs")
+    assert (run.kind, run.end, runs.state_of(run)) == ("evolve", "finished", "ended")
+    again = evolve({"epochs": 2}, resume=True)
+    assert (again.out, again.epochs) == (outcome.out, 2)
+    # A run folder stands wherever a settings file does.
+    more = evolve({**read_settings(folder), "epochs": 3}, resume=True)
+    assert (more.out, more.epochs) == (outcome.out, 3)
+
+
+def test_a_run_that_fails_says_so_in_its_folder(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(BadInput, match="all 64 rewards"):
+        evolve(rewarded(tmp_path, "operator:truediv"))
+    assert "all 64 rewards" in (runs.read_run(out).end or "")
+
+
+@pytest.mark.parametrize("noise", ["int8", "normal"])
+def test_half_precision_without_bfloat16_runs_too(noise: str, model: Path, tmp_path: Path) -> None:
+    """What a T4 computes in."""
+    out, seen = tmp_path / "run", []
+    evolve(tiny_settings(model, out, dtype="float16", noise=noise, epochs=2), on_event=seen.append)
+    assert [record.epoch for record in seen] == [0, 1, 2]
+    assert tensors(out, 2)["master/model.layers.0.mlp.down_proj"].dtype == torch.float32

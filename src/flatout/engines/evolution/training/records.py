@@ -1,7 +1,9 @@
-"""The log of a run of evolution: a line per epoch.
+"""What a run of evolution writes down: a line of log per epoch, and the small part of a checkpoint.
 
 An epoch without an evaluation has no held-out reward, not 0.  A run that resumes from a checkpoint does some
-epochs a second time, and the later line counts.
+epochs a second time, and the later line counts.  Noise is a function of the seed and the epoch, so a
+checkpoint keeps no generator's state: the masters, the optimizer's state and what is here are all it takes to
+go on bit for bit.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 from flatout.codec import encode
 from flatout.engines.run import log
+from flatout.engines.run.checkpoints import Checkpoints
 
 NO_CURVES = ("epoch", "epochs", "statistics")
 
@@ -32,13 +35,18 @@ class EpochRecord:
     statistics: dict[str, float | None] = field(default_factory=dict)  # of the update, by name
 
 
+def _curves(record: EpochRecord) -> dict[str, Any]:
+    values = {name: value for name, value in encode(record).items() if name not in NO_CURVES}
+    return {"evolution": {**values, **record.statistics}}
+
+
 KIND = log.LogKind(
     format="flatout-evolution-log",
     version=1,
     what="an evolution run",
     record=EpochRecord,
     key=lambda record: (record.epoch,),
-    curves=lambda record: {"evolution": _curves(encode(record))},
+    curves=_curves,
 )
 
 
@@ -47,6 +55,22 @@ def read_log(folder: Path) -> list[EpochRecord]:
     return log.read_log(folder, KIND)
 
 
-def _curves(values: dict[str, Any]) -> dict[str, Any]:
-    named = {name: value for name, value in values.items() if name not in NO_CURVES}
-    return {**named, **values["statistics"]}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvolutionState:
+    """The small part of a checkpoint."""
+
+    epoch: int  # epochs that are complete
+    config: dict[str, Any]  # the settings
+    fingerprint: str  # of the weights before training
+    threads: int  # CPU threads; another number may round sums in another order
+    rows: int
+    chunk_members: int
+    max_tokens: int
+    untrained_score: float | None
+    elapsed_s: float
+    version: int = 1
+
+
+def checkpoints_of(out: Path) -> Checkpoints[EvolutionState]:
+    """The checkpoints of the run in a folder."""
+    return Checkpoints(out / "checkpoints", counter="epoch", state=EvolutionState, extra="evolution")

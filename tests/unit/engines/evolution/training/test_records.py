@@ -13,7 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.training.log import KIND, EpochRecord, read_log
+from flatout.engines.evolution.training.records import (
+    KIND,
+    EpochRecord,
+    EvolutionState,
+    checkpoints_of,
+    read_log,
+)
 from flatout.engines.run.log import RunLog, log_path
 from flatout.errors import BadInput
 
@@ -79,7 +85,7 @@ def test_an_epoch_done_again_counts_as_done_last(tmp_path: Path) -> None:
 def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from flatout.engines.evolution.training.log import KIND, EpochRecord\n"
+        "from flatout.engines.evolution.training.records import KIND, EpochRecord\n"
         "from flatout.engines.run.log import RunLog\n"
         "log = RunLog(Path(sys.argv[1]), KIND, tensorboard=False)\n"
         "log.write(EpochRecord(epoch=0, reward_train=1.0))\n"
@@ -129,7 +135,7 @@ def test_tensorboard_has_the_curves(tmp_path: Path) -> None:
 def test_without_tensorboard_a_log_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from flatout.engines.evolution.training.log import KIND, EpochRecord\n"
+        "from flatout.engines.evolution.training.records import KIND, EpochRecord\n"
         "from flatout.engines.run.log import RunLog\n"
         "sys.modules['tensorboard'] = None\n"
         "with RunLog(Path(sys.argv[1]), KIND) as log: log.write(EpochRecord(epoch=0))\n"
@@ -146,3 +152,21 @@ def test_without_tensorboard_a_log_needs_no_torch(tmp_path: Path) -> None:
     )
     assert "MissingExtra" in done.stdout and "flatout[plots]" in done.stdout
     assert not (tmp_path / "tensorboard").exists()
+
+
+def test_checkpoints_keep_their_names_and_their_state(tmp_path: Path) -> None:
+    state = EvolutionState(
+        epoch=3,
+        config={"sigma": 0.1, "targets": ["a"], "rows": None},
+        fingerprint="f",
+        threads=1,
+        rows=8,
+        chunk_members=4,
+        max_tokens=64,
+        untrained_score=None,
+        elapsed_s=1.5,
+    )
+    path = checkpoints_of(tmp_path).save(3, state=state, files={"tensors": {}})
+    assert path == tmp_path / "checkpoints" / "epoch-000003"
+    found = checkpoints_of(tmp_path).latest()
+    assert found is not None and found.state == state
