@@ -156,6 +156,11 @@ class Sample:
     notes: tuple[str, ...] = field(default=(), metadata=EVERY)  # what happened: a gap, a GPU lost or back
     missing: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def start_s(self) -> float:
+        """When the time it stands for began."""
+        return self.time_s - (self.span_s or 0.0)
+
     def gpu(self, index: int | None) -> GpuSample | None:
         """The whole GPU with NVML's number `index`."""
         return next((gpu for gpu in self.gpus if gpu.index == index and gpu.mig_index is None), None)

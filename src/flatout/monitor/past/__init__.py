@@ -1,6 +1,6 @@
 """Runs afterwards: the log, its figures, and what is made of them.
 
-history.py    the log of a run, in three tiers;  history_tail.py  its end, and what is appended
+history.py    the log of a run, in three tiers: written, read, followed while another process writes it
 playback.py   the log played again
 recorded.py   a whole run in some hundred points;  summary.py  its figures;  compare.py  of two runs
 report.py     one HTML page (curves.py, report.css);  plots.py  one picture

@@ -29,6 +29,8 @@ MIB = 2**20
 DIGITS = 5
 ROUNDING_S = 1.0  # of a span of hours, with that many digits
 MOST_PENDING = 60
+MOST_BYTES = 2 * MIB  # of the end of a tier
+RAW = "raw"
 NAME = re.compile(r"(?P<tier>\w+)-(?P<number>\d{6,})\.jsonl(\.gz)?")
 
 
@@ -43,7 +45,7 @@ class Grain:
 
 
 GRAINS = (
-    Grain(name="raw", period_s=0.0, budget_bytes=20 * MIB, segment_bytes=MIB),
+    Grain(name=RAW, period_s=0.0, budget_bytes=20 * MIB, segment_bytes=MIB),
     Grain(name="minutes", period_s=60.0, budget_bytes=16 * MIB, segment_bytes=MIB),
     Grain(name="hours", period_s=3600.0, budget_bytes=4 * MIB, segment_bytes=MIB // 4),
 )
@@ -128,12 +130,10 @@ class _Tier:
 
     def _shrink(self) -> None:
         """Leave room for one more file within the budget."""
-        files = segments(self._folder, self._grain.name)
-        sizes = [path.stat().st_size for path in files]
-        room = self._grain.budget_bytes - self._grain.segment_bytes
-        total = sum(sizes)
-        for path, size in zip(files, sizes, strict=True):
-            if total <= room:
+        sizes = {path: path.stat().st_size for path in segments(self._folder, self._grain.name).values()}
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= self._grain.budget_bytes - self._grain.segment_bytes:
                 return
             path.unlink()
             total -= size
@@ -167,45 +167,108 @@ def _compress(path: Path) -> None:
 # Reading
 
 
-def segments(folder: Path, tier: str) -> list[Path]:
-    """The files of a tier, oldest first."""
+def segments(folder: Path, tier: str) -> dict[int, Path]:
+    """The files of a tier by their numbers, oldest first."""
     found: dict[int, Path] = {}
     for path in folder.iterdir():
         match = NAME.fullmatch(path.name)
         # Where a crash left a file and its compressed twin, they hold the same.
         if match is not None and match["tier"] == tier:
             found[int(match["number"])] = path
-    return [found[number] for number in sorted(found)]
+    return dict(sorted(found.items()))
 
 
 def read_tier(folder: Path, tier: str, *, after_s: float = float("-inf")) -> Iterator[Sample]:
     """The samples of one tier later than `after_s`, oldest first, one file in memory at a time."""
-    for path in segments(folder, tier):
-        whole = whole_lines(path)
+    for path in segments(folder, tier).values():
+        whole = _whole_lines(path)
         if whole is None:  # it was compressed or dropped since it was listed
-            whole = whole_lines(path.with_name(f"{path.name}.gz"))
+            whole = _whole_lines(path.with_name(f"{path.name}.gz"))
         yield from (sample for sample in parse_lines(whole or b"") if sample.time_s > after_s)
 
 
-def replay(folder: Path) -> Iterator[Sample]:
-    """The whole run at the finest grain that is left of each part of it, oldest first."""
+def replay(folder: Path, *, finest: str = RAW) -> Iterator[Sample]:
+    """The whole run, oldest first, at the finest grain that is left of each part of it.
+
+    With `finest="minutes"` seconds are read only of the end, which is not yet a whole minute.
+    """
     tiers = [grain.name for grain in reversed(GRAINS)]
-    starts = [next((_start_s(sample) for sample in read_tier(folder, tier)), None) for tier in tiers]
+    if finest != RAW:
+        tiers.remove(RAW)
+    starts = [next((sample.start_s for sample in read_tier(folder, tier)), None) for tier in tiers]
     end_s = float("-inf")
     for position, tier in enumerate(tiers):
         finer = [start_s for start_s in starts[position + 1 :] if start_s is not None]
         for sample in read_tier(folder, tier, after_s=end_s):
-            if finer and _start_s(sample) >= min(finer) - ROUNDING_S:
+            if finer and sample.start_s >= min(finer) - ROUNDING_S:
                 break
             yield sample
             end_s = sample.time_s
+    if finest != RAW:
+        yield from (sample for sample in read_end(folder, RAW) if sample.time_s > end_s)
 
 
-def _start_s(sample: Sample) -> float:
-    return sample.time_s - (sample.span_s or 0.0)
+def read_end(folder: Path, tier: str, *, most_bytes: int = MOST_BYTES) -> Iterator[Sample]:
+    """The samples of the last files of a tier, some `most_bytes` of lines."""
+    for _, lines in _last_files(folder, tier, most_bytes):
+        yield from parse_lines(lines)
 
 
-def whole_lines(path: Path) -> bytes | None:
+class HistoryTail:
+    """The log of a run that another process keeps: `past` once, then `more` again and again.
+
+    Only the last megabytes of each tier are read, so that a run of a month opens as fast as one of an hour.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._number = 0  # of the file that was read last
+        self._offset = 0  # how far
+
+    def past(self) -> list[Sample]:
+        """The run so far, each part at the finest grain that is near its end, oldest first."""
+        samples: list[Sample] = []
+        for grain in GRAINS:
+            files = _last_files(self.folder, grain.name, MOST_BYTES)
+            if files and grain.name == RAW:
+                self._number, self._offset = files[-1][0], len(files[-1][1])
+            start_s = samples[0].start_s if samples else float("inf")
+            found = (sample for _, lines in files for sample in parse_lines(lines))
+            samples = [sample for sample in found if sample.time_s <= start_s] + samples
+        return samples
+
+    def more(self) -> list[Sample]:
+        """What was appended since; nothing where the folder is gone."""
+        samples: list[Sample] = []
+        with contextlib.suppress(OSError):
+            for number, path in segments(self.folder, RAW).items():
+                if number < self._number:
+                    continue
+                whole = _whole_lines(path)
+                if whole is None:
+                    break  # compressed at this moment: it is there again next time, under its other name
+                start = self._offset if number == self._number else 0
+                samples += parse_lines(whole[start:])
+                self._number, self._offset = number, len(whole)
+        return samples
+
+
+def _last_files(folder: Path, tier: str, most_bytes: int) -> list[tuple[int, bytes]]:
+    """(number, whole lines) of the last files of a tier, oldest first; none where the folder is gone."""
+    found: list[tuple[int, bytes]] = []
+    size = 0
+    with contextlib.suppress(OSError):
+        for number, path in reversed(segments(folder, tier).items()):
+            if size >= most_bytes:
+                break
+            whole = _whole_lines(path)
+            if whole is not None:
+                found.append((number, whole))
+                size += len(whole)
+    return found[::-1]
+
+
+def _whole_lines(path: Path) -> bytes | None:
     """A file of a log but for a line that is still being written; None where it cannot be read."""
     try:
         data = path.read_bytes()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import BadInput
-from flatout.monitor.past.history import GRAINS, parse_lines, read_tier, replay, segments, whole_lines
+from flatout.monitor.past.history import GRAINS, read_end, read_tier, replay
 from flatout.monitor.sample import Sample, merge
 from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
 from flatout.monitor.verdicts.window import Verdict, Window
@@ -26,7 +26,6 @@ POINTS_PER_STRETCH = 5
 SHORTEST_STRETCH_S = 10.0
 MINUTE_S = 60.0
 MOST_NOTES = 50
-TAIL_FILES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +50,7 @@ class Recorded:
 
     @property
     def start_s(self) -> float:
-        first = self.points[0]
-        return first.time_s - (first.span_s or 0.0)
+        return self.points[0].start_s
 
     @property
     def end_s(self) -> float:
@@ -71,11 +69,13 @@ def read_recorded(folder: Path) -> Recorded:
     points: list[Sample] = []
     stretches: list[Stretch] = []
     notes: deque[tuple[float, str]] = deque(maxlen=MOST_NOTES)
-    for samples in _groups(_samples(folder, stretch_s / POINTS_PER_STRETCH), start_s, stretch_s):
+    point_s = stretch_s / POINTS_PER_STRETCH
+    logged = replay(folder, finest="raw" if point_s < MINUTE_S else "minutes")
+    for samples in _groups(logged, start_s, stretch_s):
         stretches.append(
-            Stretch(start_s=_start_s(samples[0]), end_s=samples[-1].time_s, verdict=_verdict(samples))
+            Stretch(start_s=samples[0].start_s, end_s=samples[-1].time_s, verdict=_verdict(samples))
         )
-        points += _points(samples, stretch_s / POINTS_PER_STRETCH, start_s)
+        points += [merge(group) for group in _groups(samples, start_s, point_s)]
         notes += [(sample.time_s, note) for sample in samples for note in sample.notes]
     return Recorded(
         folder=folder,
@@ -89,40 +89,15 @@ def read_recorded(folder: Path) -> Recorded:
 
 def _ends(folder: Path) -> tuple[float, float]:
     """When the log begins and ends, without reading all of it."""
-    firsts = [next(read_tier(folder, grain.name), None) for grain in GRAINS]
-    starts = [_start_s(first) for first in firsts if first is not None]
-    ends = [sample.time_s for grain in GRAINS for sample in _tail(folder, grain.name)]
+    tiers = [grain.name for grain in GRAINS]
+    starts = [first.start_s for tier in tiers if (first := next(read_tier(folder, tier), None)) is not None]
+    ends = [sample.time_s for tier in tiers for sample in read_end(folder, tier, most_bytes=1)]
     if not starts or not ends:
         raise BadInput(f"the run {folder.name} has no samples", hint="it ended before the first was taken")
     return min(starts), max(ends)
 
 
-def _samples(folder: Path, point_s: float) -> Iterator[Sample]:
-    if point_s < MINUTE_S:
-        yield from replay(folder)
-        return
-    # The hours for what lies before the first minute, the minutes, and what came after the last of them.
-    first_minute = next(read_tier(folder, "minutes"), None)
-    end_s = float("-inf")
-    for sample in read_tier(folder, "hours"):
-        if first_minute is None or _start_s(sample) < _start_s(first_minute) - 1.0:
-            yield sample
-            end_s = sample.time_s
-    for sample in read_tier(folder, "minutes", after_s=end_s):
-        yield sample
-        end_s = sample.time_s
-    for sample in _tail(folder, "raw"):
-        if sample.time_s > end_s:
-            yield sample
-
-
-def _tail(folder: Path, tier: str) -> list[Sample]:
-    """The samples of the last files of a tier; torn lines are dropped."""
-    files = segments(folder, tier)[-TAIL_FILES:]
-    return [sample for path in files for sample in parse_lines(whole_lines(path) or b"")]
-
-
-def _groups(samples: Iterator[Sample], start_s: float, length_s: float) -> Iterator[list[Sample]]:
+def _groups(samples: Iterable[Sample], start_s: float, length_s: float) -> Iterator[list[Sample]]:
     """Samples of the same stretch together."""
     group: list[Sample] = []
     for sample in samples:
@@ -139,10 +114,6 @@ def _slot(sample: Sample, start_s: float, length_s: float) -> int:
     return max(math.ceil((sample.time_s - start_s) / length_s) - 1, 0)
 
 
-def _points(samples: list[Sample], length_s: float, start_s: float) -> list[Sample]:
-    return [merge(group) for group in _groups(iter(samples), start_s, length_s)]
-
-
 def _verdict(samples: Sequence[Sample]) -> Verdict | None:
     """The same questions as live, asked of a stretch of any length."""
     samples = stepping(samples)
@@ -150,7 +121,3 @@ def _verdict(samples: Sequence[Sample]) -> Verdict | None:
         return None
     window = Window(samples=samples, mean=merge(samples))
     return next((answer for question in QUESTIONS if (answer := question(window)) is not None), None)
-
-
-def _start_s(sample: Sample) -> float:
-    return sample.time_s - (sample.span_s or 0.0)

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from flatout.monitor.past.history_tail import RunLog
+from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.events import BEAT, RETRY, event
@@ -55,7 +55,7 @@ class Feed:
         self.catalogue = Catalogue(sampler=sampler, folders=folders, root=root)
         self.clients: set[Client] = set()
         self.streams: dict[str, Stream] = {}
-        self._logs: dict[str, RunLog] = {}
+        self._logs: dict[str, HistoryTail] = {}
         self._sampler = sampler
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
@@ -71,7 +71,7 @@ class Feed:
         sampler, key = self._sampler, self.catalogue.own_key
         if sampler is None or key is None:
             return
-        logged = [] if sampler.job is None else await asyncio.to_thread(RunLog(sampler.job.folder).past)
+        logged = [] if sampler.job is None else await asyncio.to_thread(HistoryTail(sampler.job.folder).past)
         sampler.listeners.append(self.hear)  # first: a sample that comes twice is kept once
         recent = sampler.recent()
         start_s = recent[0].time_s if recent else float("inf")
@@ -188,7 +188,7 @@ class Feed:
         for key in list(dict.fromkeys(keys))[:MOST_OPEN]:
             async with self._opening:  # of browsers that ask at once, the first reads for all
                 if key not in self.streams and (folder := self.catalogue.folders.get(key)) is not None:
-                    log = RunLog(folder)
+                    log = HistoryTail(folder)
                     self.streams[key] = Stream(key, await asyncio.to_thread(log.past))
                     self._logs[key] = log
                 if key in self.streams:
