@@ -21,7 +21,9 @@ from flatout.monitor.past.history import (
     segments,
 )
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
+from tests.support.monitor_web import START_S as WIDE_START_S
 from tests.support.monitor_web import logged_run
+from tests.support.monitor_web import sample as wide_sample
 
 SMALL = (
     Grain(name="raw", period_s=0.0, budget_bytes=20_000, segment_bytes=4_000),
@@ -169,18 +171,18 @@ WIDER = (
 
 
 def seconds(samples: list[object]) -> list[float]:
-    return [one.time_s - START_S for one in samples]  # type: ignore[attr-defined]
+    return [one.time_s - WIDE_START_S for one in samples]  # type: ignore[attr-defined]
 
 
 def test_the_past_is_the_log_and_more_is_what_was_appended(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path)
     for second in range(5):
-        writer(sample(second))
+        writer(wide_sample(second))
     log = HistoryTail(tmp_path)
     assert seconds(log.past()) == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert log.more() == []
-    writer(sample(5))
-    writer(sample(6))
+    writer(wide_sample(5))
+    writer(wide_sample(6))
     assert seconds(log.more()) == [5.0, 6.0]
     assert log.more() == []
     writer.close()
@@ -188,11 +190,11 @@ def test_the_past_is_the_log_and_more_is_what_was_appended(tmp_path: Path) -> No
 
 def test_every_sample_is_seen_once_while_files_fill_and_are_compressed(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, grains=WIDER)
-    writer(sample(0))
+    writer(wide_sample(0))
     log = HistoryTail(tmp_path)
     seen = seconds(log.past())
     for second in range(1, 90):
-        writer(sample(second))
+        writer(wide_sample(second))
         if second % 3 == 0:
             seen += seconds(log.more())
     writer.close()
@@ -203,8 +205,8 @@ def test_every_sample_is_seen_once_while_files_fill_and_are_compressed(tmp_path:
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path)
-    writer(sample(0))
-    writer(sample(1))
+    writer(wide_sample(0))
+    writer(wide_sample(1))
     writer.close()
     path = tmp_path / "raw-000001.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
@@ -217,7 +219,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_left_out_and_a_folder_may_vanish(tmp_path: Path) -> None:
-    folder = logged_run(tmp_path, [sample(0), sample(1)])
+    folder = logged_run(tmp_path, [wide_sample(0), wide_sample(1)])
     path = folder / "raw-000001.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b'{"time_s": "when"}\n\xff\xfe\n[]\n' + second)
@@ -232,10 +234,10 @@ def test_a_damaged_line_is_left_out_and_a_folder_may_vanish(tmp_path: Path) -> N
 
 def test_a_file_cut_while_it_was_compressed_is_read_later(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path)
-    writer(sample(0))
+    writer(wide_sample(0))
     log = HistoryTail(tmp_path)
     log.past()
-    writer(sample(1))
+    writer(wide_sample(1))
     writer.close()
     path = tmp_path / "raw-000001.jsonl"
     whole = gzip.compress(path.read_bytes())
@@ -250,7 +252,7 @@ def test_a_file_cut_while_it_was_compressed_is_read_later(tmp_path: Path) -> Non
 def test_of_a_long_run_the_end_is_fine_and_the_beginning_coarse(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, grains=WIDER)
     for second in range(0, 7200, 10):
-        writer(sample(second))
+        writer(wide_sample(second))
     writer.close()
     past = HistoryTail(tmp_path).past()
     times = seconds(past)  # type: ignore[arg-type]
