@@ -74,6 +74,20 @@ def test_training_on_a_thread(tmp_path: Path) -> None:
     assert (evidence.phase_s("backward") or 0.0) > 0.0
 
 
+def test_a_thread_that_waits_for_the_end_of_training_does_not_hold_up_the_report(tmp_path: Path) -> None:
+    evidence = diagnose("misbehaves.py", "watched", save=tmp_path / "evidence.json").measured
+    assert arms(evidence) == ARMS
+
+
+def test_a_script_that_leaves_without_cleaning_up_is_reported(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "leave", save=tmp_path / "evidence.json")
+    assert outcome.code == 3, outcome.stderr
+    assert outcome.evidence is not None
+    assert (outcome.evidence.job.ended, outcome.evidence.job.exit_code) == ("finished", 3)
+    assert len(outcome.evidence.steps) == 59
+    assert "59 observed" in outcome.stdout
+
+
 def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Path) -> None:
     outcome = diagnose("misbehaves.py", "half", save=tmp_path / "evidence.json")
     evidence = outcome.measured

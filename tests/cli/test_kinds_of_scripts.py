@@ -168,6 +168,14 @@ def test_a_compiled_model_is_counted_by_its_own_lines_and_not_compiled_again(tmp
     assert {step.num_forwards for step in evidence.steps} == {1}
 
 
+def test_parts_that_are_compiled_by_themselves_stay_compiled(tmp_path: Path) -> None:
+    """A wrapper that dynamo compiles is one code for all parts, and one code gets eight graphs."""
+    outcome = diagnose("compiled_parts.py", save=tmp_path / "evidence.json")
+    assert arms(outcome.measured) == ARMS
+    assert "compiled 24 graphs" in outcome.stdout  # each part for the full batch, and once for half of it
+    assert "recompile_limit" not in outcome.stderr
+
+
 def test_evaluation_is_not_taken_for_training(tmp_path: Path) -> None:
     evidence = diagnose("evaluation.py", save=tmp_path / "evidence.json").measured
     assert evidence.job.anchor == "SGD.step"

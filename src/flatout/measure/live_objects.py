@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, compress, tee
-from operator import call
 from typing import Any
 
 LONGEST_ALONE_S = 5.0
@@ -32,6 +32,7 @@ def live_objects(types: Iterable[type]) -> list[Any]:
         raise ValueError("a tuple may be under construction in another thread")
     with _without_collection():
         gc.collect(0)  # everything is older than the iterators below, which must not find themselves
+        call: Any = operator.call
         lists = map(call, (*(partial(gc.get_objects, number) for number in OLDER), BEHIND.copy))
         objects, again = tee(chain.from_iterable(lists))
         is_wanted = map(wanted.__contains__, map(id, map(type, again)))

@@ -1,10 +1,16 @@
-"""Attribute replacements that can be taken back, newest first."""
+"""Attribute replacements that can be taken back, newest first.
+
+torch.compile would take a replaced function for the user's: every module called through one wrapper shares
+its code, and after a few of them dynamo gives up on that code.  It is told to pass over our frames and to go
+on with those they call.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 
@@ -21,6 +27,7 @@ class Patches:
         )
         if isinstance(value, FunctionType):  # frameworks read the signature, Lightning that of DataLoader
             functools.update_wrapper(value, getattr(owner, name))
+            _hide_from_dynamo(value.__code__)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, before))
 
@@ -30,3 +37,11 @@ class Patches:
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()
+
+
+def _hide_from_dynamo(code: CodeType) -> None:
+    """Mark frames of `code` as ones to skip; torch's C code remembers it before dynamo is imported."""
+    if "torch" in sys.modules:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+        set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

@@ -1,5 +1,6 @@
 """A loop that ends badly, or will not end, in the way its first argument names."""
 
+import os
 import sys
 import threading
 
@@ -42,11 +43,19 @@ def train():
                 raise Unlucky("the third step")
             if WAY == "exit" and num_steps == 3:
                 sys.exit(3)
+            if WAY == "leave" and num_steps == 60:
+                os._exit(3)
 
 
 if WAY == "thread":
     thread = threading.Thread(target=train)
     thread.start()  # nobody joins it: the interpreter waits for it at its end
+elif WAY == "watched":
+    trained = threading.Event()
+    watcher = threading.Thread(target=trained.wait)  # a logger that goes on to the end of training
+    watcher.start()
+    train()
+    trained.set()
 elif WAY == "idle":
     print("nothing to train")
 else:

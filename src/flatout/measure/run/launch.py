@@ -62,6 +62,12 @@ def check_command(command: Sequence[str], *, module: bool) -> None:
         raise BadInput(f"{target} is a folder", hint="name the script inside it")
     if not os.access(path, os.R_OK):
         raise BadInput(f"{target} cannot be read")
+    if path.suffix == ".ipynb":
+        raise BadInput(
+            f"{target} is a notebook, not a script",
+            hint="call flatout.diagnose(step, loader) in a cell, or write it as a script with "
+            "'jupyter nbconvert --to script'",
+        )
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:

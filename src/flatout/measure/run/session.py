@@ -2,7 +2,8 @@
 
 Ending means raising a private BaseException at a step end: `finally` blocks and context managers of the
 script run (they may write a checkpoint), ordinary `except Exception` handlers let it pass.  A script
-that swallows it is ended by force after the evidence is on disk.
+that swallows it is ended by force after the evidence is on disk, and so are threads that wait for an end of
+training which will not come.  A script that leaves by `os._exit` is kept until the evidence is written.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.run.assemble import Assembly, Ending
@@ -31,6 +32,7 @@ from flatout.measure.run.ranks import keep_attempts_apart
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3
 MOST_WORDS = 300
+_exit = os._exit
 PYTHONS_OWN_HANDLERS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -85,6 +87,7 @@ class Session:
     def run(self) -> int:
         """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
         self.observer.install()
+        self.observer.patches.replace(os, "_exit", self._exit_once_saved)
         keep_attempts_apart(self.observer.patches)
         for number, handler in PYTHONS_OWN_HANDLERS.items():
             signal.signal(number, self._interrupt)
@@ -100,6 +103,8 @@ class Session:
             self.saved = False
             ending = Ending("measured", ending.exit_code, ending.error)
         code = self._save(ending)
+        if self.num_stops and any(_own_threads()):
+            self._leave(code)
         if code == 0 and in_half and ending.exit_code and ending.ended != "interrupted":
             return HALF_FAILED
         if code == 0 and self.options.keep_running:
@@ -184,12 +189,21 @@ class Session:
             self._timer.start()
 
     def _end_by_force(self) -> None:
-        code = self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130))
+        self._leave(self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130)))
+
+    def _exit_once_saved(self, code: int) -> NoReturn:
+        """`os._exit` as the script calls it; processes that it forked leave at once."""
+        if os.getpid() == self._pid:
+            self._save(Ending("finished", code))
+        _exit(code)
+
+    def _leave(self, code: int) -> NoReturn:
+        """End this process and its workers, whatever threads the script has left."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():
             child.kill()
-        os._exit(code)
+        _exit(code)
 
     def _end_workers(self) -> None:
         for iterator in list(self.observer.loaders.iterators):
@@ -246,9 +260,15 @@ class _ScriptAlias(ModuleType):
 
 def _join_threads() -> None:
     """A script ends when its last thread does; Python waits for them at its own end, too late for us."""
+    for thread in _own_threads():
+        thread.join()
+
+
+def _own_threads() -> Iterator[threading.Thread]:
+    """Threads without which Python does not end."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+            yield thread
 
 
 def _leave_out_own_frames(shown: traceback.TracebackException) -> None:

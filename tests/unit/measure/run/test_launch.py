@@ -33,12 +33,16 @@ def run_job(command: list[str], path: Path, **changes: Any) -> Any:
 # -- before anything starts
 
 
+NOTEBOOK = Path(__file__).parents[3] / "data" / "notebook.ipynb"
+
+
 @pytest.mark.parametrize(
     ("command", "module", "message"),
     [
         ([], False, "no script given"),
         (["absent.py"], False, "no script at absent.py"),
         (["."], False, ". is a folder"),
+        ([str(NOTEBOOK)], False, "is a notebook, not a script"),
         (["no_such_module_anywhere.train"], True, "no module named 'no_such_module_anywhere'"),
     ],
 )
