@@ -1,0 +1,245 @@
+"""Charts as one PNG or SVG file, for a paper, a ticket or a chat.
+
+The panels' drawings are placed on one canvas of pixels.  SVG is that list of marks written down, in literal
+colours that every viewer knows; PNG is the same list drawn by matplotlib (extra `plots`).
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.atomic_files import write_whole
+from flatout.errors import BadInput, import_extra
+from flatout.page.charts import Chart, Drawing, Key, Mark, Matrix, foot_of
+from flatout.page.inline import DARKEST, PALEST, anchor_at, svg_mark
+from flatout.page.markup import tag
+from flatout.page.printable import printable, shorten
+from flatout.page.tokens import LIGHT
+from flatout.units import UNKNOWN
+
+WIDTH = 1100.0
+MARGIN, GAP = 18.0, 30.0  # around the canvas, between panels
+GUTTER, LINE, ROW = 64.0, 17.0, 26.0  # left of a drawing, a line of words, a row of a matrix
+LETTER = 6.2  # pixels of a letter, about
+LONGEST_TITLE, LONGEST_NAME = 120, 26
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """A chart with its title; None is a chart of which nothing is known."""
+
+    title: str
+    chart: Chart | None
+    width: float = 1.0  # against the other panels of its row
+
+
+def write_figure(path: Path, panels: Sequence[Panel], *, title: str, num_columns: int = 2) -> Path:
+    """Draw panels in rows of `num_columns` into a file, PNG or SVG by the suffix of `path`."""
+    kind = path.suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise BadInput(f"{path} is neither a .png nor a .svg file", hint="give one of these endings")
+    marks, height = _canvas(panels, title=title, num_columns=num_columns)
+    write_whole(path, _svg(marks, height) if kind == ".svg" else _png(marks, height))
+    return path
+
+
+# Placing
+
+
+def _canvas(panels: Sequence[Panel], *, title: str, num_columns: int) -> tuple[list[Mark], float]:
+    marks = [_text(shorten(printable(title), LONGEST_TITLE), MARGIN, MARGIN + 10, size=14.0, colour="ink")]
+    y = MARGIN + 34
+    for start in range(0, len(panels), num_columns):
+        row = panels[start : start + num_columns]
+        # A last row that is not full keeps the width of those above it.
+        shares = sum(panel.width for panel in row) + num_columns - len(row)
+        x, deepest = MARGIN, 0.0
+        for panel in row:
+            width = (WIDTH - 2 * MARGIN - GAP * (num_columns - 1)) * panel.width / shares
+            marks.append(_text(panel.title, x, y, size=12.0, colour="ink"))
+            placed, height = _place(panel.chart, x, y + 10, width)
+            marks += placed
+            x, deepest = x + width + GAP, max(deepest, height)
+        y += deepest + GAP
+    return marks, y
+
+
+def _place(chart: Chart | None, x: float, y: float, width: float) -> tuple[list[Mark], float]:
+    """The marks of a chart in pixels, and the height it takes."""
+    if chart is None:
+        return [_text(UNKNOWN, x + width / 2, y + 40, anchor="middle")], 80.0
+    if isinstance(chart, Matrix):
+        return _place_matrix(chart, x, y, width)
+    marks, below = _place_legend(chart.legend, x, y, width)
+    if isinstance(chart, Drawing):
+        left, right, rows = GUTTER, 0.0, [(chart.marks, chart.height)]
+        marks += [
+            _text(text, x + GUTTER - 6, below + level + 4, anchor="end") for text, level in chart.levels
+        ]
+        foot, name = chart.foot, chart.name_across
+    else:
+        left, right = (
+            min(LETTER * max((len(word) for word in words), default=0), LETTER * LONGEST_NAME) + 12
+            for words in ([row.name for row in chart.rows], [row.figure for row in chart.rows])
+        )
+        rows, foot, name = [(row.marks, chart.height + 4) for row in chart.rows], foot_of(chart.across), ""
+        for number, row in enumerate(chart.rows):
+            middle = below + number * (chart.height + 4) + chart.height / 2 + 4
+            marks.append(_text(_short(row.name), x, middle, colour="ink"))
+            marks.append(_text(row.figure, x + width, middle, anchor="end"))
+    inside = width - left - right
+    for drawn, height in rows:
+        marks += [
+            replace(mark, at=tuple((x + left + inside * across, below + down) for across, down in mark.at))
+            for mark in drawn
+            if mark.shape != "hover"
+        ]
+        below += height
+    for text, place in foot:
+        marks.append(_text(text, x + left + inside * place, below + 12, anchor=anchor_at(place, len(foot))))
+    if name:
+        marks.append(_text(name, x + left + inside / 2, below + 12 + LINE, anchor="middle"))
+    return marks, below - y + LINE * (1 + bool(name))
+
+
+def _place_legend(keys: Sequence[Key], x: float, y: float, width: float) -> tuple[list[Mark], float]:
+    """The legend in as many lines as it needs, and where it ends."""
+    marks: list[Mark] = []
+    left, y = x, y + (LINE if keys else 0)
+    for key in keys:
+        words = _short(f"{key.name} {key.value}".strip())
+        needed = LETTER * len(words) + 28
+        if left > x and left + needed > x + width:
+            left, y = x, y + LINE
+        box = ((left, y - 9), (left + 9, y))
+        match key.kind:
+            case "box":
+                marks.append(Mark(shape="rect", at=box, colour=key.colour))
+            case "dashes":
+                at = ((left - 2, y - 4), (left + 11, y - 4))
+                marks.append(Mark(shape="line", at=at, colour=key.colour, dashed=True, size=1.6))
+            case "dot" | "ring":
+                at = ((left + 4.5, y - 4.5),)
+                marks.append(Mark(shape="dot", at=at, colour=key.colour, size=4.5, hollow=key.kind == "ring"))
+        marks.append(_text(words, left + 15, y))
+        left += needed
+    return marks, y + (6 if keys else 0)
+
+
+def _place_matrix(chart: Matrix, x: float, y: float, width: float) -> tuple[list[Mark], float]:
+    names = [_short(name) for name in chart.rows]
+    left = LETTER * max([*map(len, names), 4]) + 10
+    num = len(chart.columns) or len(chart.edges) - 1
+    size = (width - left) / num
+    top = y + LINE + 4
+    marks = [_text(_short(chart.corner), x, y + LINE - 3, size=9.0)]
+    for number, text in enumerate(chart.columns or chart.edges):
+        # Names stand above their column, numbers on the borders between columns.
+        place = x + left + (number + 0.5 * bool(chart.columns)) * size
+        words = text if chart.edges else shorten(text, max(3, int(size / LETTER) - 1))
+        marks.append(_text(words, place, y + LINE - 3, anchor="middle"))
+    for number, (name, line) in enumerate(zip(names, chart.cells, strict=True)):
+        upper, lower = top + number * ROW, top + (number + 1) * ROW
+        marks.append(_text(name, x + left - 8, lower - 9, anchor="end"))
+        for column, cell in enumerate(line):
+            if cell is None:
+                continue
+            at = ((x + left + column * size + 1, upper + 1), (x + left + (column + 1) * size - 1, lower - 1))
+            amount = PALEST + (DARKEST - PALEST) * min(max(cell.strength, 0.0), 1.0)
+            if cell.strength > 0:
+                marks.append(Mark(shape="rect", at=at, colour=cell.colour, opacity=amount))
+            if cell.is_outlined:
+                marks.append(Mark(shape="rect", at=at, hollow=True, size=2.0))
+            middle = (at[0][0] + at[1][0]) / 2
+            marks.append(_text(cell.text, middle, lower - 9, anchor="middle", colour="ink"))
+    bottom = top + len(names) * ROW
+    if chart.name_across:
+        marks.append(_text(chart.name_across, x + left + (width - left) / 2, bottom + 14, anchor="middle"))
+    return marks, bottom - y + LINE
+
+
+def _text(
+    text: str, x: float, y: float, *, anchor: Any = "start", size: float = 11.0, colour: str = "soft"
+) -> Mark:
+    return Mark(shape="text", at=((x, y),), text=printable(text), anchor=anchor, size=size, colour=colour)
+
+
+def _short(name: str) -> str:
+    return shorten(printable(name), LONGEST_NAME)
+
+
+# Writing
+
+
+def _svg(marks: Iterable[Mark], height: float) -> bytes:
+    shapes = [svg_mark(mark, across=lambda x: round(x, 2), paint=_hex) for mark in marks]
+    whole = tag(
+        "svg",
+        tag("rect", width=WIDTH, height=height, fill=LIGHT["paper"]),
+        *shapes,
+        xmlns="http://www.w3.org/2000/svg",
+        width=WIDTH,
+        height=height,
+        viewBox=f"0 0 {WIDTH:g} {height:g}",
+        font_family=FONT,
+    )
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{whole}\n'.encode()
+
+
+def _hex(colour: str) -> str:
+    return LIGHT.get(colour, colour)
+
+
+def _png(marks: Iterable[Mark], height: float) -> bytes:
+    figures = import_extra("matplotlib.figure", extra="plots")
+    canvas = import_extra("matplotlib.backends.backend_agg", extra="plots")
+    figure = figures.Figure(figsize=(WIDTH / 100, height / 100), dpi=100, facecolor=LIGHT["paper"])
+    canvas.FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+    axes.set_axis_off()
+    for order, mark in enumerate(marks):
+        for artist in _artists(mark):
+            artist.set(zorder=order, clip_on=False)
+            axes.add_artist(artist)
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box
+        figure.savefig(content, dpi=150, format="png")
+    return content.getvalue()
+
+
+def _artists(mark: Mark) -> Iterator[Any]:
+    """A mark for matplotlib, whose lines and letters are measured in points: 0.72 of a pixel."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Circle, Polygon, Rectangle
+    from matplotlib.text import Text
+
+    colour, (x, y), (right, bottom) = _hex(mark.colour), mark.at[0], mark.at[-1]
+    filled = {"alpha": mark.opacity, "facecolor": colour, "linewidth": 0}
+    if mark.hollow:
+        filled = {
+            "fill": False,
+            "edgecolor": colour,
+            "linewidth": 0.72 * (1.6 if mark.shape == "dot" else mark.size),
+        }
+    match mark.shape:
+        case "line":
+            dashes = {"dashes": (4, 3)} if mark.dashed else {}
+            xs, ys = zip(*mark.at, strict=True)
+            yield Line2D(xs, ys, color=colour, linewidth=0.72 * mark.size, alpha=mark.opacity, **dashes)
+        case "area":
+            yield Polygon(mark.at, closed=True, **filled)
+        case "dot":
+            yield Circle((x, y), mark.size, **filled)
+        case "rect":
+            yield Rectangle((x, y), right - x, bottom - y, **filled)
+        case "text":
+            sides = {"start": "left", "middle": "center", "end": "right"}
+            look = {"color": colour, "fontsize": 0.72 * mark.size, "parse_math": False}
+            yield Text(x, y, mark.text, ha=sides[mark.anchor], va="baseline", **look)

@@ -1,0 +1,178 @@
+"""Charts inside an HTML page: SVG that takes the page's width and colours, with words beside it.
+
+Lines and areas are drawn in a box of 1000 units that is stretched to the width, with strokes that keep their
+thickness; everything else is placed by percentages.  Words stand in elements of their own, which are not
+stretched.  A pointer that rests on a mark is told its title: that needs no script.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from flatout.page.charts import Cell, Chart, Drawing, Key, Mark, Matrix, Row, Rows, foot_of
+from flatout.page.markup import Html, join, tag
+
+WIDTH = 1000.0
+PALEST, DARKEST = 0.04, 0.72  # how much colour the smallest and the largest value of a matrix get
+
+
+def inline(chart: Chart) -> Html:
+    """Any chart as an element of a page."""
+    if isinstance(chart, Matrix):
+        return _table(chart)
+    if isinstance(chart, Rows):
+        return _rows(chart)
+    return tag("figure", legend(chart.legend), _framed(chart))
+
+
+def legend(keys: Sequence[Key]) -> Html:
+    """The names of the colours; nothing where there are none."""
+    items = [
+        tag("li", tag("i", class_=key.kind, style=f"--c: {paint(key.colour)}"), key.name, _last(key))
+        for key in keys
+    ]
+    return tag("ul", *items, class_="legend") if items else Html()
+
+
+def _last(key: Key) -> Html:
+    return join((" ", tag("b", key.value))) if key.value else Html()
+
+
+def paint(colour: str) -> str:
+    """A colour for the style sheet: a token follows the reader's theme."""
+    return colour if colour.startswith("#") else f"var(--{colour})"
+
+
+def _framed(drawing: Drawing) -> Html:
+    levels = [tag("text", text, x="100%", y=round(y + 4, 1), text_anchor="end") for text, y in drawing.levels]
+    side = tag("svg", *levels, width="100%", height=drawing.height, aria_hidden="true")
+    return tag(
+        "div", side, _svg(drawing), tag("span"), _foot(drawing.foot, drawing.name_across), class_="framed"
+    )
+
+
+def _svg(drawing: Drawing | Row, *, height: float | None = None) -> Html:
+    size = drawing.height if isinstance(drawing, Drawing) else height
+    marks = _marks(drawing.marks, size or 0.0)
+    return tag("svg", *marks, width="100%", height=size, role="img", aria_label=drawing.label)
+
+
+def _foot(foot: Sequence[tuple[str, float]], name: str = "") -> Html:
+    words = [
+        tag("text", text, x=f"{100 * x:.3f}%", y=12, text_anchor=anchor_at(x, len(foot))) for text, x in foot
+    ]
+    words += [tag("text", name, x="50%", y=28, text_anchor="middle")] if name else []
+    return (
+        tag("svg", *words, width="100%", height=32 if name else 16, aria_hidden="true")
+        if words
+        else tag("span")
+    )
+
+
+def anchor_at(place: float, num: int) -> str:
+    """Words at the ends of an axis stay inside the drawing."""
+    return "start" if place <= 0.01 and num > 1 else "end" if place >= 0.99 else "middle"
+
+
+# Marks
+
+
+def _marks(marks: Iterable[Mark], height: float) -> Iterable[Html]:
+    def is_stretched(mark: Mark) -> bool:
+        return mark.shape == "area" or (mark.shape == "line" and len(mark.at) > 2)
+
+    for stretched, group in itertools.groupby(marks, key=is_stretched):
+        if stretched:
+            yield tag(
+                "svg",
+                *(svg_mark(mark, across=lambda x: round(WIDTH * x, 1), paint=paint) for mark in group),
+                width="100%",
+                height=height,
+                viewBox=f"0 0 {WIDTH:.0f} {height:g}",
+                preserveAspectRatio="none",
+            )
+        else:
+            yield from (svg_mark(mark, across=lambda x: f"{100 * x:.3f}%", paint=paint) for mark in group)
+
+
+def svg_mark(mark: Mark, *, across: Callable[[float], str | float], paint: Callable[[str], str]) -> Html:
+    """One mark as an element of SVG; `across` places it, `paint` colours it."""
+    title = [tag("title", mark.title)] if mark.title else []
+    colour = paint(mark.colour)
+    outline: dict[str, str | float | None] = {
+        "stroke": colour,
+        "stroke_width": mark.size,
+        "stroke_dasharray": "4 3" if mark.dashed else None,
+        "opacity": None if mark.opacity == 1 else round(mark.opacity, 3),
+    }
+    filled: dict[str, str | float | None] = {"fill": colour, "opacity": outline["opacity"]}
+    (x, y), (right, bottom) = mark.at[0], mark.at[-1]
+    match mark.shape:
+        case "line" if len(mark.at) == 2:
+            return tag("line", *title, x1=across(x), y1=y, x2=across(right), y2=bottom, **outline)
+        case "line" | "area":
+            corners = " ".join(f"{across(left)},{round(top, 1):g}" for left, top in mark.at)
+            if mark.shape == "area":
+                return tag("polygon", *title, points=corners, **filled)
+            return tag("polyline", *title, points=corners, fill="none", **outline)
+        case "dot":
+            look = {**outline, "stroke_width": 1.6, "fill": "none"} if mark.hollow else filled
+            return tag("circle", *title, cx=across(x), cy=y, r=mark.size, **look)
+        case "text":
+            return tag(
+                "text", mark.text, x=across(x), y=y, text_anchor=mark.anchor, font_size=mark.size, **filled
+            )
+        case _:
+            width = across(right - x)
+            look = {**outline, "fill": "none"} if mark.hollow else filled
+            if mark.shape == "hover":
+                look = {"class_": "hover"}
+            return tag("rect", *title, x=across(x), y=y, width=width, height=round(bottom - y, 2), **look)
+
+
+# Rows and cells
+
+
+def _rows(chart: Rows) -> Html:
+    parts = [
+        tag("div", _named(row), _svg(row, height=chart.height), tag("span", row.figure), class_="row")
+        for row in chart.rows
+    ]
+    if chart.across.ticks:
+        parts.append(tag("div", tag("b"), _foot(foot_of(chart.across)), tag("span"), class_="row"))
+    return tag("div", legend(chart.legend), *parts, class_=chart.kind)
+
+
+def _named(row: Row) -> Html:
+    return tag("div", tag("b", row.name), tag("p", row.note)) if row.note else tag("b", row.name)
+
+
+def _table(chart: Matrix) -> Html:
+    """A table whose cells are coloured; it scrolls inside itself where it is too wide."""
+    heads = [tag("th", name, scope="col") for name in chart.columns]
+    if chart.edges:  # each number stands on a border, the last one at the end of its column
+        heads = [tag("th", tag("span", name), scope="col") for name in chart.edges[:-1]]
+        heads[-1] = tag("th", tag("span", chart.edges[-2]), tag("em", chart.edges[-1]), scope="col")
+    body = [
+        tag("tr", tag("th", name, scope="row"), *(_cell(cell) for cell in line))
+        for name, line in zip(chart.rows, chart.cells, strict=True)
+    ]
+    head = tag("thead", tag("tr", tag("th", chart.corner), *heads))
+    kind = "matrix edged" if chart.edges else "matrix"
+    whole = tag("table", head, tag("tbody", *body), class_=kind, aria_label=chart.label)
+    name = tag("p", chart.name_across, class_="note across") if chart.name_across else Html()
+    return tag("div", whole, name, class_="scroll")
+
+
+def _cell(cell: Cell | None) -> Html:
+    if cell is None:
+        return tag("td")
+    amount = PALEST + (DARKEST - PALEST) * min(max(cell.strength, 0.0), 1.0)
+    return tag(
+        "td",
+        cell.text,
+        title=cell.title or None,
+        class_="outlined" if cell.is_outlined else None,
+        style=f"--c: {paint(cell.colour)}; --amount: {100 * amount:.0f}%" if cell.strength > 0 else None,
+    )
