@@ -190,13 +190,14 @@ def report_run(
 
     recorded = read_recorded(find_run(str(run), root))
     if png is not None:
-        from flatout.monitor.past.plots import plot_run
+        from flatout.monitor.past.charts import plot_run
 
         plot_run(recorded, png)
     if html is not None:
-        from flatout.monitor.past.report import write_page
+        from flatout.monitor.past.report import page
+        from flatout.page.document import write_page
 
-        write_page(recorded, html)
+        write_page(page(recorded), html)
     return summarise(recorded)
 
 

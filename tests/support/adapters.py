@@ -22,7 +22,7 @@ from flatout.engines.adapters.evaluation.score_routings import Subject
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import Block, Blocks
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.report.page import RunReport
+from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.tasks import encode_all, task_named
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.training.log import StepRecord

@@ -365,7 +365,7 @@ def _answer(record: StudyRecord, folder: Path | None, *, json_output: bool) -> N
     if json_output:
         _print_json("flatout-steering", record)
         return
-    from flatout.engines.steering.report.drawings import show_interval
+    from flatout.engines.steering.report.charts import show_interval
     from flatout.engines.steering.report.page import headline
 
     states = [

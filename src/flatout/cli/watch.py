@@ -281,8 +281,8 @@ def _list(root: Path | None, *, json_output: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from flatout.monitor.past.curves import show_time
     from flatout.page.printable import printable
+    from flatout.page.scales import show_time
 
     table = Table(
         box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True

@@ -1,98 +1,167 @@
-"""Drawings of a mean step: its phases as one bar, and the counterfactuals as dots with intervals.
+"""The charts of a diagnosis: counterfactuals with their intervals, and every step that was observed.
 
-Positions across are percentages and positions down are pixels, so a drawing fills a phone and a sheet of
-paper alike while its text and its dots keep their size.  Colours are classes; the style sheet owns them.
+A long job gives more steps than a screen has room for; then a bar is the mean of a few steps that ran in a
+row under the same arm.  One long step must not flatten all others: what is far beyond the median is cut
+off, and the page says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from flatout.doctor.report import Reading
 from flatout.measure import PHASES
-from flatout.page.markup import Html, join, tag
-from flatout.units import show_share
+from flatout.measure.evidence import Arm, Step
+from flatout.page.charts import Column, Drawing, Frame, Key, Row, Rows, columns
+from flatout.page.markup import Html, tag
+from flatout.page.scales import Scale, zero_scale
+from flatout.units import show_seconds
+
+HEIGHT = 190.0  # pixels of the timeline
+MOST_BARS = 260  # more than this is thinner than a screen can show
+CUT_OFF = 3.0  # medians
+
+ARMS: dict[Arm, str] = {
+    "warmup": "warm-up",
+    "real": "as it is",
+    "cached": "cached batches",
+    "half": "half batches",
+    "count": "counting",
+    "attribution": "attribution",
+    "kernels": "profiler",
+    "memory": "memory",
+}
+SHORT: dict[Arm, str] = {"cached": "cached", "half": "half", "attribution": "lines", "count": "count"}
 
 
-def phase_bar(shares: Mapping[str, float], *, label: str) -> Html:
-    """One step as one bar; what no phase accounts for stays empty."""
-    rects = []
-    left = 0.0
-    for phase in PHASES:
-        share = shares.get(phase, 0.0)
-        if share > 0:
-            rects.append(
-                tag(
-                    "rect",
-                    tag("title", f"{phase}: {show_share(share)}"),
-                    x=f"{100 * left:.4f}%",
-                    width=f"{100 * share:.4f}%",
-                    y=0,
-                    height=26,
-                    class_=phase,
-                )
-            )
-        left += share
-    spoken = ", ".join(f"{phase} {show_share(shares.get(phase, 0.0))}" for phase in PHASES)
-    bar = tag("svg", *rects, width="100%", height=26, role="img", aria_label=f"{label}: {spoken}")
-    return tag("div", tag("span", label), bar, class_="phase-bar")
-
-
-def whiskers(found: Sequence[Reading]) -> Html:
-    """Each counterfactual's step as a fraction of the full one: a dot, and its 95 % interval as a line."""
+def whiskers(found: Sequence[Reading]) -> Rows:
+    """Each counterfactual's step as a fraction of the full one: a dot on its 95 % interval."""
     end = max(1.1, *(reading.fraction_high * 1.05 for reading in found))
+    ticks = ((0.0, "0"), (0.5, "half the time"), (1.0, "no change"))
+    chart = Rows(across=Scale(low=0.0, high=end, ticks=ticks), height=40)
     rows = []
     for reading in found:
+        marks = (
+            chart.track(),
+            chart.rule(0.5, "line", dashed=True),
+            chart.rule(1.0),
+            *chart.interval(reading.fraction_low, reading.fraction_high, "accent"),
+            chart.dot(reading.fraction, "accent"),
+        )
         spoken = f"{reading.fraction:.2f}, between {reading.fraction_low:.2f} and {reading.fraction_high:.2f}"
+        label = f"{reading.label}: the step takes {spoken} of the full one"
         rows.append(
-            tag(
-                "div",
-                tag("b", reading.label),
-                tag("span", reading.figure),
-                tag("p", reading.words),
-                class_="what",
-            )
+            Row(name=reading.label, marks=marks, label=label, figure=reading.figure, note=reading.words)
         )
-        rows.append(
-            tag(
-                "svg",
-                tag("line", x1=0, x2=_across(1.0, end), y1=20, y2=20, class_="track"),
-                _rule(0.5, end, "half-way"),
-                _rule(1.0, end, "same"),
-                _span(reading, end),
-                tag("circle", cx=_across(reading.fraction, end), cy=20, r=5),
-                width="100%",
-                height=40,
-                role="img",
-                aria_label=f"{reading.label}: the step takes {spoken} of the full one",
-            )
-        )
-    labels = [
-        tag("text", text, x=_across(value, end), y=12, text_anchor=anchor)
-        for value, text, anchor in (
-            (0.0, "0", "start"),
-            (0.5, "half the time", "middle"),
-            (1.0, "no change", "middle"),
-        )
-    ]
-    foot = (tag("span"), tag("svg", *labels, class_="axis", width="100%", height=18, aria_hidden="true"))
-    return tag("div", join(rows), *foot, class_="whiskers")
+    return Rows(rows=tuple(rows), across=chart.across, height=40, kind="rows told")
 
 
-def _rule(value: float, end: float, name: str) -> Html:
-    return tag("line", x1=_across(value, end), x2=_across(value, end), y1=0, y2=40, class_=name)
+# The timeline
 
 
-def _span(reading: Reading, end: float) -> Html:
-    low, high = _across(reading.fraction_low, end), _across(reading.fraction_high, end)
-    return tag(
-        "g",
-        tag("line", x1=low, x2=high, y1=20, y2=20),
-        tag("line", x1=low, x2=low, y1=14, y2=26),
-        tag("line", x1=high, x2=high, y1=14, y2=26),
-        class_="interval",
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One step, or the mean of a few in a row."""
+
+    first: int  # index of its first step
+    num_steps: int
+    arm: Arm
+    phases_s: dict[str, float]
+    kept: bool  # a step of it is in a mean
+
+    @property
+    def length_s(self) -> float:
+        return sum(self.phases_s.values())
+
+    @property
+    def label(self) -> str:
+        return f"step {self.first}" if self.num_steps == 1 else f"{self.num_steps} steps from {self.first}"
+
+    @property
+    def words(self) -> str:
+        """The bar for a pointer that rests on it."""
+        aside = "" if self.kept else ", not in any mean"
+        split = ", ".join(f"{phase} {show_seconds(self.phases_s[phase])}" for phase in PHASES)
+        return f"{self.label}, {ARMS[self.arm]}{aside}: {show_seconds(self.length_s)} ({split})"
+
+
+def bars(steps: Sequence[Step], *, most: int = MOST_BARS) -> tuple[Bar, ...]:
+    """At most about `most` bars; steps of different blocks never share one."""
+    size = math.ceil(len(steps) / most)
+    found: list[Bar] = []
+    for _block, group in itertools.groupby(steps, key=lambda step: (step.block, step.arm)):
+        block = list(group)
+        found += [_mean(block[i : i + size]) for i in range(0, len(block), size)]
+    return tuple(found)
+
+
+def _mean(steps: Sequence[Step]) -> Bar:
+    # A step that is in no mean of the evidence is in none here, unless there is nothing else to show.
+    shown = [step for step in steps if step.kept] or steps
+    return Bar(
+        first=steps[0].index,
+        num_steps=len(steps),
+        arm=steps[0].arm,
+        phases_s={
+            phase: sum(step.phases_s.get(phase, 0.0) for step in shown) / len(shown) for phase in PHASES
+        },
+        kept=any(step.kept for step in steps),
     )
 
 
-def _across(value: float, end: float) -> str:
-    return f"{100 * value / end:.3f}%"
+def timeline(drawn: Sequence[Bar]) -> Drawing:
+    """The bars one after another, each split by phase."""
+    top = _top(drawn)
+    shapes = [
+        Column(
+            left=place + 0.1,
+            right=place + 0.9,
+            parts=[(phase, bar.phases_s[phase]) for phase in PHASES],
+            title=bar.words,
+            is_pale=not bar.kept,
+        )
+        for place, bar in enumerate(drawn)
+    ]
+    frame = Frame(across=Scale(low=0.0, high=len(drawn)), up=zero_scale(top, show_seconds), height=HEIGHT)
+    num_steps = sum(bar.num_steps for bar in drawn)
+    label = f"{num_steps} steps split by phase; the scale ends at {show_seconds(top)}"
+    return columns(shapes, frame, label=label, legend=[Key(name=phase, colour=phase) for phase in PHASES])
+
+
+def arm_band(drawn: Sequence[Bar]) -> Html:
+    """What was done to the steps, below their bars."""
+    cells = []
+    for arm, group in itertools.groupby(drawn, key=lambda bar: bar.arm):
+        block = list(group)
+        cells.append(
+            tag(
+                "span",
+                SHORT.get(arm, ARMS[arm]),
+                class_="real" if arm == "real" else None,
+                style=f"--c: var(--arm-{arm}); width: {100 * len(block) / len(drawn):.3f}%",
+                title=f"{ARMS[arm]}: {sum(bar.num_steps for bar in block)} steps",
+            )
+        )
+    return tag("div", *cells, class_="arms")
+
+
+def arm_keys(steps: Sequence[Step]) -> list[Key]:
+    """Which colour is which arm, with the number of steps of each."""
+    counts = {arm: sum(step.arm == arm for step in steps) for arm in ARMS}
+    return [Key(name=f"{ARMS[arm]} ({num})", colour=f"arm-{arm}") for arm, num in counts.items() if num]
+
+
+def cut_off(drawn: Sequence[Bar]) -> tuple[Bar, ...]:
+    """The bars that are longer than the scale, longest first."""
+    top = _top(drawn)
+    return tuple(sorted((bar for bar in drawn if bar.length_s > top), key=lambda bar: -bar.length_s))
+
+
+def _top(drawn: Sequence[Bar]) -> float:
+    lengths = [bar.length_s for bar in drawn]
+    usual = median(lengths) if lengths else 0.0
+    return max((length for length in lengths if length <= usual * CUT_OFF), default=0.0) or 1.0

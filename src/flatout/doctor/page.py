@@ -17,7 +17,7 @@ from flatout.doctor.appendix import (
     missing_section,
     ranks_section,
 )
-from flatout.doctor.charts import phase_bar, whiskers
+from flatout.doctor.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.finding import Finding
 from flatout.doctor.report import (
     SAFETY,
@@ -31,10 +31,11 @@ from flatout.doctor.report import (
     show_interval,
     unexplained_loading,
 )
-from flatout.doctor.timeline import arm_legend, bars, cut_off, phase_legend, timeline
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place
+from flatout.page.charts import Rows, stacked_row
 from flatout.page.document import document
+from flatout.page.inline import inline, legend
 from flatout.page.markup import Html, code, facts, join, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
@@ -110,19 +111,24 @@ def _step(evidence: Evidence) -> Html | None:
     if not host:
         return None
     shares, stream_shares = phase_shares(evidence), phase_shares(evidence, device=True)
-    drawn = [phase_bar(shares, label="host")]
+    drawn = [stacked_row("host", shares)]
     heads, numbers = ["phase", "host", "share"], [1, 2]
     rows = [
-        [join((tag("i", class_=phase), phase)), show_seconds(host[phase]), show_share(shares[phase])]
+        [
+            join((tag("i", style=f"--c: var(--{phase})"), phase)),
+            show_seconds(host[phase]),
+            show_share(shares[phase]),
+        ]
         for phase in PHASES
     ]
     if stream:
-        drawn.append(phase_bar(stream_shares, label="GPU stream"))
+        drawn.append(stacked_row("GPU stream", stream_shares))
         heads += ["GPU stream", "share"]
         numbers += [3, 4]
         for row, phase in zip(rows, PHASES, strict=True):
             row += [show_seconds(stream[phase]), show_share(stream_shares[phase])]
-    return section("Where a step goes", *drawn, table(heads, rows, numbers=numbers), anchor="step")
+    whole = inline(Rows(rows=tuple(drawn)))
+    return section("Where a step goes", whole, table(heads, rows, numbers=numbers), anchor="step")
 
 
 def _what_if(evidence: Evidence) -> Html | None:
@@ -134,7 +140,9 @@ def _what_if(evidence: Evidence) -> Html | None:
         f"Really run, in {blocks} or more blocks interleaved with the steps they are compared to. "
         "The dot is the step's time as a fraction of the full one, the line its 95 % interval."
     )
-    return section("What changes when a cause is taken away", whiskers(found), tag("p", note, class_="note"))
+    return section(
+        "What changes when a cause is taken away", inline(whiskers(found)), tag("p", note, class_="note")
+    )
 
 
 def _timeline(evidence: Evidence) -> Html | None:
@@ -152,9 +160,9 @@ def _timeline(evidence: Evidence) -> Html | None:
         notes.append(f"{len(long) - 3} more are cut off.")
     return section(
         "Every step",
-        phase_legend(),
-        timeline(drawn),
-        arm_legend(steps),
+        inline(timeline(drawn)),
+        arm_band(drawn),
+        legend(arm_keys(steps)),
         tag("p", " ".join(notes), class_="note"),
         anchor="timeline",
     )

@@ -1,9 +1,9 @@
 """The charts of every page and every figure file, laid out once.
 
-A chart is a `Drawing`: a list of marks with the words around them.  Marks are placed in shares of the width
-across and in pixels down, so one drawing fills a phone, a sheet of paper and a figure file while its text and
-its dots keep their size.  `inline` turns drawings into HTML, `figures` into PNG and SVG files.  Colours are
-names of tokens.css.
+A chart is data: a `Drawing` is a list of marks with the words around them, `Rows` and `Matrix` are made of
+rows and cells.  Marks are placed in shares of the width across and in pixels down, so one drawing fills a
+phone, a sheet of paper and a figure file while its text and its dots keep their size.  `inline` turns charts
+into HTML, `figures` into PNG and SVG files.  Colours are names of tokens.css.
 
     curves     lines over steps or over time, with a limit
     stack      areas one upon the other
@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from flatout.page.scales import Scale, Show, show_value
+from flatout.units import show_share
 
 Value = TypeVar("Value")
 Point = tuple[float, float]
-Shape = Literal["line", "area", "rect", "dot", "text", "hover"]
 
-HEIGHT = 130.0  # pixels of a drawing, without its pads
-PAD = 8.0  # above and below, so that a line at the edge keeps its thickness
+PAD = 8.0  # pixels above and below a drawing, so that a line at the edge keeps its thickness
 MOST_POINTS = 400  # of one line; more cannot be seen and make a page heavy
 MOST_TITLES = 75
 SEPARATED_BY = 3.0  # usual distances between points; further apart is a gap
@@ -38,7 +37,7 @@ SEPARATED_BY = 3.0  # usual distances between points; further apart is a gap
 class Mark:
     """One shape with its corners (a rect has two), each a share of the width across and pixels down."""
 
-    shape: Shape
+    shape: Literal["line", "area", "rect", "dot", "text", "hover"]
     at: tuple[Point, ...]
     colour: str = "ink"  # of tokens.css, or #rrggbb
     title: str = ""  # what a pointer is told
@@ -74,6 +73,51 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """Two axes, and how high the drawing between them is."""
+
+    across: Scale
+    up: Scale
+    height: float = 130.0
+    name_across: str = ""
+
+    def place(self, x: float, y: float) -> Point:
+        """Where a pair of values lies."""
+        return self.across.share(x), round(PAD + self.height * (1 - self.up.share(y)), 2)
+
+    def level(self, value: float, colour: str = "line", *, dashed: bool = False) -> Mark:
+        """A line over the whole width at one value."""
+        _, y = self.place(self.across.low, value)
+        return Mark(shape="line", at=((0.0, y), (1.0, y)), colour=colour, dashed=dashed)
+
+    def upright(self, value: float, *, title: str = "") -> Mark:
+        """A dashed line from top to bottom at one value."""
+        at = (self.place(value, self.up.low), self.place(value, self.up.high))
+        return Mark(shape="line", at=at, colour="soft", dashed=True, title=title)
+
+    def drawing(self, marks: Iterable[Mark], *, label: str, legend: Iterable[Key] = ()) -> Drawing:
+        """Marks over the lines of the axis upwards."""
+        lines = [self.level(value) for value, _ in self.up.ticks]
+        return Drawing(
+            label=label,
+            height=self.height + 2 * PAD,
+            marks=(*lines, *marks),
+            levels=tuple((text, self.place(self.across.low, value)[1]) for value, text in self.up.ticks),
+            foot=foot_of(self.across),
+            legend=tuple(legend),
+            name_across=self.name_across,
+        )
+
+
+def foot_of(across: Scale) -> tuple[tuple[str, float], ...]:
+    """The ticks of the axis across: text and place."""
+    return tuple((text, across.share(value)) for value, text in across.ticks)
+
+
+# Lines and areas
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
     """One line: its name, colour and points (across, up); None is a value nobody knows."""
 
@@ -87,31 +131,26 @@ class Line:
         return [(x, y) for x, y in self.points if y is not None and math.isfinite(y)]
 
 
-# Lines and areas
-
-
 def curves(
     lines: Sequence[Line],
+    frame: Frame,
     *,
-    across: Scale,
-    up: Scale,
     show: Show = show_value,
     show_across: Show | None = None,
     limit: tuple[str, float] | None = None,
     has_gaps: bool = False,
     shows_last: bool = False,
-    height: float = HEIGHT,
 ) -> Drawing | None:
     """Lines over common axes; None where no line has a value.
 
     A `limit` beyond the axis is named and not drawn.  With `has_gaps`, an unknown value or a long silence
     interrupts a line; without, the line goes on to the next value.  With `show_across`, columns say what
-    stands above them.
+    stands above them; with `shows_last`, the legend says where a line ends.
     """
     known = [line for line in lines if line.known]
     if not known:
         return None
-    marks, levels = grid(up, height)
+    marks: list[Mark] = []
     keys = [
         Key(
             name=line.name,
@@ -122,28 +161,20 @@ def curves(
         for line in known
     ]
     if limit is not None:
-        drawn = up.low <= limit[1] <= up.high
-        keys.append(
-            Key(name=f"{limit[0]} {show(limit[1])}", colour="accent", kind="dashes" if drawn else "none")
-        )
-        if drawn:
-            marks.append(level_mark(limit[1], up, height, colour="accent"))
+        name, value = limit
+        is_drawn = frame.up.low <= value <= frame.up.high
+        keys.append(Key(name=f"{name} {show(value)}", colour="accent", kind="dashes" if is_drawn else "none"))
+        marks += [frame.level(value, "accent", dashed=True)] if is_drawn else []
     for line in known:
         runs = _runs(line.points) if has_gaps else [line.known]
         size = math.ceil(sum(map(len, runs)) / MOST_POINTS)
-        for run in runs:
-            corners = [(across.share(x), _down(up.share(y), height)) for x, y in thinned(run, size=size)]
-            marks.append(_line_mark(corners, line))
+        marks += [
+            _line_mark([frame.place(*point) for point in thinned(run, size=size)], line) for run in runs
+        ]
     if show_across is not None:
-        marks += _hovers(known, across=across, show=show, show_across=show_across, height=height)
-    return Drawing(
-        label="; ".join(_spoken(line, show) for line in known),
-        height=height + 2 * PAD,
-        marks=tuple(marks),
-        levels=levels,
-        foot=foot_of(across),
-        legend=tuple(keys) if len(keys) > 1 or shows_last else (),
-    )
+        marks += _hovers(known, frame, show=show, show_across=show_across)
+    spoken = "; ".join(_spoken(line, show) for line in known)
+    return frame.drawing(marks, label=spoken, legend=keys if len(keys) > 1 or shows_last else ())
 
 
 def thinned(points: Sequence[Point], *, size: int) -> list[Point]:
@@ -152,56 +183,36 @@ def thinned(points: Sequence[Point], *, size: int) -> list[Point]:
     return [(group[-1][0], sum(y / len(group) for _, y in group)) for group in groups]
 
 
-def stack(
-    layers: Sequence[Line],
-    *,
-    across: Scale,
-    up: Scale,
-    label: str,
-    is_stair: bool = False,
-    height: float = HEIGHT,
-) -> Drawing:
+def stack(layers: Sequence[Line], frame: Frame, *, label: str, is_stair: bool = False) -> Drawing:
     """Areas one upon the other, over points they share; a silence is a gap.
 
     The edge of a stair stays where it is until the next point.
     """
-    xs = [x for x, _ in layers[0].points] if layers else []
-    rows = list(
-        zip(xs, zip(*([y or 0.0 for _, y in layer.points] for layer in layers), strict=True), strict=True)
-    )
-    grid_marks, levels = grid(up, height)
+    rows = [
+        (points[0][0], [y or 0.0 for _, y in points])
+        for points in zip(*(layer.points for layer in layers), strict=True)
+    ]
     marks: list[Mark] = []
     for run in [rows] if is_stair else _together(rows):
-        places = [across.share(x) for x, _ in run]
+        xs = [x for x, _ in run]
         if len(run) == 1:  # a point alone is a column, or it would not be seen
-            run, places = run * 2, [places[0] - 0.0015, places[0] + 0.0015]
+            half = 0.0015 * (frame.across.high - frame.across.low)
+            run, xs = run * 2, [xs[0] - half, xs[0] + half]
         base = [0.0] * len(run)
         for number, layer in enumerate(layers):
             over = [low + values[number] for low, (_, values) in zip(base, run, strict=True)]
             if over != base:
-                edges = [
-                    [(x, _down(up.share(y), height)) for x, y in zip(places, side, strict=True)]
-                    for side in (over, base)
-                ]
+                edges = [list(map(frame.place, xs, side)) for side in (over, base)]
                 top, bottom = map(_stair, edges) if is_stair else edges
                 marks.append(Mark(shape="area", at=(*top, *reversed(bottom)), colour=layer.colour))
             base = over
     keys = [Key(name=layer.name, colour=layer.colour) for layer in layers if any(y for _, y in layer.points)]
-    return Drawing(
-        label=label,
-        height=height + 2 * PAD,
-        marks=(*grid_marks, *marks),
-        levels=levels,
-        foot=foot_of(across),
-        legend=tuple(keys),
-    )
+    return frame.drawing(marks, label=label, legend=keys)
 
 
 def _stair(edge: list[Point]) -> list[Point]:
-    return [
-        edge[0],
-        *(corner for (_, y), right in itertools.pairwise(edge) for corner in ((right[0], y), right)),
-    ]
+    corners = (((right, y), (right, next_y)) for (_, y), (right, next_y) in itertools.pairwise(edge))
+    return [edge[0], *itertools.chain.from_iterable(corners)]
 
 
 # Columns and dots
@@ -220,54 +231,32 @@ class Column:
 
 def columns(
     bars: Sequence[Column],
+    frame: Frame,
     *,
-    across: Scale,
-    up: Scale,
     label: str,
     legend: Sequence[Key] = (),
-    height: float = HEIGHT,
+    rules: Sequence[Mark] = (),
 ) -> Drawing:
     """Bars beside each other; one that is higher than the axis is cut off, and marked."""
-    marks, levels = grid(up, height)
+    marks: list[Mark] = []
     for bar in bars:
-        left, right = across.share(bar.left), across.share(bar.right)
-        opacity, base = 0.4 if bar.is_pale else 1.0, 0.0
+        base = 0.0
         for colour, value in bar.parts:
-            bottom, top = _down(up.share(base), height), _down(up.share(base + value), height)
+            at = (frame.place(bar.left, base + value), frame.place(bar.right, base))
             base += value
-            if bottom > top:
-                at = ((left, top), (right, bottom))
+            if at[0][1] < at[1][1]:
+                opacity = 0.4 if bar.is_pale else 1.0
                 marks.append(Mark(shape="rect", at=at, colour=colour, title=bar.title, opacity=opacity))
-        if base > up.high:
+        if base > frame.up.high:
+            left, right = frame.across.share(bar.left), frame.across.share(bar.right)
             marks.append(Mark(shape="rect", at=((left, PAD + 8), (right, PAD + 12)), colour="paper"))
-    return Drawing(
-        label=label,
-        height=height + 2 * PAD,
-        marks=tuple(marks),
-        levels=levels,
-        foot=foot_of(across),
-        legend=tuple(legend),
-    )
+    return frame.drawing((*marks, *rules), label=label, legend=legend)
 
 
-def scatter(
-    dots: Sequence[Mark],
-    *,
-    across: Scale,
-    up: Scale,
-    label: str,
-    rules: Sequence[Mark] = (),
-    height: float = HEIGHT,
-) -> Drawing:
-    """Dots, and behind them lines, whose corners are values of both axes."""
-    marks, levels = grid(up, height)
-    marks += [
-        replace(mark, at=tuple((across.share(x), _down(up.share(y), height)) for x, y in mark.at))
-        for mark in (*rules, *dots)
-    ]
-    return Drawing(
-        label=label, height=height + 2 * PAD, marks=tuple(marks), levels=levels, foot=foot_of(across)
-    )
+def scatter(marks: Sequence[Mark], frame: Frame, *, label: str) -> Drawing:
+    """Dots and lines, the corners of which are values of both axes."""
+    placed = [replace(mark, at=tuple(frame.place(x, y) for x, y in mark.at)) for mark in marks]
+    return frame.drawing(placed, label=label)
 
 
 # Rows along one axis
@@ -288,20 +277,16 @@ class Row:
 class Rows:
     """Rows over one axis; marks of a row are placed by `bar`, `dot`, `interval` and `rule`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
     across: Scale = field(default_factory=lambda: Scale(low=0.0, high=1.0))
     height: float = 28.0  # of one row
     legend: tuple[Key, ...] = ()
     kind: str = "rows"  # class of the whole: how the style sheet places names beside drawings
 
-    def bar(
-        self, low: float, high: float, colour: str, *, title: str = "", lane: tuple[float, float] = (0, 1)
-    ) -> Mark:
+    def bar(self, low: float, high: float, colour: str, *, title: str = "", lane: Point = (0, 1)) -> Mark:
         """A bar between two values, in a lane of the row's height."""
-        at = (
-            (self.across.share(low), lane[0] * self.height),
-            (self.across.share(high), lane[1] * self.height),
-        )
+        left, right = self.across.share(low), self.across.share(high)
+        at = ((left, lane[0] * self.height), (right, lane[1] * self.height))
         return Mark(shape="rect", at=at, colour=colour, title=title)
 
     def dot(
@@ -325,6 +310,17 @@ class Rows:
     def track(self) -> Mark:
         """The axis itself, behind everything else."""
         return Mark(shape="line", at=((0.0, self.height / 2), (1.0, self.height / 2)), colour="line")
+
+
+def stacked_row(name: str, shares: Mapping[str, float]) -> Row:
+    """One whole as one bar: each share in the colour of its name; what none accounts for stays empty."""
+    marks, left, chart = [], 0.0, Rows()
+    for part, share in shares.items():
+        if share > 0:
+            marks.append(chart.bar(left, left + share, part, title=f"{part}: {show_share(share)}"))
+        left += share
+    spoken = ", ".join(f"{part} {show_share(share)}" for part, share in shares.items())
+    return Row(name=name, marks=tuple(marks), label=f"{name}: {spoken}")
 
 
 # Cells
@@ -357,28 +353,7 @@ class Matrix:
 Chart = Drawing | Rows | Matrix
 
 
-# Parts
-
-
-def grid(up: Scale, height: float = HEIGHT) -> tuple[list[Mark], tuple[tuple[str, float], ...]]:
-    """A line per tick of the axis upwards, and the words beside them."""
-    marks = [level_mark(value, up, height, colour="line", dashed=False) for value, _ in up.ticks]
-    return marks, tuple((text, _down(up.share(value), height)) for value, text in up.ticks)
-
-
-def level_mark(value: float, up: Scale, height: float = HEIGHT, *, colour: str, dashed: bool = True) -> Mark:
-    """A line over the whole width at one value."""
-    y = _down(up.share(value), height)
-    return Mark(shape="line", at=((0.0, y), (1.0, y)), colour=colour, dashed=dashed)
-
-
-def foot_of(across: Scale) -> tuple[tuple[str, float], ...]:
-    """The ticks of the axis across: text and place."""
-    return tuple((text, across.share(value)) for value, text in across.ticks)
-
-
-def _down(share: float, height: float) -> float:
-    return round(PAD + height * (1 - share), 2)
+# Parts of curves
 
 
 def _line_mark(corners: list[Point], line: Line) -> Mark:
@@ -416,14 +391,12 @@ def _together(points: Sequence[tuple[float, Value]]) -> list[list[tuple[float, V
     return groups
 
 
-def _hovers(
-    lines: Sequence[Line], *, across: Scale, show: Show, show_across: Show, height: float
-) -> Iterable[Mark]:
+def _hovers(lines: Sequence[Line], frame: Frame, *, show: Show, show_across: Show) -> Iterator[Mark]:
     """Columns without a colour that say what stands above them."""
     xs = [x for x, _ in lines[0].points]
     size = math.ceil(len(xs) / MOST_TITLES)
     for number in range(0, len(xs), size):
-        left, right = (across.share(xs[min(place, len(xs) - 1)]) for place in (number, number + size))
+        left, right = (frame.across.share(xs[min(place, len(xs) - 1)]) for place in (number, number + size))
         said = [
             f"{line.name} {show(value)}"
             for line in lines
@@ -431,11 +404,11 @@ def _hovers(
         ]
         if said:
             words = f"{show_across(xs[number])}  {', '.join(said)}"
-            at = ((left, 0.0), (max(right, left + 0.002), height + 2 * PAD))
+            at = ((left, 0.0), (max(right, left + 0.002), frame.height + 2 * PAD))
             yield Mark(shape="hover", at=at, title=words)
 
 
-def _spoken(line: Line, show: Callable[[float], str]) -> str:
+def _spoken(line: Line, show: Show) -> str:
     values = [value for _, value in line.known]
     first, last, low, high = map(show, (values[0], values[-1], min(values), max(values)))
     return f"{line.name} from {first} to {last}, between {low} and {high}"

@@ -6,7 +6,7 @@ to load or run anything, so even a defect in escaping could not turn a job's fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -16,19 +16,10 @@ from flatout.page.markup import Html, tag
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def document(
-    title: str,
-    parts: Iterable[Html | None],
-    *,
-    footer: Html,
-    version: str,
-    styles: Sequence[tuple[str, str]] = (),
-) -> str:
-    """The whole page without the `parts` that are None; `styles` are (room, file) after the common sheet."""
-    sheets = (("flatout.page", "tokens.css"), ("flatout.page", "page.css"), *styles)
-    style = "\n".join(
-        resources.files(room).joinpath(name).read_text(encoding="utf-8") for room, name in sheets
-    )
+def document(title: str, parts: Iterable[Html | None], *, footer: Html, version: str) -> str:
+    """The whole page, without the `parts` that are None."""
+    room = resources.files("flatout.page")
+    style = "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in ("tokens.css", "page.css"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,11 @@ def _place(chart: Chart | None, x: float, y: float, width: float) -> tuple[list[
         marks += [
             _text(text, x + GUTTER - 6, below + level + 4, anchor="end") for text, level in chart.levels
         ]
-        foot, name = chart.foot, chart.name_across
+        foot, name, is_inside = chart.foot, chart.name_across, True
     else:
-        left, right = (
-            min(LETTER * max((len(word) for word in words), default=0), LETTER * LONGEST_NAME) + 12
-            for words in ([row.name for row in chart.rows], [row.figure for row in chart.rows])
-        )
+        left, right = (_gutter([row.name for row in chart.rows]), _gutter([row.figure for row in chart.rows]))
         rows, foot, name = [(row.marks, chart.height + 4) for row in chart.rows], foot_of(chart.across), ""
+        is_inside = chart.kind != "rows"
         for number, row in enumerate(chart.rows):
             middle = below + number * (chart.height + 4) + chart.height / 2 + 4
             marks.append(_text(_short(row.name), x, middle, colour="ink"))
@@ -102,7 +100,9 @@ def _place(chart: Chart | None, x: float, y: float, width: float) -> tuple[list[
         ]
         below += height
     for text, place in foot:
-        marks.append(_text(text, x + left + inside * place, below + 12, anchor=anchor_at(place, len(foot))))
+        marks.append(
+            _text(text, x + left + inside * place, below + 12, anchor=anchor_at(place, is_inside=is_inside))
+        )
     if name:
         marks.append(_text(name, x + left + inside / 2, below + 12 + LINE, anchor="middle"))
     return marks, below - y + LINE * (1 + bool(name))
@@ -113,7 +113,7 @@ def _place_legend(keys: Sequence[Key], x: float, y: float, width: float) -> tupl
     marks: list[Mark] = []
     left, y = x, y + (LINE if keys else 0)
     for key in keys:
-        words = _short(f"{key.name} {key.value}".strip())
+        words = f"{_short(key.name)} {key.value}".strip()
         needed = LETTER * len(words) + 28
         if left > x and left + needed > x + width:
             left, y = x, y + LINE
@@ -122,11 +122,13 @@ def _place_legend(keys: Sequence[Key], x: float, y: float, width: float) -> tupl
             case "box":
                 marks.append(Mark(shape="rect", at=box, colour=key.colour))
             case "dashes":
-                at = ((left - 2, y - 4), (left + 11, y - 4))
-                marks.append(Mark(shape="line", at=at, colour=key.colour, dashed=True, size=1.6))
+                ends = ((left - 2, y - 4), (left + 11, y - 4))
+                marks.append(Mark(shape="line", at=ends, colour=key.colour, dashed=True, size=1.6))
             case "dot" | "ring":
-                at = ((left + 4.5, y - 4.5),)
-                marks.append(Mark(shape="dot", at=at, colour=key.colour, size=4.5, hollow=key.kind == "ring"))
+                middle = ((left + 4.5, y - 4.5),)
+                marks.append(
+                    Mark(shape="dot", at=middle, colour=key.colour, size=4.5, hollow=key.kind == "ring")
+                )
         marks.append(_text(words, left + 15, y))
         left += needed
     return marks, y + (6 if keys else 0)
@@ -170,6 +172,12 @@ def _text(
     return Mark(shape="text", at=((x, y),), text=printable(text), anchor=anchor, size=size, colour=colour)
 
 
+def _gutter(words: Sequence[str]) -> float:
+    """The width of a column that holds words."""
+    longest = min(max(map(len, words), default=0), LONGEST_NAME)
+    return LETTER * longest + 12 if longest else 0.0
+
+
 def _short(name: str) -> str:
     return shorten(printable(name), LONGEST_NAME)
 
@@ -204,9 +212,9 @@ def _png(marks: Iterable[Mark], height: float) -> bytes:
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
     axes.set_axis_off()
     for order, mark in enumerate(marks):
-        for artist in _artists(mark):
-            artist.set(zorder=order, clip_on=False)
-            axes.add_artist(artist)
+        artist = _artist(mark)
+        artist.set(zorder=order, clip_on=False)
+        axes.add_artist(artist)
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box
@@ -214,32 +222,29 @@ def _png(marks: Iterable[Mark], height: float) -> bytes:
     return content.getvalue()
 
 
-def _artists(mark: Mark) -> Iterator[Any]:
+def _artist(mark: Mark) -> Any:
     """A mark for matplotlib, whose lines and letters are measured in points: 0.72 of a pixel."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Circle, Polygon, Rectangle
-    from matplotlib.text import Text
-
+    lines, patches, texts = (
+        import_extra(f"matplotlib.{name}", extra="plots") for name in ("lines", "patches", "text")
+    )
     colour, (x, y), (right, bottom) = _hex(mark.colour), mark.at[0], mark.at[-1]
-    filled = {"alpha": mark.opacity, "facecolor": colour, "linewidth": 0}
+    look: dict[str, Any] = {"alpha": mark.opacity, "facecolor": colour, "linewidth": 0}
     if mark.hollow:
-        filled = {
-            "fill": False,
-            "edgecolor": colour,
-            "linewidth": 0.72 * (1.6 if mark.shape == "dot" else mark.size),
-        }
+        thickness = 1.6 if mark.shape == "dot" else mark.size
+        look = {"fill": False, "edgecolor": colour, "linewidth": 0.72 * thickness}
     match mark.shape:
         case "line":
-            dashes = {"dashes": (4, 3)} if mark.dashed else {}
             xs, ys = zip(*mark.at, strict=True)
-            yield Line2D(xs, ys, color=colour, linewidth=0.72 * mark.size, alpha=mark.opacity, **dashes)
+            dashes = (4, 3) if mark.dashed else (None, None)
+            look = {"color": colour, "linewidth": 0.72 * mark.size, "alpha": mark.opacity, "dashes": dashes}
+            return lines.Line2D(xs, ys, **look)
         case "area":
-            yield Polygon(mark.at, closed=True, **filled)
+            return patches.Polygon(mark.at, closed=True, **look)
         case "dot":
-            yield Circle((x, y), mark.size, **filled)
-        case "rect":
-            yield Rectangle((x, y), right - x, bottom - y, **filled)
+            return patches.Circle((x, y), mark.size, **look)
         case "text":
-            sides = {"start": "left", "middle": "center", "end": "right"}
+            side = {"start": "left", "middle": "center", "end": "right"}[mark.anchor]
             look = {"color": colour, "fontsize": 0.72 * mark.size, "parse_math": False}
-            yield Text(x, y, mark.text, ha=sides[mark.anchor], va="baseline", **look)
+            return texts.Text(x, y, mark.text, horizontalalignment=side, **look)
+        case _:
+            return patches.Rectangle((x, y), right - x, bottom - y, **look)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from flatout.page.charts import Cell, Chart, Drawing, Key, Mark, Matrix, Row, Rows, foot_of
 from flatout.page.markup import Html, join, tag
@@ -48,7 +49,12 @@ def _framed(drawing: Drawing) -> Html:
     levels = [tag("text", text, x="100%", y=round(y + 4, 1), text_anchor="end") for text, y in drawing.levels]
     side = tag("svg", *levels, width="100%", height=drawing.height, aria_hidden="true")
     return tag(
-        "div", side, _svg(drawing), tag("span"), _foot(drawing.foot, drawing.name_across), class_="framed"
+        "div",
+        side,
+        _svg(drawing),
+        tag("span"),
+        _foot(drawing.foot, name=drawing.name_across),
+        class_="framed",
     )
 
 
@@ -58,21 +64,20 @@ def _svg(drawing: Drawing | Row, *, height: float | None = None) -> Html:
     return tag("svg", *marks, width="100%", height=size, role="img", aria_label=drawing.label)
 
 
-def _foot(foot: Sequence[tuple[str, float]], name: str = "") -> Html:
+def _foot(foot: Sequence[tuple[str, float]], *, name: str = "", is_inside: bool = True) -> Html:
     words = [
-        tag("text", text, x=f"{100 * x:.3f}%", y=12, text_anchor=anchor_at(x, len(foot))) for text, x in foot
+        tag("text", text, x=f"{100 * x:.3f}%", y=12, text_anchor=anchor_at(x, is_inside=is_inside))
+        for text, x in foot
     ]
     words += [tag("text", name, x="50%", y=28, text_anchor="middle")] if name else []
     return (
-        tag("svg", *words, width="100%", height=32 if name else 16, aria_hidden="true")
-        if words
-        else tag("span")
+        tag("svg", *words, width="100%", height=32 if name else 16, aria_hidden="true") if words else Html()
     )
 
 
-def anchor_at(place: float, num: int) -> str:
-    """Words at the ends of an axis stay inside the drawing."""
-    return "start" if place <= 0.01 and num > 1 else "end" if place >= 0.99 else "middle"
+def anchor_at(place: float, *, is_inside: bool = True) -> Literal["start", "middle", "end"]:
+    """Where a word is held: those at the ends of a drawing stay inside it."""
+    return "start" if is_inside and place <= 0.01 else "end" if is_inside and place >= 0.99 else "middle"
 
 
 # Marks
@@ -135,17 +140,18 @@ def svg_mark(mark: Mark, *, across: Callable[[float], str | float], paint: Calla
 
 
 def _rows(chart: Rows) -> Html:
-    parts = [
-        tag("div", _named(row), _svg(row, height=chart.height), tag("span", row.figure), class_="row")
-        for row in chart.rows
-    ]
-    if chart.across.ticks:
-        parts.append(tag("div", tag("b"), _foot(foot_of(chart.across)), tag("span"), class_="row"))
+    parts = []
+    for row in chart.rows:
+        drawn = _svg(row, height=chart.height)
+        if row.note:
+            said = tag("div", tag("b", row.name), tag("span", row.figure), tag("p", row.note))
+            parts.append(tag("div", said, drawn, tag("span"), class_="row"))
+        else:
+            parts.append(tag("div", tag("b", row.name), drawn, tag("span", row.figure), class_="row"))
+    foot = _foot(foot_of(chart.across), is_inside=chart.kind != "rows")
+    if foot:
+        parts.append(tag("div", tag("b"), foot, tag("span"), class_="row"))
     return tag("div", legend(chart.legend), *parts, class_=chart.kind)
-
-
-def _named(row: Row) -> Html:
-    return tag("div", tag("b", row.name), tag("p", row.note)) if row.note else tag("b", row.name)
 
 
 def _table(chart: Matrix) -> Html:

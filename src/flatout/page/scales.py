@@ -11,7 +11,7 @@ Show = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """An axis from `low` to `high` with its ticks; `bend` makes it logarithmic beyond that distance from 0."""
+    """An axis from `low` to `high` with its ticks; beyond `bend` from 0 it is logarithmic."""
 
     low: float
     high: float
@@ -73,10 +73,9 @@ def step_scale(first: int, last: int, *, unit: str = "steps") -> Scale:
 def log_scale(low: float, high: float, *, bend: float) -> Scale:
     """Powers of ten; below `bend` on either side of 0 the axis runs by equal steps."""
     low, high = min(low, 0.0), max(high, bend)
-    first, last = math.floor(math.log10(bend)), math.ceil(math.log10(high))
+    first, last = round(math.log10(bend)), math.floor(math.log10(high))
     every = max(1, math.ceil((last - first) / 4))
-    powers = [10.0**power for power in range(last, first - 1, -every)]
-    ticks = [0.0, *reversed([power for power in powers if power <= high * 1.0001])]
+    ticks = [0.0, *reversed([10.0**power for power in range(last, first - 1, -every)])]
     return Scale(low=low, high=high, bend=bend, ticks=_shown(ticks, "{:g}".format))
 
 

@@ -29,9 +29,8 @@ def test_parts_that_are_none_are_left_out_and_titles_are_text() -> None:
 def test_every_colour_that_is_used_is_a_token_with_a_light_and_a_dark_side() -> None:
     tokens = resources.files("flatout.page").joinpath("tokens.css").read_text(encoding="utf-8")
     known = set(re.findall(r"--([\w-]+): light-dark\(#\w+, #\w+\);", tokens))
-    used = set(re.findall(r"var\(--([\w-]+)[,)]", made()))
-    assert len(known) > 20 and used
-    assert not {name for name in used if name not in known and f"--{name}:" not in made()}
+    used = set(re.findall(r"var\(--([\w-]+)[,)]", made())) - {"c", "amount"}  # set by the element itself
+    assert len(known) > 20 and len(used) > 10 and used <= known
 
 
 def test_a_page_is_written_whole(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from flatout.engines.adapters.evaluation.results import (
 from flatout.engines.adapters.evaluation.score_routings import Decider, Subject
 from flatout.engines.adapters.evaluation.score_routings import evaluate as score_routings
 from flatout.engines.adapters.loading import open_encoder
-from flatout.engines.adapters.report.page import RunReport, write_page
-from flatout.engines.adapters.report.plots import plot_report
+from flatout.engines.adapters.report.charts import plot_report
+from flatout.engines.adapters.report.page import page as report_page
+from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.run_folder import Status
 from flatout.engines.adapters.settings import AdaptConfig, make_config
 from flatout.engines.adapters.training.checkpoint import PHASES, Checkpoint, check_model, fingerprint
@@ -41,6 +42,7 @@ from flatout.engines.adapters.training.processes import Processes
 from flatout.engines.adapters.training.stopping import StopRequest
 from flatout.engines.run.log import log_path
 from flatout.errors import BadInput, MissingExtra
+from flatout.page.document import write_page
 
 PLOT, PAGE = "run.png", "report.html"
 HELD_OUT = ("test", "validation")
@@ -127,7 +129,7 @@ def evaluate(
         found = with_heads_only(found, plain)
     save_evaluation(found, out / FILE)
     page = html or out / PAGE
-    write_page(_report(config, found), page)
+    write_page(report_page(_report(config, found)), page)
     _plots(config, on_note=on_note)
     return found, page
 

@@ -2,86 +2,51 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from flatout.atomic_files import write_whole
 from flatout.engines.evolution.training.records import EpochRecord
-from flatout.errors import BadInput, import_extra
-from flatout.units import UNKNOWN
+from flatout.errors import BadInput
+from flatout.page.charts import Drawing, Frame, Line, curves
+from flatout.page.figures import Panel, write_figure
+from flatout.page.scales import round_scale, step_scale, zero_scale
 
-INK, UNTRAINED = "#222222", "#7a9a4a"
-# Per panel: what its axis says, and the curves in it by name, colour and value.
-PANELS: tuple[tuple[str, tuple[tuple[str, str, Callable[[EpochRecord], float | None]], ...]], ...] = (
-    (
-        "reward",
-        (
-            ("training prompts", "#8fa9c4", lambda record: record.reward_train),
-            ("held-out prompts", "#c8553d", lambda record: record.reward_heldout),
-        ),
-    ),
-    ("rewards per second", (("rewards per second", "#3f7fb5", lambda record: record.rewards_per_s),)),
-    ("share of plain inference", (("share of plain inference", "#e8943a", lambda r: r.plain_share),)),
-)
+Value = Callable[[EpochRecord], float | None]
+UNTRAINED = "optimizer"  # a colour, as those of the curves are
+# Per panel: its title, and the curves in it by name, with their colour and value.
+PANELS: Mapping[str, Mapping[str, tuple[str, Value]]] = {
+    "reward": {
+        "training prompts": ("forward", lambda record: record.reward_train),
+        "held-out prompts": ("accent", lambda record: record.reward_heldout),
+    },
+    "rewards per second": {"rewards per second": ("backward", lambda record: record.rewards_per_s)},
+    "share of plain inference": {"share of plain inference": ("wait", lambda record: record.plain_share)},
+}
 
 
 def plot_run(records: Sequence[EpochRecord], path: Path, *, title: str = "") -> Path:
-    """Draw the curves of a run into a PNG file; a curve that is nowhere known is named as such."""
-    if path.suffix.lower() != ".png":
-        raise BadInput(f"{path} is no .png file", hint="give this ending")
+    """Draw the curves of a run into a PNG or SVG file; one that is nowhere known is named as such."""
     if not records:
         raise BadInput("the run has no epoch to draw", hint="let it finish one")
-    figures = import_extra("matplotlib.figure", extra="plots")
-    canvas = import_extra("matplotlib.backends.backend_agg", extra="plots")
-    figure = figures.Figure(figsize=(9, 8), layout="constrained")
-    canvas.FigureCanvasAgg(figure)
-    all_axes = figure.subplots(len(PANELS), 1, sharex=True)
-    for axes, (label, curves) in zip(all_axes, PANELS, strict=True):
-        for name, colour, value_of in curves:
-            _draw_curve(axes, records, name=name, colour=colour, value_of=value_of)
-        axes.set_ylabel(label, color=INK)
-        if label != "reward":
-            axes.set_ylim(bottom=0)  # of a speed, zero is part of the picture
-        axes.grid(color="#e4e4e4", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-        if label == "reward":
-            _draw_untrained(axes, records[0])
-            axes.legend(frameon=False, loc="best")
-    all_axes[-1].set_xlabel("epoch", color=INK)
-    figure.suptitle(title, color=INK)
-    _save(figure, path)
-    return path
+    panels = [Panel(title=name, chart=_panel(records, name)) for name in PANELS]
+    return write_figure(path, panels, title=title, num_columns=1)
 
 
-def _draw_untrained(axes: Any, first: EpochRecord) -> None:
-    """Where the model stood before it learned anything."""
-    if first.epoch == 0 and first.reward_heldout is not None:
-        axes.axhline(
-            first.reward_heldout, color=UNTRAINED, linestyle="dashed", linewidth=1.5, label="untrained"
-        )
-
-
-def _draw_curve(
-    axes: Any,
-    records: Sequence[EpochRecord],
-    *,
-    name: str,
-    colour: str,
-    value_of: Callable[[EpochRecord], float | None],
-) -> None:
+def _panel(records: Sequence[EpochRecord], name: str) -> Drawing | None:
     # Epochs without a value are left out, so that evaluations made now and then are joined to a line.
-    points = [(record.epoch, value) for record in records if (value := value_of(record)) is not None]
-    label = name if points else f"{name}: {UNKNOWN}"
-    marker = "o" if len(points) < 40 else None
-    axes.plot(*(zip(*points, strict=True) if points else ([], [])), color=colour, label=label, marker=marker)
-    if not points and not axes.get_lines()[:-1]:
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, UNKNOWN, transform=axes.transAxes, color=INK, horizontalalignment="center")
-
-
-def _save(figure: Any, path: Path) -> None:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=120, format="png")
-    write_whole(path, drawn.getvalue())
+    lines = [
+        Line(name=curve, colour=colour, points=[(record.epoch, value(record)) for record in records])
+        for curve, (colour, value) in PANELS[name].items()
+    ]
+    first, last = records[0], records[-1]
+    if name == "reward" and first.epoch == 0 and first.reward_heldout is not None:
+        level = first.reward_heldout
+        points = [(0, level), (max(last.epoch, 1), level)]
+        lines.append(Line(name="untrained", colour=UNTRAINED, points=points, dashed=True))
+    values = [value for line in lines for _, value in line.known]
+    if not values:
+        return None
+    # Of a speed, zero is part of the picture.
+    up = round_scale(min(values), max(values)) if name == "reward" else zero_scale(max(values), "{:g}".format)
+    across = step_scale(first.epoch, max(last.epoch, first.epoch + 1), unit="epochs")
+    return curves(lines, Frame(across=across, up=up, height=170), shows_last=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.engines.steering.loading import Opened, check_folder, open_model
 from flatout.engines.steering.questions import read_questions
-from flatout.engines.steering.report.page import write_page
+from flatout.engines.steering.report.page import page
 from flatout.engines.steering.report.record import Example, StudyRecord, load_record
 from flatout.engines.steering.search.run_search import (
     RECORD,
@@ -36,6 +36,7 @@ from flatout.engines.steering.vectors.fit_questions import (
     save_vectors,
 )
 from flatout.errors import BadInput
+from flatout.page.document import write_page
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
@@ -134,9 +135,9 @@ def search(
         join_search(settings, worker=worker, say=say, on_event=on_event)
         return None
     record = run_search(settings, say=say, on_event=on_event)
-    write_page(record, settings.folder / "report.html")
+    write_page(page(record), settings.folder / "report.html")
     if importlib.util.find_spec("matplotlib") is not None:
-        from flatout.engines.steering.report.plots import plot_study
+        from flatout.engines.steering.report.charts import plot_study
 
         plot_study(record, settings.folder / "report.png")
     return record
@@ -254,9 +255,9 @@ def report(run: Path, *, html: Path | None = None, png: Path | None = None) -> S
     path = run if run.is_file() else run / RECORD
     record = load_record(path) if path.is_file() or not (run / FILE).is_file() else _so_far(run)
     if html is not None:
-        write_page(record, html)
+        write_page(page(record), html)
     if png is not None:
-        from flatout.engines.steering.report.plots import plot_study
+        from flatout.engines.steering.report.charts import plot_study
 
         plot_study(record, png)
     return record

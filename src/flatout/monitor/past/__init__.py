@@ -3,5 +3,5 @@
 history.py    the log of a run, in three tiers: written, read, followed while another process writes it
 playback.py   the log played again
 recorded.py   a whole run in some hundred points;  summary.py  its figures;  compare.py  of two runs
-report.py     one HTML page (curves.py, report.css);  plots.py  one picture
+charts.py     the charts of a run and its figure file;  report.py  one HTML page
 """

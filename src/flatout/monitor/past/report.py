@@ -7,27 +7,30 @@ of the allocator, power, energy, loss and speed.  Style and escaping are those o
 from __future__ import annotations
 
 import datetime
-import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import itertools
+from collections.abc import Iterator, Sequence
 
 from flatout import __version__
-from flatout.doctor.charts import phase_bar
-from flatout.errors import BadInput
-from flatout.monitor.past.curves import Series, chart, show_time, stacked_phases, strip
+from flatout.monitor.past.charts import (
+    CHARTS,
+    bound_colour,
+    bounds_over_time,
+    phases_over_time,
+    show_joules,
+    time_chart,
+)
 from flatout.monitor.past.recorded import Recorded
-from flatout.monitor.past.summary import Summary, job_gpu, summarise
-from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample, merge
+from flatout.monitor.past.summary import Summary, summarise
+from flatout.monitor.sample import GpuSample, merge
+from flatout.page.charts import Rows, stacked_row
 from flatout.page.document import document
-from flatout.page.markup import Html, code, facts, join, section, table, tag
+from flatout.page.inline import inline, paint
+from flatout.page.markup import Html, code, facts, section, table, tag
+from flatout.page.scales import show_time
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 MOST_NOTES = 20
 LONGEST_COMMAND = 400
-COLOURS = ("first", "second", "third")
-
-Value = Callable[[Sample], float | None]
 
 
 def page(recorded: Recorded) -> str:
@@ -36,7 +39,7 @@ def page(recorded: Recorded) -> str:
     parts = (
         _masthead(summary),
         _bounds(recorded, summary),
-        *_curves(recorded, summary),
+        *_sections(recorded, summary),
         _gpus(recorded),
         _notes(recorded),
     )
@@ -45,20 +48,7 @@ def page(recorded: Recorded) -> str:
         parts,
         footer=_footer(recorded),
         version=__version__,
-        styles=[("flatout.monitor.past", "report.css")],
     )
-
-
-def write_page(recorded: Recorded, path: Path) -> None:
-    """Under a temporary name, then renamed: a browser never opens half a page."""
-    text = page(recorded)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _masthead(summary: Summary) -> Html:
@@ -107,14 +97,6 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "last loss", f"{summary.last_loss:.4g}"
 
 
-def show_joules(joules: float) -> str:
-    """0.76 J, 48.9 J, 480 kJ, 2.1 MJ"""
-    for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
-        if abs(joules) >= scale:
-            return f"{joules / scale:.3g} {unit}"
-    return f"{joules:.3g} J"
-
-
 def _bounds(recorded: Recorded, summary: Summary) -> Html | None:
     if not summary.bounds:
         return None
@@ -124,153 +106,43 @@ def _bounds(recorded: Recorded, summary: Summary) -> Html | None:
         items.append(
             tag(
                 "li",
-                tag("i", class_=f"bound-{each.bound}"),
+                tag("i", style=f"--c: {paint(bound_colour(each.bound))}"),
                 tag("b", f"{each.bound}, {show_share(each.share)} of the run: "),
                 each.sentence,
                 tag("p", f"{each.action}{rules}"),
             )
         )
-    drawn = strip(recorded.stretches, start_s=recorded.start_s, span_s=recorded.duration_s)
+    drawn = inline(bounds_over_time(recorded))
     return section("What bounded it", drawn, tag("ul", *items, class_="bounds"), anchor="bounds")
 
 
-# Curves
+# Charts
 
 
-def _job(name: str) -> Value:
-    return lambda point: None if point.job is None else getattr(point.job, name)
-
-
-def _gpu(name: str) -> Value:
-    return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
-
-
-def _host(read: Callable[[HostSample], float | None]) -> Value:
-    return lambda point: read(point.host)
-
-
-def _curves(recorded: Recorded, summary: Summary) -> Iterator[Html | None]:
-    drawing = _Drawing(recorded)
-    gpu = job_gpu(merge(recorded.points))
-    speed = drawing.chart(("it/s", _job("steps_per_s")), show=_plain)
-    loss = drawing.chart(("loss", _job("loss")), show=_plain, from_zero=False)
-    yield _section("Speed and loss", ("Steps per second", speed), ("Loss", loss))
-    yield _phases(recorded, summary)
-    busy = drawing.chart(
-        ("a kernel runs", _gpu("utilisation_share")),
-        ("processors active", _gpu("sm_active_share")),
-        ("tensor cores active", _gpu("tensor_active_share")),
-        show=show_share,
-        top=1.0,
-    )
-    power = drawing.chart(
-        ("power", _gpu("power_w")),
-        show=lambda watts: f"{watts:.0f} W",
-        limit=("limit", gpu.power_limit_w) if gpu is not None and gpu.power_limit_w else None,
-    )
-    yield _section("The GPU", ("How busy", busy), ("Power", power))
-    device = drawing.chart(
-        ("in use on the device", _gpu("memory_used_bytes")),
-        ("reserved by torch", _job("reserved_bytes")),
-        ("held by tensors", _job("allocated_bytes")),
-        show=show_bytes,
-        binary=True,
-        limit=("capacity", float(gpu.memory_total_bytes))
-        if gpu is not None and gpu.memory_total_bytes
-        else None,
-    )
-    host = drawing.chart(
-        ("in use on the host", _host(lambda each: each.memory_used_bytes)), show=show_bytes, binary=True
-    )
-    yield _section("Memory", ("GPU", device), ("Host", host))
-    step = drawing.chart(("per step", _job("energy_per_step_j")), show=show_joules)
-    sample = drawing.chart(("per sample", _job("energy_per_sample_j")), show=show_joules)
-    yield _section("Energy", ("Per step", step), ("Per sample", sample))
-    cpu = drawing.chart(("CPU", _host(lambda each: each.cpu_share)), show=show_share, top=1.0)
-    disk = drawing.chart(
-        ("read", _host(lambda each: each.disk_read_bytes_per_s)),
-        ("written", _host(lambda each: each.disk_write_bytes_per_s)),
-        show=lambda rate: f"{show_bytes(rate)}/s",
-        binary=True,
-    )
-    yield _section("The host", ("Processors", cpu), ("Disks", disk))
-
-
-class _Drawing:
-    """Charts over the points of one run."""
-
-    def __init__(self, recorded: Recorded) -> None:
-        self._recorded = recorded
-
-    def chart(
-        self,
-        *lines: tuple[str, Value],
-        show: Callable[[float], str],
-        top: float | None = None,
-        from_zero: bool = True,
-        limit: tuple[str, float] | None = None,
-        binary: bool = False,
-    ) -> Html | None:
-        """None where no line has a value."""
-        recorded = self._recorded
-        series = [
-            Series(
-                name=name,
-                colour=colour,
-                points=[(point.time_s - recorded.start_s, value(point)) for point in recorded.points],
-            )
-            for (name, value), colour in zip(lines, COLOURS, strict=False)
+def _sections(recorded: Recorded, summary: Summary) -> Iterator[Html | None]:
+    for title, wanted in itertools.groupby(CHARTS, key=lambda each: each.section):
+        drawn = [
+            tag("div", tag("h3", each.title), inline(chart))
+            for each in wanted
+            if (chart := time_chart(recorded, each)) is not None
         ]
-        if not any(each.is_known for each in series):
-            return None
-        return chart(
-            series,
-            span_s=recorded.duration_s,
-            show=show,
-            top=top,
-            from_zero=from_zero,
-            limit=limit,
-            binary=binary,
-        )
-
-
-def _section(title: str, *charts: tuple[str, Html | None]) -> Html | None:
-    """Charts side by side; None where there is none."""
-    drawn = [tag("div", tag("h3", name), each) for name, each in charts if each is not None]
-    if not drawn:
-        return None
-    return section(title, tag("div", *drawn, class_="pair") if len(drawn) > 1 else drawn[0])
+        if drawn:
+            yield section(title, tag("div", *drawn, class_="panels") if len(drawn) > 1 else drawn[0])
+        if title == CHARTS[0].section:
+            yield _phases(recorded, summary)
 
 
 def _phases(recorded: Recorded, summary: Summary) -> Html | None:
     if not summary.phases:
         return None
-    bars = [phase_bar(summary.phases, label="host")]
-    where, read = "host", lambda job: job.phases
-    if summary.device_phases:
-        bars.append(phase_bar(summary.device_phases, label="GPU"))
-        where, read = "GPU", lambda job: job.device_phases
-    points = [
-        (point.time_s - recorded.start_s, shares)
-        for point in recorded.points
-        if (shares := _shares(point.job, read))
-    ]
-    drawn = Html()
-    if len(points) > 1:
-        label = f"shares of the step by the clock of the {where}, over time"
-        drawn = join(
-            (
-                tag("h3", f"Over time, by the clock of the {where}"),
-                stacked_phases(points, span_s=recorded.duration_s, label=label),
-            )
-        )
-    return section("Where a step goes", *bars, drawn, anchor="step")
-
-
-def _shares(
-    job: JobSample | None, read: Callable[[JobSample], dict[str, float] | None]
-) -> dict[str, float] | None:
-    return None if job is None else read(job)
+    known = [("host", summary.phases), *([("GPU", summary.device_phases)] if summary.device_phases else [])]
+    bars = inline(Rows(rows=tuple(stacked_row(name, shares) for name, shares in known)))
+    found = phases_over_time(recorded)
+    if found is None:
+        return section("Where a step goes", bars, anchor="step")
+    clock, drawing = found
+    over_time = tag("h3", f"Over time, by the clock of the {clock}")
+    return section("Where a step goes", bars, over_time, inline(drawing), anchor="step")
 
 
 # Tables
@@ -323,7 +195,3 @@ def _footer(recorded: Recorded) -> Html:
         ("flatout", __version__),
     ]
     return tag("footer", facts(pairs))
-
-
-def _plain(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else str(value)

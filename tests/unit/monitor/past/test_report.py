@@ -10,10 +10,10 @@ import pytest
 
 from flatout.errors import BadInput
 from flatout.monitor.past.recorded import Recorded, read_recorded
-from flatout.monitor.past.report import headline, page, show_joules, write_page
+from flatout.monitor.past.report import headline, page
 from flatout.monitor.past.summary import summarise
 from flatout.monitor.sample import GpuSample, Sample
-from flatout.page.document import POLICY
+from flatout.page.document import POLICY, write_page
 from flatout.page.markup import escape
 from tests.support.monitor import HOSTILE, START_S, kept_run, story
 
@@ -109,16 +109,8 @@ def test_the_headline_says_how_much_of_the_run_it_speaks_of(recorded: Recorded, 
 
 def test_it_is_written_whole_or_not_at_all(recorded: Recorded, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.html"
-    write_page(recorded, path)
+    write_page(page(recorded), path)
     assert path.read_text() == page(recorded)
     assert [each.name for each in path.parent.iterdir()] == ["run.html"]
     with pytest.raises(BadInput, match="cannot be written"):
-        write_page(recorded, path / "inside.html")
-
-
-@pytest.mark.parametrize(
-    ("joules", "shown"),
-    [(0.0004, "0.0004 J"), (0.76, "760 mJ"), (48.9, "48.9 J"), (480e3, "480 kJ"), (2.1e6, "2.1 MJ")],
-)
-def test_joules(joules: float, shown: str) -> None:
-    assert show_joules(joules) == shown
+        write_page(page(recorded), path / "inside.html")

@@ -1,7 +1,6 @@
-"""The report of a run: one HTML page and one picture.
+"""The report of a run: one HTML page and one figure file.
 
-page       the page
-curves     losses and scores over the steps
-drawings   scores, confusion and calibration as drawings
-plots      the same as a picture file
+run_report   what is known of a run, and the sentence it comes to
+charts       scores, confusion, calibration and curves
+page         the page
 """

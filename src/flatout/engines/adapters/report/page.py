@@ -8,43 +8,35 @@ diagnosis's page, so that a text from the data can never become markup.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from flatout import __version__
-from flatout.atomic_files import write_whole
 from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation, RoutingQuality, ShownRow
-from flatout.engines.adapters.report.curves import Line, curve, loss_line, routing_line, validation_line
-from flatout.engines.adapters.report.drawings import (
+from flatout.engines.adapters.report.charts import (
     confidence_bars,
     confusion,
-    dots,
+    learning,
     load_bars,
+    loss_line,
     reliability,
+    routing_line,
+    score_dots,
     show_exact_share,
     show_points,
     transfer,
+    validation_line,
 )
+from flatout.engines.adapters.report.run_report import RunReport, headline
 from flatout.engines.adapters.training.log import StepRecord
+from flatout.page.charts import Drawing
 from flatout.page.document import document
+from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, section, table, tag
+from flatout.page.printable import shorten
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 LONGEST_TEXT = 320
 ROUTER_TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")
 PHASES = {"phase1": "Adapters", "phase2": "The router", "phase3": "Both together"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunReport:
-    """What is known of a run; an evaluation or a log may be missing."""
-
-    name: str
-    model: str
-    evaluation: Evaluation | None = None
-    records: tuple[StepRecord, ...] = ()
-    device: str | None = None
-    notes: tuple[str, ...] = ()
 
 
 def page(report: RunReport) -> str:
@@ -59,51 +51,7 @@ def page(report: RunReport) -> str:
         parts,
         footer=_footer(report),
         version=__version__,
-        styles=[("flatout.engines.adapters.report", "report.css")],
     )
-
-
-def write_page(report: RunReport, path: Path) -> None:
-    """Whole or not at all: a browser never opens half a page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page(report).encode())
-
-
-def headline(report: RunReport) -> str:
-    """What the run came to."""
-    found = report.evaluation
-    if found is None:
-        return "Not evaluated yet." if report.records else "Nothing has been trained yet."
-    if found.routing is None:
-        return f"{_tasks(found)} under their own adapters; no router has been trained yet."
-    num_rows = sum(found.num_rows.values())
-    sentence = (
-        f"The router sends {show_exact_share(found.routing.accuracy_share)} of {num_rows:,} unseen rows "
-        "to the right adapter"
-    )
-    gap = largest_gap(found)
-    if gap is None:
-        return sentence + "."
-    task, points = gap
-    if points <= 0:
-        return f"{sentence}; no task scores lower than under a perfect router."
-    return f"{sentence}; against a perfect one that costs at most {points:.1f} points ({task})."
-
-
-def largest_gap(evaluation: Evaluation) -> tuple[str, float] | None:
-    """The task that loses most by routing, and how many points."""
-    gaps = {
-        task: oracle - routed
-        for task in evaluation.tasks
-        if (oracle := evaluation.score(task, "oracle")) is not None
-        and (routed := evaluation.score(task, "routed")) is not None
-    }
-    return max(gaps.items(), key=lambda item: item[1]) if gaps else None
-
-
-def _tasks(evaluation: Evaluation) -> str:
-    number = len(evaluation.tasks)
-    return "One task" if number == 1 else f"{number} tasks"
 
 
 def _masthead(report: RunReport) -> Html:
@@ -169,7 +117,7 @@ def _scores(evaluation: Evaluation) -> Html:
         note += " Heads-only: a run whose encoder stayed as it was and trained heads alone."
     return section(
         "Scores",
-        dots(evaluation),
+        inline(score_dots(evaluation)),
         table(heads, rows, numbers=range(2, len(heads))),
         tag("p", note, class_="note"),
         _all_scores(evaluation),
@@ -206,17 +154,19 @@ def _routing(evaluation: Evaluation) -> Iterator[Html]:
     )
     yield section(
         "Where rows go",
-        confusion(quality, evaluation.tasks),
+        inline(confusion(quality, evaluation.tasks)),
         tag("p", f"Right by task: {by_task}. {note}", class_="note"),
         anchor="confusion",
     )
     yield section(
         "Whether to believe it",
-        tag("div", confidence_bars(quality), reliability(quality), class_="pair"),
+        tag("div", inline(confidence_bars(quality)), inline(reliability(quality)), class_="panels"),
         tag("p", _confidence_note(quality), class_="note"),
         anchor="confidence",
     )
-    yield section("Load and entropy", load_bars(quality), facts(_routing_facts(quality)), anchor="load")
+    yield section(
+        "Load and entropy", inline(load_bars(quality)), facts(_routing_facts(quality)), anchor="load"
+    )
 
 
 def _confidence_note(quality: RoutingQuality) -> str:
@@ -252,7 +202,9 @@ def _transfer(evaluation: Evaluation) -> Html | None:
         "Each task's score with all of its rows under one adapter: what a wrong choice costs. The redder, "
         "the more of the score is gone."
     )
-    return section("Under another task's adapter", drawn, tag("p", note, class_="note"), anchor="transfer")
+    return section(
+        "Under another task's adapter", inline(drawn), tag("p", note, class_="note"), anchor="transfer"
+    )
 
 
 def _shown(evaluation: Evaluation) -> Html | None:
@@ -264,23 +216,25 @@ def _shown(evaluation: Evaluation) -> Html | None:
 
 
 def _shown_row(row: ShownRow) -> Html:
-    asked = [tag("p", tag("b", f"{name} "), _cut(value)) for name, value in row.fields.items()]
+    asked = [
+        tag("p", tag("b", f"{name} "), shorten(value, LONGEST_TEXT)) for name, value in row.fields.items()
+    ]
     by_text: dict[str, list[str]] = {}
     for routing, text in row.answers.items():
         by_text.setdefault(text, []).append(routing)
     said = [
-        tag("p", tag("b", f"{', '.join(routings)} "), _cut(text) or "(nothing)")
+        tag("p", tag("b", f"{', '.join(routings)} "), shorten(text, LONGEST_TEXT) or "(nothing)")
         for text, routings in by_text.items()
     ]
     to = "" if row.adapter is None else f" → {row.adapter}"
     sure = "" if row.confidence is None else f", confidence {row.confidence:.2f}"
     return tag(
-        "div", tag("h3", f"{row.task}{to}{sure}"), tag("div", *asked), tag("div", *said), class_="answer"
+        "div",
+        tag("h3", f"{row.task}{to}{sure}", class_="whole"),
+        tag("div", *asked),
+        tag("div", *said),
+        class_="sample",
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …"
 
 
 # Learning
@@ -288,61 +242,44 @@ def _cut(text: str) -> str:
 
 def _learning(report: RunReport) -> Iterator[Html]:
     for phase, title in PHASES.items():
-        records = [record for record in report.records if record.phase == phase]
-        tasks = _tasks_of(records, report.evaluation)
-        panels = [*_task_panels(records, tasks, report.evaluation), *_router_panels(records)]
+        panels = [*_task_panels(report, phase), *_router_panels(report.of_phase(phase))]
         if panels:
             yield section(f"{title}: learning", tag("div", *panels, class_="panels"), anchor=phase)
 
 
-def _tasks_of(records: Sequence[StepRecord], evaluation: Evaluation | None) -> list[str]:
-    """The tasks that the log speaks of, in the order of their adapters where that is known."""
+def _task_panels(report: RunReport, phase: str) -> Iterator[Html]:
+    records = report.of_phase(phase)
     spoken_of = dict.fromkeys(
         name
         for record in records
         for name in (*record.validation, *record.losses)
         if name not in (*ROUTER_TERMS, "total")
     )
-    order = () if evaluation is None else evaluation.tasks
-    return [*(task for task in order if task in spoken_of), *(t for t in spoken_of if t not in order)]
-
-
-def _task_panels(
-    records: Sequence[StepRecord], tasks: Sequence[str], evaluation: Evaluation | None
-) -> Iterator[Html]:
-    for task in tasks:
+    # In the order of their adapters, where that is known.
+    order = () if report.evaluation is None else report.evaluation.tasks
+    for task in (*(t for t in order if t in spoken_of), *(t for t in spoken_of if t not in order)):
         lines = [
             loss_line(records, task, name="loss"),
             validation_line(records, task, "loss", name="held out"),
         ]
-        drawn = [curve(lines)]
-        metric = _metric(records, task, evaluation)
-        if metric is not None:
-            drawn.append(curve([validation_line(records, task, metric, name=metric, colour="third")]))
-        yield from _panel(task, drawn)
-
-
-def _metric(records: Sequence[StepRecord], task: str, evaluation: Evaluation | None) -> str | None:
-    """The score that stands for the task; without an evaluation, the first in the log."""
-    if evaluation is not None and task in evaluation.metrics:
-        return evaluation.metrics[task]
-    names = (name for record in records for name in record.validation.get(task, {}) if name != "loss")
-    return next(names, None)
+        metric = report.metric(task, records)
+        scores = (
+            [] if metric is None else [validation_line(records, task, metric, name=metric, colour="backward")]
+        )
+        yield from _panel(task, learning(lines), learning(scores))
 
 
 def _router_panels(records: Sequence[StepRecord]) -> Iterator[Html]:
-    figures = dict.fromkeys(name for record in records for name in record.routing)
-    for name in figures:
+    for name in dict.fromkeys(name for record in records for name in record.routing):
         yield from _panel(
-            f"routing: {name}", [curve([routing_line(records, name, name=name, colour="third")])]
+            f"routing: {name}", learning([routing_line(records, name, name=name, colour="backward")])
         )
     for term in ROUTER_TERMS:
-        line: Line = loss_line(records, term, name=term)
-        yield from _panel(f"loss: {term}", [curve([line])])
+        yield from _panel(f"loss: {term}", learning([loss_line(records, term, name=term)]))
 
 
-def _panel(title: str, drawn: Sequence[Html | None]) -> Iterator[Html]:
-    shown = [each for each in drawn if each is not None]
+def _panel(title: str, *charts: Drawing | None) -> Iterator[Html]:
+    shown = [inline(chart) for chart in charts if chart is not None]
     if shown:
         yield tag("div", tag("h3", title), *shown)
 

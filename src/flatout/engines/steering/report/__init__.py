@@ -2,8 +2,7 @@
 
 record         the data of a report, as one JSON file beside the study
 study_record   an Optuna study as that data
+grid           trials by layer and strength
+charts         heat map, trade-off and intervals; the figure file
 page           one HTML page
-drawings       its pictures
-grid           layer by strength as a heat map
-plots          a PNG or SVG
 """

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.engines.steering.report.record import TrialRecord
+from flatout.page.scales import round_step
 
 MOST_COLUMNS = 13
 FINEST = 1e-6  # strengths that differ by less are one strength
@@ -83,12 +84,6 @@ def _edges(strengths: Sequence[float]) -> tuple[float, ...]:
     if high >= last * step:
         last += 1
     return tuple(round(number * step, 12) for number in range(first, last + 1))
-
-
-def round_step(wanted: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is no smaller than `wanted`."""
-    power = 10.0 ** math.floor(math.log10(wanted))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * (1 - 1e-9))
 
 
 def _column(strength: float, edges: Sequence[float]) -> int:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from flatout import __version__
-from flatout.atomic_files import write_whole
-from flatout.engines.steering.report.drawings import (
+from flatout.engines.steering.report.charts import (
     describe,
     heat_map,
     intervals,
@@ -25,7 +23,9 @@ from flatout.engines.steering.report.grid import grid
 from flatout.engines.steering.report.record import StudyRecord, TrialRecord
 from flatout.engines.steering.search.retest import FEWEST
 from flatout.page.document import document
+from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, section, table, tag
+from flatout.page.printable import shorten
 from flatout.units import UNKNOWN, show_ratio, show_seconds
 
 MOST_TRIALS = 15
@@ -41,13 +41,7 @@ def page(record: StudyRecord) -> str:
         (*parts, *tables),
         footer=_footer(record),
         version=__version__,
-        styles=[("flatout.engines.steering.report", "report.css")],
     )
-
-
-def write_page(record: StudyRecord, path: Path) -> None:
-    """Under a temporary name, then renamed: a browser never opens half a page."""
-    write_whole(path, page(record).encode())
 
 
 def headline(record: StudyRecord) -> str:
@@ -118,7 +112,7 @@ def _retest(record: StudyRecord) -> Html | None:
         "is: these are the figures to quote."
     )
     return section(
-        "On fresh questions", intervals(record.retest), tag("p", note, class_="note"), anchor="retest"
+        "On fresh questions", inline(intervals(record.retest)), tag("p", note, class_="note"), anchor="retest"
     )
 
 
@@ -142,7 +136,7 @@ def _map(record: StudyRecord) -> Html | None:
     )
     return section(
         "Layer and strength",
-        heat_map(drawn, baseline=baseline, winner=record.best),
+        inline(heat_map(drawn, baseline=baseline, winner=record.best)),
         key,
         tag("p", note, class_="note"),
         anchor="map",
@@ -153,7 +147,7 @@ def _cost(record: StudyRecord) -> Html | None:
     drawn = trade_off(record)
     if drawn is None and record.perplexity_ratio is None:
         return None
-    parts = [] if drawn is None else [drawn]
+    parts = [] if drawn is None else [inline(drawn)]
     note = (
         "Across: perplexity of neutral text, steered over unsteered; 1× is unharmed. Up: the score of the "
         "search; dashed, the unsteered model's."
@@ -172,10 +166,10 @@ def _examples(record: StudyRecord) -> Html | None:
     shown = [
         tag(
             "div",
-            tag("div", *_lines(example.prompt), class_="prompt"),
+            tag("div", *_lines(example.prompt), class_="whole"),
             tag("div", tag("h3", "unsteered"), *_lines(example.unsteered)),
             tag("div", tag("h3", "steered"), *_lines(example.steered)),
-            class_="example",
+            class_="sample",
         )
         for example in record.examples
     ]
@@ -184,8 +178,9 @@ def _examples(record: StudyRecord) -> Html | None:
 
 def _lines(text: str) -> list[Html]:
     """A text by its lines, cut where it is long."""
-    shown = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …"
-    return [tag("p", line) for line in shown.splitlines() if line.strip()] or [tag("p", "(nothing)")]
+    return [tag("p", line) for line in shorten(text, LONGEST_TEXT).splitlines() if line.strip()] or [
+        tag("p", "(nothing)")
+    ]
 
 
 def _trials(record: StudyRecord) -> Html | None:

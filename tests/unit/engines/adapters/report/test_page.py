@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from flatout.engines.adapters.report.page import LONGEST_TEXT, headline, largest_gap, page, write_page
-from tests.support.adapters import HOSTILE, evaluation, hostile_report, quality, report, scores
+from flatout.engines.adapters.report.page import LONGEST_TEXT, page
+from flatout.page.document import write_page
+from tests.support.adapters import HOSTILE, evaluation, hostile_report, quality, report
 
 TITLES = (
     "Scores",
@@ -52,23 +52,6 @@ def test_the_page_shows_all_of_a_run() -> None:
     assert "(nothing)" in text  # an empty answer is said to be one
 
 
-def test_the_headline_says_what_is_known() -> None:
-    routed = scores("routed", 0.3).by_task
-    routed["code"]["bleu"] -= 0.5
-    found = evaluation(scores=(scores("oracle", 0), replace(scores("routed", 0.3), by_task=routed)))
-    assert headline(report(evaluation=found)) == (
-        "The router sends 97.9 % of 2,500 unseen rows to the right adapter; against a perfect one that costs "
-        "at most 0.8 points (code)."
-    )
-    better = evaluation(scores=(scores("oracle", 0), scores("routed", -1)))
-    assert "no task scores lower" in headline(report(evaluation=better))
-    alone = evaluation(scores=(scores("oracle", 0),), routing=None)
-    assert "no router has been trained" in headline(report(evaluation=alone))
-    assert headline(report(evaluation=None)) == "Not evaluated yet."
-    assert headline(report(evaluation=None, records=())) == "Nothing has been trained yet."
-    assert largest_gap(alone) is None
-
-
 def test_what_is_not_known_is_left_out() -> None:
     html = page(report(evaluation=None, records=(), notes=(), device=None))
     assert "<h2>" not in html
@@ -94,7 +77,7 @@ def test_long_texts_are_cut() -> None:
 
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "reports" / "run.html"
-    write_page(report(), path)
+    write_page(page(report()), path)
     html = path.read_text(encoding="utf-8")
     assert "http://" not in html and "https://" not in html and "<script" not in html
     assert "default-src &#x27;none&#x27;" in html

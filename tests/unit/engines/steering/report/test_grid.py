@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.steering.report.grid import MOST_COLUMNS, grid, round_step
+from flatout.engines.steering.report.grid import MOST_COLUMNS, grid
 from flatout.engines.steering.report.record import TrialRecord
 
 
@@ -60,10 +60,3 @@ def test_the_best_of_a_cell_stands_for_it() -> None:
     (cell,) = found.cells
     assert (cell.best.number, cell.numbers) == (1, {0, 1})
     assert found.reach == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "step"), [(0.3, 0.5), (1.0, 1.0), (1.1, 2.0), (7.0, 10.0), (0.002, 0.002)]
-)
-def test_steps_are_round(wanted: float, step: float) -> None:
-    assert round_step(wanted) == pytest.approx(step)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from flatout.engines.steering.report.page import LONGEST_TEXT, headline, page, write_page
+from flatout.engines.steering.report.page import LONGEST_TEXT, headline, page
 from flatout.engines.steering.report.record import Interval, Retest
+from flatout.page.document import write_page
 from tests.support.steering import HOSTILE, hostile_study, study
 
 
@@ -84,7 +85,7 @@ def test_long_texts_are_cut() -> None:
 
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "reports" / "study.html"
-    write_page(study(), path)
+    write_page(page(study()), path)
     html = path.read_text(encoding="utf-8")
     assert "http://" not in html and "https://" not in html and "<script" not in html
     assert "default-src &#x27;none&#x27;" in html

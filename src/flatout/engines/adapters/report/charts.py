@@ -1,0 +1,316 @@
+"""The charts of an adapters run, for its page and its figure file: scores, matrices, confidence, curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flatout.engines.adapters.evaluation.results import Evaluation, RoutingQuality
+from flatout.engines.adapters.report.run_report import RunReport
+from flatout.engines.adapters.training.log import StepRecord
+from flatout.page.charts import (
+    Cell,
+    Column,
+    Drawing,
+    Frame,
+    Key,
+    Line,
+    Mark,
+    Matrix,
+    Row,
+    Rows,
+    columns,
+    curves,
+    scatter,
+)
+from flatout.page.figures import Panel, write_figure
+from flatout.page.scales import Scale, log_scale, span_scale, step_scale
+from flatout.units import UNKNOWN, show_share
+
+# From the back to the front, with their colours: what is drawn last must not be hidden.
+KINDS = {
+    "random": "rest",
+    "uniform": "backward",
+    "single": "transfer",
+    "heads-only": "wait",
+    "oracle": "ink",
+    "routed": "accent",
+}
+CONFIDENCE = Scale(low=0.0, high=1.0, ticks=tuple((n / 5, f"{n / 5:g}") for n in range(6)))
+SHARES = Scale(low=0.0, high=1.0, ticks=((0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")))
+POINTS = Scale(low=0.0, high=100.0, ticks=tuple((n, str(n)) for n in (0, 25, 50, 75, 100)))
+LINE_COLOURS = ("forward", "backward", "wait", "transfer", "accent", "optimizer")
+LEAST_LOSS = 1e-4  # below it a loss is drawn as if it were on its way to 0 by equal steps
+
+
+def show_points(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def show_exact_share(share: float | None) -> str:
+    """A share with a digit behind the point: between 97 % and 98 % lies what is worth knowing."""
+    return UNKNOWN if share is None else "100 %" if share == 1 else f"{100 * share:.1f} %"
+
+
+# Scores
+
+
+def score_dots(evaluation: Evaluation) -> Rows:
+    """A row from 0 to 100 points per task, with a dot for each routing."""
+    found = {task: _values(evaluation, task) for task in evaluation.tasks}
+    seen = [kind for kind in reversed(KINDS) if any(kind in values for values in found.values())]
+    chart = Rows(across=POINTS, height=26)
+    rows = []
+    for task, values in found.items():
+        marks = [chart.track(), *(chart.rule(tick, "line") for tick, _ in POINTS.ticks)]
+        marks += [
+            chart.dot(
+                values[kind],
+                colour,
+                size=7 if kind == "oracle" else 4.5,
+                hollow=kind == "oracle",
+                title=f"{task}, {kind}: {show_points(values[kind])}",
+            )
+            for kind, colour in KINDS.items()
+            if kind in values
+        ]
+        spoken = ", ".join(f"{kind} {show_points(values[kind])}" for kind in seen if kind in values)
+        label, metric = f"{task}: {spoken}", evaluation.metrics[task]
+        rows.append(Row(name=task, marks=tuple(marks), label=label, figure=metric))
+    keys = [Key(name=kind, colour=KINDS[kind], kind="ring" if kind == "oracle" else "dot") for kind in seen]
+    return Rows(rows=tuple(rows), across=POINTS, height=26, legend=tuple(keys))
+
+
+def _values(evaluation: Evaluation, task: str) -> dict[str, float]:
+    found = {
+        "random": evaluation.score(task, "random"),
+        "uniform": evaluation.score(task, "uniform"),
+        "single": evaluation.score(task, "single"),
+        "heads-only": evaluation.heads_only_score(task),
+        "oracle": evaluation.score(task, "oracle"),
+        "routed": evaluation.score(task, "routed"),
+    }
+    return {kind: value for kind, value in found.items() if value is not None}
+
+
+# Matrices
+
+
+def confusion(quality: RoutingQuality, tasks: Sequence[str]) -> Matrix:
+    """Where the rows of each task went."""
+
+    def cell(task: str, adapter: str, count: int, total: int) -> Cell:
+        return Cell(
+            text=show_exact_share(count / total) if count else "·",
+            title=f"{count} of {total} rows of {task} went to {adapter}",
+            colour="own" if adapter == task else "bad",
+            # A few rows gone astray are what the reader looks for: they get more than their share.
+            strength=math.sqrt(count / total) if total else 0.0,
+        )
+
+    return Matrix(
+        label="rows of each task by the adapter chosen",
+        rows=tuple(tasks),
+        columns=tuple(tasks),
+        cells=tuple(
+            tuple(
+                cell(task, adapter, count, sum(counts)) for adapter, count in zip(tasks, counts, strict=True)
+            )
+            for task, counts in zip(tasks, quality.confusion, strict=True)
+        ),
+        corner="rows of ↓ sent to →",
+    )
+
+
+def transfer(evaluation: Evaluation) -> Matrix | None:
+    """Each task's score with all of its rows under one adapter; None where no two adapters were tried."""
+    adapters = [name for name in evaluation.tasks if name in evaluation.adapters]
+    if len(adapters) < 2:
+        return None
+
+    def cell(task: str, adapter: str) -> Cell:
+        value = evaluation.score(task, "single", adapter=adapter)
+        own = evaluation.score(task, "oracle")
+        lost = (own - value) / own if value is not None and own is not None and own > 0 else 0.0
+        return Cell(
+            text=show_points(value),
+            title=f"{task} under the adapter of {adapter}: {show_points(value)}",
+            colour="own" if adapter == task else "bad",
+            strength=1.0 if adapter == task else lost,
+        )
+
+    return Matrix(
+        label="score of each task under each adapter",
+        rows=evaluation.tasks,
+        columns=tuple(adapters),
+        cells=tuple(tuple(cell(task, adapter) for adapter in adapters) for task in evaluation.tasks),
+        corner="score of ↓ under →",
+    )
+
+
+# Confidence and load
+
+
+def confidence_bars(quality: RoutingQuality) -> Drawing:
+    """How many rows have which confidence: those routed rightly at the bottom, the others on top."""
+    most = max((each.num_rows for each in quality.bins), default=0) or 1
+    bars = [
+        Column(
+            left=each.low + 0.004,
+            right=each.high - 0.004,
+            parts=(("own", each.num_right), ("bad", each.num_rows - each.num_right)),
+            title=f"confidence {each.low:.1f} to {each.high:.1f}: {each.num_rows:,} rows, "
+            f"{each.num_right:,} routed rightly",
+        )
+        for each in quality.bins
+    ]
+    label = "; ".join(f"{each.low:.1f} to {each.high:.1f}: {each.num_rows} rows" for each in quality.bins)
+    up = Scale(low=0, high=most, ticks=((0, "0"), (most / 2, f"{most // 2:,}"), (most, f"{most:,}")))
+    frame = Frame(across=CONFIDENCE, up=up, name_across="confidence")
+    threshold = quality.threshold
+    return columns(
+        bars,
+        frame,
+        label=f"rows by confidence: {label}",
+        legend=(Key(name="routed rightly", colour="own"), Key(name="wrongly", colour="bad")),
+        rules=[frame.upright(threshold, title=f"threshold {threshold:g}")] if threshold > 0 else (),
+    )
+
+
+def reliability(quality: RoutingQuality) -> Drawing:
+    """The share that is right over the confidence: on the dashed line, confidence is true."""
+    most = max((each.num_rows for each in quality.bins), default=0) or 1
+    dots = [
+        Mark(
+            shape="dot",
+            at=((each.mean_confidence, each.right_share),),
+            colour="accent",
+            size=round(3 + 5 * (each.num_rows / most) ** 0.5, 2),
+            title=f"{each.num_rows:,} rows at {each.mean_confidence:.2f}: "
+            f"{show_share(each.right_share)} right",
+        )
+        for each in quality.bins
+        if each.mean_confidence is not None and each.right_share is not None
+    ]
+    diagonal = Mark(shape="line", at=((0.0, 0.0), (1.0, 1.0)), colour="soft", dashed=True)
+    return scatter(
+        [diagonal, *dots],
+        Frame(across=CONFIDENCE, up=SHARES, name_across="confidence"),
+        label="share that is right by confidence: " + "; ".join(dot.title for dot in dots),
+    )
+
+
+def load_bars(quality: RoutingQuality) -> Rows:
+    """What each adapter was needed for and what it got, as shares of all rows."""
+    most = max([*quality.needed_share.values(), *quality.used_share.values(), 1e-9])
+    chart = Rows(across=Scale(low=0.0, high=most), height=24)
+    rows = []
+    for name, needed in quality.needed_share.items():
+        used = quality.used_share.get(name, 0.0)
+        words = f"needed {show_share(needed)}, used {show_share(used)}"
+        bars = (
+            chart.bar(0, needed, "rest", lane=(0.1, 0.45), title=words),
+            chart.bar(0, used, "own", lane=(0.55, 0.9), title=words),
+        )
+        figure = f"{show_exact_share(needed)} → {show_exact_share(used)}"
+        rows.append(Row(name=name, marks=bars, label=f"{name}: {words}", figure=figure))
+    keys = (Key(name="rows that need it", colour="rest"), Key(name="weight it got", colour="own"))
+    return Rows(rows=tuple(rows), across=chart.across, height=24, legend=keys)
+
+
+# Curves over the steps of a phase
+
+
+def loss_line(records: Sequence[StepRecord], key: str, *, name: str, colour: str = "rest") -> Line:
+    """A loss by its name in the log."""
+    return _line(name, colour, {record.step: record.losses.get(key) for record in records})
+
+
+def validation_line(
+    records: Sequence[StepRecord], task: str, key: str, *, name: str, colour: str = "forward"
+) -> Line:
+    """A score, or the loss, of a task on rows held out."""
+    return _line(name, colour, {record.step: record.validation.get(task, {}).get(key) for record in records})
+
+
+def routing_line(records: Sequence[StepRecord], key: str, *, name: str, colour: str = "forward") -> Line:
+    """A figure of the router."""
+    return _line(name, colour, {record.step: record.routing.get(key) for record in records})
+
+
+def _line(name: str, colour: str, found: Mapping[int, float | None]) -> Line:
+    return Line(name=name, colour=colour, points=tuple(found.items()))
+
+
+def learning(lines: Sequence[Line], *, is_logarithmic: bool = False, height: float = 96) -> Drawing | None:
+    """Lines over the steps; None where no line has a point.  Evaluations are rarer than steps: no gaps."""
+    known = [point for line in lines for point in line.known]
+    if not known:
+        return None
+    steps, values = zip(*known, strict=True)
+    low, high = min(values), max(values)
+    frame = Frame(
+        across=step_scale(int(min(0, *steps)), int(max(1, *steps))),
+        up=log_scale(low, high, bend=LEAST_LOSS) if is_logarithmic else span_scale(low, high),
+        height=height,
+    )
+    return curves(lines, frame, shows_last=True)
+
+
+# The figure file
+
+
+def plot_report(report: RunReport, path: Path) -> Path:
+    """Draw scores, confusion and curves of the phases into a PNG or SVG file."""
+    found = report.evaluation
+    quality = None if found is None else found.routing
+    panels = [
+        Panel(title="score by routing", chart=None if found is None else score_dots(found)),
+        Panel(
+            title="rows of a task by the adapter chosen",
+            chart=None if found is None or quality is None else confusion(quality, found.tasks),
+        ),
+        *(
+            Panel(title=title, chart=learning(_coloured(lines), is_logarithmic="router" in title, height=130))
+            for title, lines in (
+                ("loss of the tasks, phase 1", _task_lines(report, "loss")),
+                ("scores, rows held out, phase 1", _task_lines(report, None)),
+                ("losses of the router, phase 2", _router_lines(report)),
+                ("routing accuracy, rows held out", _accuracy_lines(report)),
+            )
+        ),
+    ]
+    return write_figure(path, panels, title=f"{report.name}  ·  {report.model}")
+
+
+def _task_lines(report: RunReport, key: str | None) -> Iterator[Line]:
+    """A line per task: its training loss, or without a `key` its metric on rows held out."""
+    records = report.of_phase("phase1")
+    tasks = dict.fromkeys(task for record in records for task in (*record.losses, *record.validation))
+    for task in tasks:
+        if task != "total" and key is not None:
+            yield loss_line(records, task, name=task)
+        elif task != "total":
+            yield validation_line(records, task, report.metric(task, records) or "loss", name=task)
+
+
+def _router_lines(report: RunReport) -> Iterator[Line]:
+    records = report.of_phase("phase2")
+    for term in dict.fromkeys(term for record in records for term in record.losses):
+        yield loss_line(records, term, name=term)
+
+
+def _accuracy_lines(report: RunReport) -> Iterator[Line]:
+    """Accuracy alone: losses and temperatures are of another size."""
+    for phase in ("phase2", "phase3"):
+        yield routing_line(report.of_phase(phase), "accuracy", name=phase)
+
+
+def _coloured(lines: Iterable[Line]) -> list[Line]:
+    """A colour for each line; where lines outnumber colours, they are dashed."""
+    return [
+        replace(line, colour=LINE_COLOURS[place % len(LINE_COLOURS)], dashed=place >= len(LINE_COLOURS))
+        for place, line in enumerate(line for line in lines if line.known)
+    ]

@@ -1,0 +1,232 @@
+"""The charts of a run over its time: one list for the page and for the figure file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.measure import PHASES
+from flatout.monitor.past.recorded import Recorded
+from flatout.monitor.past.summary import job_gpu
+from flatout.monitor.sample import Sample, merge
+from flatout.page.charts import Chart, Drawing, Frame, Key, Line, Row, Rows, curves, stack
+from flatout.page.figures import Panel, write_figure
+from flatout.page.scales import Scale, Show, binary_unit, show_time, span_scale, time_scale, zero_scale
+from flatout.units import show_bytes, show_share
+
+COLOURS = ("forward", "wait", "backward")
+BOUND_COLOURS = {
+    "healthy": "good",
+    "compute": "good",
+    "data": "wait",
+    "transfer": "transfer",
+    "host": "forward",
+    "idle-gpu": "backward",
+    "memory": "bad",
+    "stalled": "bad",
+    "throttled": "bad",
+}
+NEAR = 1.6  # a limit this many times the highest value is drawn, one further above is named
+
+Value = Callable[[Sample], float | None]
+
+
+def show_joules(joules: float) -> str:
+    """0.76 J, 48.9 J, 480 kJ, 2.1 MJ"""
+    for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
+        if abs(joules) >= scale:
+            return f"{joules / scale:.3g} {unit}"
+    return f"{joules:.3g} J"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else str(value)
+
+
+def bound_colour(bound: str | None) -> str:
+    """The colour of a verdict, and of none."""
+    return BOUND_COLOURS.get(bound or "", "line")
+
+
+def _job(name: str) -> Value:
+    return lambda point: None if point.job is None else getattr(point.job, name)
+
+
+def _gpu(name: str) -> Value:
+    return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
+
+
+def _host(name: str) -> Value:
+    return lambda point: getattr(point.host, name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeChart:
+    """Lines over the time of a run: where they stand on the page, what they show, and how."""
+
+    section: str
+    title: str
+    lines: Mapping[str, Value]
+    show: Show = _plain
+    top: float | None = None
+    from_zero: bool = True
+    is_binary: bool = False  # marked at round numbers of KiB, MiB or GiB
+    limit: tuple[str, str] | None = None  # its name, and the field of the GPU that holds it
+
+
+CHARTS = (
+    TimeChart(section="Speed and loss", title="Steps per second", lines={"it/s": _job("steps_per_s")}),
+    TimeChart(section="Speed and loss", title="Loss", lines={"loss": _job("loss")}, from_zero=False),
+    TimeChart(
+        section="The GPU",
+        title="How busy",
+        lines={
+            "a kernel runs": _gpu("utilisation_share"),
+            "processors active": _gpu("sm_active_share"),
+            "tensor cores active": _gpu("tensor_active_share"),
+        },
+        show=show_share,
+        top=1.0,
+    ),
+    TimeChart(
+        section="The GPU",
+        title="Power",
+        lines={"power": _gpu("power_w")},
+        show=lambda watts: f"{watts:.0f} W",
+        limit=("limit", "power_limit_w"),
+    ),
+    TimeChart(
+        section="Memory",
+        title="GPU",
+        lines={
+            "in use on the device": _gpu("memory_used_bytes"),
+            "reserved by torch": _job("reserved_bytes"),
+            "held by tensors": _job("allocated_bytes"),
+        },
+        show=show_bytes,
+        is_binary=True,
+        limit=("capacity", "memory_total_bytes"),
+    ),
+    TimeChart(
+        section="Memory",
+        title="Host",
+        lines={"in use on the host": _host("memory_used_bytes")},
+        show=show_bytes,
+        is_binary=True,
+    ),
+    TimeChart(
+        section="Energy", title="Per step", lines={"per step": _job("energy_per_step_j")}, show=show_joules
+    ),
+    TimeChart(
+        section="Energy",
+        title="Per sample",
+        lines={"per sample": _job("energy_per_sample_j")},
+        show=show_joules,
+    ),
+    TimeChart(
+        section="The host", title="Processors", lines={"CPU": _host("cpu_share")}, show=show_share, top=1.0
+    ),
+    TimeChart(
+        section="The host",
+        title="Disks",
+        lines={"read": _host("disk_read_bytes_per_s"), "written": _host("disk_write_bytes_per_s")},
+        show=lambda rate: f"{show_bytes(rate)}/s",
+        is_binary=True,
+    ),
+)
+
+
+def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
+    """One of CHARTS for a run; None where no line has a value.  A value nobody knows is a gap."""
+    lines = [
+        Line(
+            name=name,
+            colour=colour,
+            points=[(point.time_s - recorded.start_s, value(point)) for point in recorded.points],
+        )
+        for (name, value), colour in zip(wanted.lines.items(), COLOURS, strict=False)
+    ]
+    values = [value for line in lines for _, value in line.known]
+    if not values:
+        return None
+    limit = _limit(recorded, wanted)
+    high = wanted.top or max(values)
+    if limit is not None and limit[1] <= NEAR * high:
+        high = max(high, limit[1])
+    if wanted.from_zero:
+        up = zero_scale(high, wanted.show, unit=binary_unit(high) if wanted.is_binary else 1.0)
+    else:
+        up = span_scale(min(values), high, wanted.show)
+    frame = Frame(across=time_scale(recorded.duration_s), up=up)
+    return curves(lines, frame, show=wanted.show, show_across=show_time, limit=limit, has_gaps=True)
+
+
+def _limit(recorded: Recorded, wanted: TimeChart) -> tuple[str, float] | None:
+    gpu = job_gpu(merge(recorded.points))
+    if wanted.limit is None or gpu is None:
+        return None
+    name, attribute = wanted.limit
+    value = getattr(gpu, attribute)
+    return (name, float(value)) if value else None
+
+
+def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
+    """Whose clock it is, GPU or host, and the shares of the step by it; None without two points."""
+    for clock, attribute in (("GPU", "device_phases"), ("host", "phases")):
+        found = [
+            (point.time_s - recorded.start_s, shares)
+            for point in recorded.points
+            if point.job is not None and (shares := getattr(point.job, attribute))
+        ]
+        if len(found) > 1:
+            layers = [
+                Line(name=phase, colour=phase, points=[(x, shares.get(phase, 0.0)) for x, shares in found])
+                for phase in PHASES
+            ]
+            halves = tuple((level, show_share(level)) for level in (0.0, 0.5, 1.0))
+            frame = Frame(across=time_scale(recorded.duration_s), up=Scale(low=0.0, high=1.0, ticks=halves))
+            label = f"shares of the step by the clock of the {clock}, over time"
+            return clock, stack(layers, frame, label=label)
+        if found:
+            return None
+    return None
+
+
+def bounds_over_time(recorded: Recorded) -> Rows:
+    """What bounded the run over time, a coloured cell per stretch."""
+    chart = Rows(across=time_scale(recorded.duration_s), height=24)
+    cells = []
+    for stretch in recorded.stretches:
+        start_s, verdict = stretch.start_s - recorded.start_s, stretch.verdict
+        words = "too little to say" if verdict is None else f"{verdict.bound}: {verdict.sentence}"
+        cells.append(
+            chart.bar(
+                start_s,
+                max(stretch.end_s - recorded.start_s, start_s + 0.001 * recorded.duration_s),
+                bound_colour(verdict.bound if verdict else None),
+                title=f"{show_time(start_s)}: {words}",
+            )
+        )
+    seen = dict.fromkeys(stretch.verdict.bound for stretch in recorded.stretches if stretch.verdict)
+    row = Row(name="", marks=tuple(cells), label="what bounded the run over time: " + ", ".join(seen))
+    keys = tuple(Key(name=bound, colour=bound_colour(bound)) for bound in seen)
+    return Rows(rows=(row,), across=chart.across, height=24, legend=keys, kind="rows bare")
+
+
+def plot_run(recorded: Recorded, path: Path) -> Path:
+    """Draw every chart of a run into a PNG or SVG file."""
+    panels = [Panel(title=title, chart=chart) for title, chart in _panels(recorded)]
+    return write_figure(path, panels, title=f"{recorded.run.name}  {recorded.folder.name}")
+
+
+def _panels(recorded: Recorded) -> Iterator[tuple[str, Chart]]:
+    if any(stretch.verdict for stretch in recorded.stretches):
+        yield "What bounded it", bounds_over_time(recorded)
+    if found := phases_over_time(recorded):
+        clock, drawing = found
+        yield f"Where a step goes, by the clock of the {clock}", drawing
+    for wanted in CHARTS:
+        if (chart := time_chart(recorded, wanted)) is not None:
+            yield f"{wanted.section}: {wanted.title}", chart
