@@ -97,16 +97,16 @@ def test_nothing_sticks_out_sideways(show: Any, which: str, width: int) -> None:
 def test_every_curve_has_a_size_and_a_colour(show: Any) -> None:
     opened = show()
     curves = opened.evaluate(
-        "[...document.querySelectorAll('.curve polyline')].map(line => {"
+        "[...document.querySelectorAll('.framed polyline')].map(line => {"
         " const box = line.getBoundingClientRect();"
         " return [box.width, getComputedStyle(line).stroke]; })"
     )
     assert len(curves) >= 14
     assert all(width > 100 and colour != "none" for width, colour in curves)
     filled = opened.evaluate(
-        "[...document.querySelectorAll('polygon, rect[class^=bound]')].map(s => getComputedStyle(s).fill)"
+        "[...document.querySelectorAll('polygon, .rows rect')].map(s => getComputedStyle(s).fill)"
     )
-    assert filled and "rgb(0, 0, 0)" not in filled  # a class that the style sheet does not know is black
+    assert filled and "rgb(0, 0, 0)" not in filled  # a colour that the style sheet does not know is black
 
 
 def test_hostile_names_are_text(show: Any) -> None:

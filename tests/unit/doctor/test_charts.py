@@ -1,4 +1,4 @@
-"""The charts of a diagnosis: every step is there, none flattens the others, intervals lie where numbers say."""
+"""The charts of a diagnosis: every step is there, none flattens the others, intervals lie at their values."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pytest
 from flatout.engines.evolution.run_plot import PANELS, UNTRAINED, plot_run
 from flatout.engines.evolution.training.records import EpochRecord
 from flatout.errors import BadInput
+from flatout.page.tokens import LIGHT
 
 RECORDS = [
     EpochRecord(
@@ -33,7 +34,7 @@ def has_colour(pixels: np.ndarray, colour: str) -> bool:  # type: ignore[type-ar
     return bool((np.abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).any())
 
 
-COLOURS = {name: colour for _, curves in PANELS for name, colour, _ in curves}
+COLOURS = {name: LIGHT[colour] for curves in PANELS.values() for name, (colour, _) in curves.items()}
 
 
 def test_every_curve_is_drawn(tmp_path: Path) -> None:
@@ -52,8 +53,8 @@ def test_what_is_nowhere_known_has_no_curve(tmp_path: Path) -> None:
 
 
 def test_the_untrained_model_is_a_line(tmp_path: Path) -> None:
-    assert has_colour(picture(plot_run(RECORDS, tmp_path / "run.png")), UNTRAINED)
-    assert not has_colour(picture(plot_run(RECORDS[1:], tmp_path / "later.png")), UNTRAINED)
+    assert has_colour(picture(plot_run(RECORDS, tmp_path / "run.png")), LIGHT[UNTRAINED])
+    assert not has_colour(picture(plot_run(RECORDS[1:], tmp_path / "later.png")), LIGHT[UNTRAINED])
 
 
 def test_a_picture_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_picture_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no \.png"):
+    with pytest.raises(BadInput, match=r"neither a \.png nor a \.svg"):
         plot_run(RECORDS, tmp_path / "run.pdf")
     with pytest.raises(BadInput, match="no epoch to draw"):
         plot_run([], tmp_path / "run.png")
