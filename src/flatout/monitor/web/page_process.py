@@ -84,7 +84,7 @@ def _folder(options: PageOptions) -> Path | None:
     """The run of the script, once it has begun one; None where it ended without."""
     root = None if options.root is None else Path(options.root)
     while _is_running(options):
-        for folder, run in list_runs(root):
+        for folder, run in list_runs(root, kind="watch"):
             if run.pid == options.pid and is_alive(run.pid, run.process_started_s):
                 return folder
         time.sleep(LOOK_EVERY_S)

@@ -73,7 +73,7 @@ class Catalogue:
                 found.setdefault(folder.resolve(), (folder, read_run(folder)))
             except BadInput:
                 continue
-        for folder, run in list_runs(self._root)[:MOST_LISTED]:
+        for folder, run in list_runs(self._root, kind="watch")[:MOST_LISTED]:
             found.setdefault(folder.resolve(), (folder, run))
         folders: dict[str, Path] = {}
         entries = [Entry(key=MACHINE, name="this machine", state="running")] * (self.own_key == MACHINE)

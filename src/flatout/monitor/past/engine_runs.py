@@ -1,0 +1,203 @@
+"""Runs of every verb: what `flatout watch --list`, `report` and `compare` say of each.
+
+A watched run has samples (`history.py`).  The run of an engine (evolve, adapt, steer) has a `log.jsonl`: a
+first line that says what it is, then one JSON object per report, with the number of its `step` or `epoch`,
+perhaps a `phase`, `elapsed_s`, and any numbers under names of their own.  That is all this module knows of
+engines.  A run that resumed does some steps a second time; the later line counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.codec import encode
+from flatout.errors import BadInput
+from flatout.monitor.job.channel import read_channel
+from flatout.runs import CHANNEL_FILE, Run, list_runs, read_run, state_of
+
+LOG_FILE = "log.jsonl"
+WATCHED = "watch"
+COUNTERS = ("step", "epoch")
+NOT_FIGURES = (*COUNTERS, "epochs", "elapsed_s")
+SHOWN_FIRST = ("reward_heldout", "score", "reward", "loss")  # what stands for a run in one line of a list
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedRun:
+    """One line of the list of runs."""
+
+    folder: Path
+    run: Run
+    state: str
+    steps: int | None = None
+    figure: tuple[str, float] | None = None  # the loss or score it reported last, with its name
+    duration_s: float | None = None  # None: it died, and nobody knows when
+
+    def to_json(self) -> dict[str, Any]:
+        figures = {"steps": self.steps, "figure": self.figure, "duration_s": self.duration_s}
+        return {"folder": str(self.folder), "state": self.state, **figures, **encode(self.run)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSummary:
+    """The run of an engine in figures."""
+
+    name: str
+    folder: str
+    kind: str
+    command: tuple[str, ...]
+    state: str
+    end: str | None  # finished, interrupted, or the error
+    started_s: float
+    duration_s: float | None  # what its log counts, resumed parts included
+    steps: int | None = None
+    step_s: float | None = None
+    last: dict[str, float] = field(default_factory=dict)  # every figure's last known value, by its path
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "flatout-engine-summary", "version": 1, **encode(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineComparison:
+    """Two runs of one engine: (name, first, second) of every figure that both or one of them know."""
+
+    first: EngineSummary
+    second: EngineSummary
+    figures: tuple[tuple[str, float | None, float | None], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "flatout-engine-comparison", "version": 1, **encode(self)}
+
+
+def listed_runs(root: Path | None = None) -> tuple[ListedRun, ...]:
+    """Every run there is, the latest first, with what it reported last."""
+    return tuple(_listed(folder, run) for folder, run in list_runs(root))
+
+
+def _listed(folder: Path, run: Run) -> ListedRun:
+    state = state_of(run)
+    ended_s = run.ended_s or (time.time() if state == "running" else None)
+    duration_s = None if ended_s is None else ended_s - run.started_s
+    if run.kind != WATCHED:
+        summary = summarise_engine(folder)
+        steps, figure = summary.steps, main_figure(summary.last)
+        duration_s = summary.duration_s if duration_s is None else duration_s
+    else:
+        progress = read_channel(folder / CHANNEL_FILE)
+        steps = None if progress is None else progress.steps
+        loss = None if progress is None else progress.loss
+        figure = None if loss is None else ("loss", loss)
+    return ListedRun(folder=folder, run=run, state=state, steps=steps, figure=figure, duration_s=duration_s)
+
+
+def main_figure(figures: dict[str, float]) -> tuple[str, float] | None:
+    """The score or loss that stands for all; None where there is neither."""
+    found = (item for word in SHOWN_FIRST for item in figures.items() if word in item[0])
+    return next(found, None)
+
+
+def summarise_engine(folder: Path) -> EngineSummary:
+    """The run of an engine by its log; BadInput where the folder holds none."""
+    run = read_run(folder)
+    if run.kind == WATCHED:
+        raise BadInput(f"{folder.name} is a watched run, not one of an engine")
+    records = list(_records(folder / LOG_FILE))
+    by_phase: dict[str, dict[int, Record]] = {}  # the later of two reports of one step counts
+    for record in records:
+        number = _number_of(record)
+        if number is not None:
+            by_phase.setdefault(str(record.get("phase", "")), {})[number] = record
+    elapsed = [_span(phase) for phase in by_phase.values()]
+    known = [span for span in elapsed if span is not None]
+    timed = [(steps, spent_s) for _, steps, spent_s in known if steps > 0]
+    duration_s = sum(total_s for total_s, _, _ in known) if known else None
+    if duration_s is None and run.ended_s is not None:
+        duration_s = run.ended_s - run.started_s
+    return EngineSummary(
+        name=run.name,
+        folder=folder.name,
+        kind=run.kind,
+        command=run.command,
+        state=state_of(run),
+        end=run.end,
+        started_s=run.started_s,
+        duration_s=duration_s,
+        steps=sum(max(phase) for phase in by_phase.values()) if by_phase else None,
+        step_s=sum(s for _, s in timed) / sum(n for n, _ in timed) if timed else None,
+        last=_last_figures(records),
+    )
+
+
+def compare_engines(first: Path, second: Path) -> EngineComparison:
+    """Two runs of one engine; BadInput for those of two."""
+    a, b = summarise_engine(first), summarise_engine(second)
+    if a.kind != b.kind:
+        raise BadInput(
+            f"{a.folder} ran {a.kind} and {b.folder} {b.kind}: their figures mean different things",
+            hint="compare two runs of the same verb",
+        )
+    rows: list[tuple[str, float | None, float | None]] = [
+        ("duration_s", a.duration_s, b.duration_s),
+        ("steps", a.steps, b.steps),
+        ("step_s", a.step_s, b.step_s),
+    ]
+    rows += [(name, a.last.get(name), b.last.get(name)) for name in dict.fromkeys((*a.last, *b.last))]
+    known = tuple(row for row in rows if row[1] is not None or row[2] is not None)
+    return EngineComparison(first=a, second=b, figures=known)
+
+
+# The log
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Every report of a log; the header, a torn line and what is not one are left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "format" not in record:
+            yield record
+
+
+def _number_of(record: Record) -> int | None:
+    return next((record[name] for name in COUNTERS if isinstance(record.get(name), int)), None)
+
+
+def _span(phase: dict[int, Record]) -> tuple[float, int, float] | None:
+    """Seconds in all, and the steps and seconds between the first report and the last."""
+    timed = [(n, float(r["elapsed_s"])) for n, r in sorted(phase.items()) if r.get("elapsed_s") is not None]
+    if not timed:
+        return None
+    (first, start_s), (last, end_s) = timed[0], timed[-1]
+    return end_s, last - first, end_s - start_s
+
+
+def _last_figures(records: Iterable[Record]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for record in records:
+        phase = f"{record['phase']}/" if isinstance(record.get("phase"), str) else ""
+        rest = {name: value for name, value in record.items() if name not in NOT_FIGURES}
+        found |= {f"{phase}{path}": value for path, value in _numbers(rest)}
+    return found
+
+
+def _numbers(values: Record, place: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        path = f"{place}/{name}" if place else name
+        if isinstance(value, dict):
+            yield from _numbers(value, path)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield path, float(value)

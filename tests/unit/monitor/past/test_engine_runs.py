@@ -1,0 +1,133 @@
+"""Runs of engines, read from run.json and log.jsonl alone, beside those that were watched."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.errors import BadInput
+from flatout.monitor.past.engine_runs import (
+    compare_engines,
+    listed_runs,
+    main_figure,
+    summarise_engine,
+)
+from flatout.runs import Run, create_run
+from tests.support.monitor import kept_run, story
+
+START_S = 1_700_000_000.0
+
+
+def engine_run(
+    root: Path, records: list[dict[str, Any]], *, kind: str, ended: bool = True, pid: int = 7
+) -> Path:
+    run = Run(
+        name=f"{kind}-small",
+        pid=pid,
+        process_started_s=None if pid == os.getpid() else 1.0,
+        started_s=START_S,
+        kind=kind,
+        ended_s=START_S + 90 if ended else None,
+        end="finished" if ended else None,
+    )
+    folder = create_run(run, root)
+    header = {"format": f"flatout-{kind}-log", "version": 1, "settings": {"epochs": 3}}
+    lines = [json.dumps(line) for line in (header, *records)]
+    (folder / "log.jsonl").write_text("\n".join(lines) + '\n{"epoch": 9, "rew')
+    return folder
+
+
+def epochs(*rewards: float, every_s: float = 4.0) -> list[dict[str, Any]]:
+    return [
+        {
+            "epoch": number,
+            "epochs": len(rewards),
+            "reward_train": reward / 2,
+            "reward_heldout": reward,
+            "failed_rows": None,
+            "elapsed_s": every_s * number,
+            "statistics": {"update_norm": 0.5},
+        }
+        for number, reward in enumerate(rewards, start=1)
+    ]
+
+
+def phases() -> list[dict[str, Any]]:
+    def report(phase: str, step: int, loss: float, elapsed_s: float) -> dict[str, Any]:
+        return {"phase": phase, "step": step, "losses": {"qa": loss}, "elapsed_s": elapsed_s, "notes": ["x"]}
+
+    return [
+        report("phase1", 10, 2.0, 5.0),
+        report("phase1", 20, 1.5, 10.0),
+        report("phase1", 20, 1.25, 11.0),
+        report("phase2", 5, 0.5, 3.0),
+    ]
+
+
+def test_a_run_of_an_engine_has_its_last_figures_and_the_time_of_a_step(tmp_path: Path) -> None:
+    found = summarise_engine(engine_run(tmp_path, epochs(0.1, 0.25, 0.5), kind="evolve"))
+    assert (found.kind, found.state, found.end) == ("evolve", "ended", "finished")
+    assert (found.steps, found.step_s, found.duration_s) == (3, 4.0, 12.0)
+    assert found.last == {"reward_train": 0.25, "reward_heldout": 0.5, "statistics/update_norm": 0.5}
+    assert found.to_json()["format"] == "flatout-engine-summary"
+
+
+def test_phases_add_up_and_a_step_that_was_done_again_counts_once(tmp_path: Path) -> None:
+    found = summarise_engine(engine_run(tmp_path, phases(), kind="adapt"))
+    assert (found.steps, found.duration_s) == (25, 14.0)
+    assert found.step_s == pytest.approx(0.6)
+    assert found.last == {"phase1/losses/qa": 1.25, "phase2/losses/qa": 0.5}
+
+
+def test_a_run_without_a_log_has_what_its_header_says(tmp_path: Path) -> None:
+    folder = engine_run(tmp_path, [], kind="steer")
+    (folder / "log.jsonl").unlink()
+    found = summarise_engine(folder)
+    assert (found.kind, found.steps, found.duration_s, found.last) == ("steer", None, 90.0, {})
+
+
+def test_runs_of_all_verbs_stand_in_one_list(tmp_path: Path) -> None:
+    kept_run(tmp_path, story(seconds=3), pid=1, ended=True)
+    engine_run(tmp_path, epochs(0.1, 0.5), kind="evolve")
+    engine_run(tmp_path, phases(), kind="adapt", ended=False, pid=os.getpid())
+    engine_run(tmp_path, [], kind="steer", ended=False)
+    found = {each.run.kind: each for each in listed_runs(tmp_path)}
+    assert found.keys() == {"watch", "evolve", "adapt", "steer"}
+    assert {kind: each.state for kind, each in found.items()} == {
+        "watch": "ended",
+        "evolve": "ended",
+        "adapt": "running",
+        "steer": "died",
+    }
+    assert (found["evolve"].steps, found["evolve"].figure) == (2, ("reward_heldout", 0.5))
+    assert (found["adapt"].steps, found["adapt"].figure) == (25, ("phase1/losses/qa", 1.25))
+    assert (found["evolve"].duration_s, found["steer"].duration_s) == (90.0, None)
+    document = found["evolve"].to_json()
+    assert (document["kind"], document["end"], document["steps"]) == ("evolve", "finished", 2)
+
+
+def test_two_runs_of_one_engine_are_compared_by_their_last_values(tmp_path: Path) -> None:
+    first = engine_run(tmp_path, epochs(0.1, 0.5), kind="evolve")
+    second = engine_run(tmp_path, epochs(0.1, 0.75, every_s=2.0), kind="evolve")
+    found = {name: (a, b) for name, a, b in compare_engines(first, second).figures}
+    assert found["reward_heldout"] == (0.5, 0.75)
+    assert found["step_s"] == (4.0, 2.0)
+    assert found["duration_s"] == (8.0, 4.0)
+
+
+def test_runs_of_two_kinds_cannot_be_compared(tmp_path: Path) -> None:
+    evolve = engine_run(tmp_path, epochs(0.1, 0.5), kind="evolve")
+    adapt = engine_run(tmp_path, phases(), kind="adapt")
+    with pytest.raises(BadInput, match="mean different things"):
+        compare_engines(evolve, adapt)
+    watched = kept_run(tmp_path, story(seconds=3), pid=1, ended=True)
+    with pytest.raises(BadInput, match="is a watched run"):
+        compare_engines(evolve, watched)
+
+
+def test_a_run_without_scores_has_no_main_figure() -> None:
+    assert main_figure({"tokens_per_s": 3.0}) is None
