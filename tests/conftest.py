@@ -13,9 +13,9 @@ import pytest
 # A framework under test must fail at once, not wait for a hub it cannot reach.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A deadline is an absolute time, and a shared machine has none to promise.  `make test` tries the same examples
-# every time, so that it fails for a change and not for a seed; `make fuzz` tries others, and what it finds
-# becomes an `@example` of its test.
+# A deadline is an absolute time, and a shared machine has none to promise.  `make test` tries the same
+# examples every time, so that it fails for a change and not for a seed; `make fuzz` tries others, and what it
+# finds becomes an `@example` of its test.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, print_blob=True)
 hypothesis.settings.register_profile(
     "fuzz",

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.doctor.examine import Diagnosis, examine
-from flatout.errors import BadInput
+from flatout.errors import BadInput, import_extra
 from flatout.measure.evidence_file import load_evidence
 from flatout.planner.plan import ConfigFit, ConfigPlan, PlanOptions
 
 if TYPE_CHECKING:
+    from flatout.engines.adapters.evaluation.predict import Answer
+    from flatout.engines.adapters.evaluation.results import Evaluation
+    from flatout.engines.adapters.run_folder import Status as AdaptStatus
     from flatout.engines.adapters.verbs import Outcome as Adaptation
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
+    from flatout.engines.steering.report.record import Example, StudyRecord
+    from flatout.engines.steering.search.halved_search import Event
+    from flatout.engines.steering.verbs import Extracted, Fitted
+    from flatout.hardware.datasheet import Datasheet
     from flatout.hardware.device import Device
+    from flatout.hardware.host import HostFacts
+    from flatout.hardware.snapshot import Snapshot
     from flatout.memory.jobs.job import Precision
     from flatout.memory.predict.estimate import MemoryEstimate
     from flatout.memory.predict.forecast import Parallel
     from flatout.monitor.past.compare import Comparison
     from flatout.monitor.past.summary import Summary
+    from flatout.monitor.sample import Sample
     from flatout.monitor.sinks.choice import SinkChoice
     from flatout.planner.config.backups import Backup
     from flatout.planner.config.lengths import Lengths
@@ -29,6 +40,9 @@ if TYPE_CHECKING:
     from flatout.planner.fit.progress import Progress
     from flatout.planner.forecast.load import ForecastRequest
     from flatout.planner.forecast.questions import Forecast
+
+OnText = Callable[[str], None]
+OnCount = Callable[[int, int], None]
 
 
 def diagnose_evidence(path: Path) -> Diagnosis:
@@ -85,6 +99,36 @@ def diagnose(
     return Diagnosis(evidence=evidence, findings=examine(evidence))
 
 
+def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
+    """Write the report of a diagnosis as one self-contained page."""
+    from flatout.atomic_files import write_whole
+    from flatout.doctor.page import page
+
+    write_whole(path, page(diagnosis.evidence, diagnosis.findings).encode())
+
+
+def read_machine() -> tuple[Snapshot, HostFacts]:
+    """Read the GPUs of this machine and the share of the host that a job may use."""
+    from flatout.hardware.host import read_host
+    from flatout.hardware.nvml import read_gpus
+
+    return read_gpus(), read_host()
+
+
+def simulated_device(name: str) -> Device:
+    """Return a GPU that is not here, by its name or the size of its memory."""
+    from flatout.hardware import simulated
+
+    return simulated.simulated_device(name)
+
+
+def all_datasheets() -> Sequence[Datasheet]:
+    """List the GPUs that the datasheet table knows."""
+    from flatout.hardware import matching
+
+    return matching.all_datasheets()
+
+
 def plan(
     model_or_step: Any,
     batch: Any,
@@ -121,34 +165,171 @@ def plan(
     return estimate_job(job, recipe, on_progress=on_progress, **where)
 
 
+# Engines: `settings` are keys and values, a YAML file, or the folder of a run; `changes` win over them, and a
+# key of them may reach into a table ("phase1.steps").
+
+
 def evolve(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] | Path,
     *,
+    changes: Mapping[str, Any] | None = None,
     resume: bool = False,
-    on_epoch: Callable[[EpochRecord], None] = lambda record: None,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_event: Callable[[EpochRecord], None] = lambda record: None,
+    on_progress: OnText = lambda message: None,
 ) -> Evolution:
-    """Evolve a language model on a task; `settings` are the keys of a config of `flatout evolve`."""
+    """Evolve a language model on a task, as `flatout evolve` does."""
+    from flatout.engines.evolution.settings import read_settings
     from flatout.engines.evolution.training.trainer import evolve
 
-    return evolve(settings, resume=resume, on_event=on_epoch, on_progress=on_progress)
+    given = _given(settings, changes, read=read_settings)
+    return evolve(given, resume=resume, on_event=on_event, on_progress=on_progress)
 
 
 def adapt(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] | Path,
     *,
+    changes: Mapping[str, Any] | None = None,
     phases: tuple[str, ...] = ("phase1", "phase2", "phase3"),
     resume: bool = False,
     heads_only: bool = False,
-    on_line: Callable[[str], None] = lambda line: None,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_line: OnText = lambda line: None,
+    on_progress: OnText = lambda message: None,
 ) -> Adaptation:
-    """Train adapters and their router; `settings` are the keys of a config of `flatout adapt`."""
+    """Train adapters for several tasks and the router among them, as `flatout adapt train` does."""
+    from flatout.engines.adapters.run_folder import read_given
     from flatout.engines.adapters.verbs import train
 
+    given = _given(settings, changes, read=read_given)
     return train(
-        settings, phases=phases, resume=resume, heads_only=heads_only, on_line=on_line, on_note=on_progress
+        given, phases=phases, resume=resume, heads_only=heads_only, on_line=on_line, on_note=on_progress
     )
+
+
+def adapt_status(run: str | Path) -> AdaptStatus:
+    """Read how far each phase of a run of adapters is."""
+    from flatout.engines.adapters.verbs import status
+
+    return status(_folder_of(run))
+
+
+def adapt_evaluate(
+    run: str | Path, *, on_progress: OnText = lambda message: None, **options: Any
+) -> tuple[Evaluation, Path]:
+    """Score a run on rows held out; return the scores and the page that shows them."""
+    from flatout.engines.adapters.verbs import evaluate
+
+    return evaluate(_folder_of(run), on_note=on_progress, **options)
+
+
+def adapt_predict(run: str | Path, texts: Sequence[str], **options: Any) -> list[Answer]:
+    """Answer texts with what a run learned."""
+    from flatout.engines.adapters.verbs import predict
+
+    return predict(_folder_of(run), texts, **options)
+
+
+def adapt_export(
+    run: str | Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
+) -> list[Path]:
+    """Write the adapters of a run as folders that PEFT loads."""
+    from flatout.engines.adapters.verbs import export
+
+    return export(_folder_of(run), to=to, tasks=tasks, model=model)
+
+
+def steer(
+    settings: Mapping[str, Any] | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    join: bool = False,
+    worker: str | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_progress: OnText = lambda message: None,
+) -> StudyRecord | None:
+    """Search the vector that steers a model and test it, as `flatout steer search` does.
+
+    A worker that only joins a search returns None.
+    """
+    from flatout.engines.steering.settings import FILE, number_range, read_file
+    from flatout.engines.steering.verbs import search
+
+    given = _given(settings, changes, read=read_file)
+    if isinstance(given.get("strength"), str):
+        given["strength"] = number_range(given["strength"])
+    if resume and not (Path(given.get("out", "")) / FILE).is_file():
+        raise BadInput(
+            f"there is no search in {given.get('out')} to resume", hint="omit --resume to begin one"
+        )
+    return search(given, join=join, worker=worker, say=on_progress, on_event=on_event)
+
+
+def steer_extract(
+    settings: Mapping[str, Any], *, on_progress: OnCount = lambda done, total: None
+) -> Extracted:
+    """Store the activations of every question's two answers."""
+    from flatout.engines.steering.settings import make_settings
+    from flatout.engines.steering.verbs import extract
+
+    return extract(make_settings(settings), on_progress=on_progress)
+
+
+def steer_fit(
+    settings: Mapping[str, Any], *, whole: bool = False, on_progress: OnCount = lambda done, total: None
+) -> list[Fitted]:
+    """Fit steering vectors and write them to the folder `vectors`."""
+    from flatout.engines.steering.settings import make_settings
+    from flatout.engines.steering.verbs import fit
+
+    return fit(make_settings(settings), whole=whole, on_progress=on_progress)
+
+
+def steer_apply(
+    prompts: Sequence[str],
+    *,
+    run: str | Path | None = None,
+    model: str | Path | None = None,
+    **options: Any,
+) -> list[Example]:
+    """Continue prompts with and without a steering vector."""
+    from flatout.engines.steering.verbs import apply
+
+    folder = None if run is None else _folder_of(run)
+    return apply(prompts, run=folder, model=None if model is None else Path(model), **_known(options))
+
+
+def steer_report(run: str | Path, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
+    """Read what a search found, as far as it is; also write it as a page and as a picture."""
+    from flatout.engines.steering.verbs import report
+
+    return report(_folder_of(run), html=html, png=png)
+
+
+def _given(
+    settings: Mapping[str, Any] | Path,
+    changes: Mapping[str, Any] | None,
+    *,
+    read: Callable[[Path], dict[str, Any]],
+) -> dict[str, Any]:
+    """Collect what the user said, and nothing that they did not say."""
+    from flatout.engines.run.settings import with_setting
+
+    given = dict(settings) if isinstance(settings, Mapping) else read(settings)
+    for key, value in (changes or {}).items():
+        given = with_setting(given, key, value)
+    return given
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what was not given, so that the room's own default holds."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _folder_of(run: str | Path) -> Path:
+    """Find the folder of a run that is named by its path, its name, or a part of it."""
+    from flatout.runs import find_run
+
+    return Path(run) if Path(run).exists() else find_run(str(run))
 
 
 # Watched runs
@@ -162,13 +343,23 @@ def watch_script(
     hz: float = 1.0,
     folder: Path | None = None,
     sinks: SinkChoice | None = None,
+    page: Mapping[str, Any] | None = None,
 ) -> NoReturn:
-    """Become `command`, an unmodified script under watch; its exit code and its signals are its own."""
+    """Become `command`, an unmodified script under watch; its exit code and its signals are its own.
+
+    With `page`, a host and a port, a page beside it shows the run.
+    """
     from flatout.measure.run.launch import check_command
     from flatout.monitor.job.run_script import LaunchOptions, launch
     from flatout.monitor.sinks.choice import SinkChoice
 
     check_command(command, module=module)
+    if page is not None:
+        from flatout.monitor.web.page_process import start_page
+
+        for needed in ("starlette", "uvicorn"):  # nothing starts where the extra is missing
+            import_extra(needed, extra="web")
+        start_page(root=folder, **_address(**page))
     options = LaunchOptions(
         command=tuple(command),
         module=module,
@@ -178,6 +369,92 @@ def watch_script(
         sinks=sinks or SinkChoice(),
     )
     launch(options)
+
+
+def sink_choice(
+    *, jsonl: Path | None, csv: Path | None, tensorboard: Path | None, prometheus: int | None
+) -> SinkChoice:
+    """Name where samples go besides the screen; paths become absolute: a script may change its folder."""
+    from flatout.monitor.sinks.choice import SinkChoice
+
+    files = {"jsonl": jsonl, "csv": csv, "tensorboard": tensorboard}
+    absolute = {name: None if path is None else str(path.absolute()) for name, path in files.items()}
+    return SinkChoice(**absolute, prometheus=prometheus)
+
+
+def watch_live(
+    *,
+    on_screen: bool,
+    as_json: bool = False,
+    on_progress: OnText = lambda message: None,
+    **options: Any,
+) -> int:
+    """Show the machine and its job until the viewer or the job ends it; return the exit code."""
+    from flatout.monitor.open_sampler import WatchOptions, open_sampler
+    from flatout.monitor.terminal.follow import follow_live
+
+    with open_sampler(WatchOptions(**options), on_note=on_progress) as sampler:
+        return follow_live(sampler, on_screen=on_screen, write=_writer(as_json))
+
+
+def watch_once(*, on_progress: OnText = lambda message: None, **options: Any) -> Sequence[Sample]:
+    """Take the samples of one period: rates need two readings."""
+    import time
+
+    from flatout.monitor.open_sampler import WatchOptions, open_sampler
+
+    with open_sampler(WatchOptions(**options), on_note=on_progress) as sampler:
+        sampler.take()
+        time.sleep(sampler.period_s)
+        sampler.take()
+        return sampler.recent()
+
+
+def watch_on_page(
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    on_ready: OnText,
+    on_progress: OnText = lambda message: None,
+    **options: Any,
+) -> None:
+    """Serve a page of the machine and its job until Ctrl-C, which is raised."""
+    from flatout.monitor.open_sampler import WatchOptions, open_sampler
+    from flatout.monitor.web.server import serve
+
+    with open_sampler(WatchOptions(**options), on_note=on_progress) as sampler, sampler:
+        serve(sampler=sampler, root=options["log"], on_ready=on_ready, **_address(host, port))
+
+
+def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as_json: bool = False) -> int:
+    """Show a run again; return the exit code."""
+    from flatout.monitor.past.history import replay
+    from flatout.monitor.past.playback import Playback
+    from flatout.monitor.terminal.follow import follow_replay
+    from flatout.runs import find_run
+
+    source = Playback(replay(find_run(run, root)), speed=speed)
+    return follow_replay(source, on_screen=on_screen, title="replay", write=_writer(as_json))
+
+
+def serve_run(
+    run: str, *, root: Path | None, host: str | None = None, port: int | None = None, on_ready: OnText
+) -> None:
+    """Serve a page of a run that is kept until Ctrl-C, which is raised."""
+    from flatout.monitor.web.server import serve
+    from flatout.runs import find_run
+
+    serve(folders=[find_run(run, root)], root=root, on_ready=on_ready, **_address(host, port))
+
+
+def _address(host: str | None = None, port: int | None = None) -> dict[str, Any]:
+    return {"host": host or "127.0.0.1", "port": port or 0}
+
+
+def _writer(as_json: bool) -> Any:
+    from flatout.monitor.terminal.follow import Documents, Lines
+
+    return Documents(sys.stdout) if as_json else Lines(sys.stdout)
 
 
 def report_run(

@@ -7,46 +7,41 @@ Under torchrun or `accelerate launch` every process runs `train`, and the first 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.errors import BadInput, Interrupted
+from flatout.cli import flags
+from flatout.cli.flags import option
+from flatout.cli.output import print_document, show
+from flatout.cli.progress import launched_line, live_line
+from flatout.errors import BadInput
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.results import Evaluation
     from flatout.engines.adapters.run_folder import PhaseStatus, Status
-    from flatout.engines.adapters.verbs import Outcome
 
-adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 PHASES = {"1": ("phase1",), "2": ("phase2",), "3": ("phase3",), "all": ("phase1", "phase2", "phase3")}
-Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A YAML file with settings, or the folder of a run.")
-]
-Run = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
-Device = Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]
 Model = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="The encoder and its tokenizer, if they moved.")
+    str | None,
+    typer.Option("--model", metavar="FOLDER", help="The encoder and its tokenizer, if they moved."),
 ]
 TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", metavar="N", help="Adapters mixed per row; by default the config's."),
+    int | None, typer.Option("--top-k", metavar="N", help="Adapters mixed per row; default: the run's.")
 ]
 Threshold = Annotated[
     float | None,
     typer.Option(
-        metavar="SHARE", help="Confidence below which router.fallback decides; by default the config's."
+        "--threshold",
+        metavar="SHARE",
+        help="Confidence below which router.fallback decides; default: the run's.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @adapt.callback()
@@ -67,103 +62,96 @@ def about() -> None:
 
 @adapt.command()
 def train(
-    config: Config,
-    phase: Annotated[str, typer.Option(metavar="WHICH", help="1, 2, 3 or all.")] = "all",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoints, bit for bit.")
-    ] = False,
+    ctx: typer.Context,
+    config: flags.Config,
+    phase: Annotated[str, typer.Option("--phase", metavar="WHICH", help="1, 2, 3 or all.")] = "all",
+    resume: flags.Resume = False,
     heads_only: Annotated[
         bool, typer.Option("--heads-only", help="Phase 1 without adapters, into DIR/heads-only.")
     ] = False,
     model: Model = None,
-    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where everything goes.")] = None,
-    device: Device = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: phase1.steps=100.")
-    ] = None,
-    json_output: AsJson = False,
+    out: flags.Out = None,
+    device: flags.Device = None,
+    settings: flags.Set = None,
+    json_output: flags.Json = False,
 ) -> None:
     """Train a phase or all: 1 adapters and heads, 2 the router, 3 both together.
 
-    DIR gets log.jsonl, TensorBoard files, a folder of checkpoints per phase and plots. A phase that is
-    finished is skipped by --resume, which says so; an interrupted one goes on where it stopped.
+    DIR gets log.jsonl, TensorBoard files, a folder of checkpoints per phase and plots. --resume skips
+    finished phases, which it says, and continues an interrupted one where it stopped.
 
     \b
     Examples:
       flatout adapt train examples/adapters/generated.yaml --phase 1
       flatout adapt train five.yaml --phase all --resume --set phase3.steps=200
-      flatout adapt train runs/five --resume                     with the settings that the run has
+      flatout adapt train runs/five --resume                     with the settings of the run
 
     Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted; the last checkpoint is kept.
     """
     if phase not in PHASES:
-        raise BadInput(f"no phase {phase!r}", hint="1, 2, 3 or all")
+        raise BadInput(f"there is no phase {phase!r}", hint="give 1, 2, 3 or all")
     if heads_only and phase in ("2", "3"):
         raise BadInput(f"--heads-only has no phase {phase}", hint="heads alone are trained in phase 1")
-    given = _given(config, {"model": model, "out": out, "device": device}, settings=settings or [])
-    first = int(os.environ.get("RANK", "0")) == 0
-    from flatout.api import adapt as run
+    from flatout import api
 
-    try:
-        with _progress(first) as (on_line, on_note):
-            outcome = run(
-                given,
-                phases=("phase1",) if heads_only else PHASES[phase],
-                resume=resume,
-                heads_only=heads_only,
-                on_line=on_line,
-                on_progress=on_note,
-            )
-    except Interrupted as interrupt:
-        if not first:
-            raise typer.Exit(interrupt.exit_code) from None
-        raise
-    if first:
-        _answer_train(outcome, json_output=json_output)
+    with launched_line() as (first, on_line, on_progress):
+        outcome = api.adapt(
+            config or {},
+            changes=flags.given(ctx, apart=["phase", "heads_only"]),
+            phases=("phase1",) if heads_only else PHASES[phase],
+            resume=resume,
+            heads_only=heads_only,
+            on_line=on_line,
+            on_progress=on_progress,
+        )
+    if not first:
+        return
+    if json_output:
+        print_document("flatout-adapters", outcome)
+        return
+    _show_status(outcome.status)
+    for path in outcome.plots:
+        typer.echo(f"plot  {path}")
 
 
 @adapt.command()
-def status(run: Run, json_output: AsJson = False) -> None:
+def status(run: flags.Run, json_output: flags.Json = False) -> None:
     """Say how far each phase of a run is, and its best scores on rows held out.
 
-    A phase is going on while the process that trains it lives; of an interrupted one the command that goes
-    on with it is said.
+    A phase is running while the process that trains it lives; of an interrupted one, the command that
+    continues it is shown.
 
     \b
     Examples:
       flatout adapt status runs/five
       flatout adapt status runs/five --json
     """
-    from flatout.engines.adapters.verbs import status as read
+    from flatout import api
 
-    found = read(run)
+    found = api.adapt_status(run)
     if json_output:
-        _print_json("flatout-adapters-status", found)
+        print_document("flatout-adapters-status", found)
         return
     _show_status(found)
 
 
 @adapt.command()
 def evaluate(
-    run: Run,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page; by default DIR/report.html.")
-    ] = None,
+    run: flags.Run,
+    html: flags.Html = None,
     model: Model = None,
-    device: Device = None,
-    rows: Annotated[
-        int | None, typer.Option(metavar="N", help="Rows per task; by default the config's.")
-    ] = None,
+    device: flags.Device = None,
+    rows: int | None = option("--rows", "N", "Rows per task; default: the run's."),
     split: Annotated[
-        str, typer.Option(metavar="NAME", help="test, or validation to choose settings on.")
+        str, typer.Option("--split", metavar="NAME", help="test, or validation to choose settings on.")
     ] = "test",
     top_k: TopK = None,
     threshold: Threshold = None,
-    json_output: AsJson = False,
+    json_output: flags.Json = False,
 ) -> None:
     """Score a run on rows held out: oracle, routed, single adapter, uniform mix and random routing.
 
-    DIR gets evaluation.json and report.html. A run in DIR/heads-only stands beside it for comparison.
+    The run's folder gets evaluation.json and report.html. A run in its heads-only folder is shown beside it.
 
     \b
     Examples:
@@ -171,10 +159,10 @@ def evaluate(
       flatout adapt evaluate runs/five --rows 200 --html five.html --json
       flatout adapt evaluate runs/five --split validation --top-k 1     one adapter per row: is that better?
     """
-    from flatout.engines.adapters.verbs import evaluate as run_evaluation
+    from flatout import api
 
-    with _progress(True) as (_, on_note):
-        found, page = run_evaluation(
+    with live_line() as (_, on_progress):
+        found, page = api.adapt_evaluate(
             run,
             model=model,
             device=device,
@@ -183,31 +171,29 @@ def evaluate(
             top_k=top_k,
             threshold=threshold,
             html=html,
-            on_note=on_note,
+            on_progress=on_progress,
         )
     if json_output:
-        _print_json("flatout-adapters-evaluation", found)
+        print_document("flatout-adapters-evaluation", found)
         return
     _show_evaluation(found, page)
 
 
 @adapt.command()
 def predict(
-    run: Run,
+    run: flags.Run,
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text; without it, lines of stdin.")
+        str | None, typer.Argument(metavar="TEXT", help="The text; default: lines of stdin.")
     ] = None,
-    context: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What a question is about: the answer is a span of it.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take this task, not the router's.")
-    ] = None,
+    context: str | None = option(
+        "--context", "TEXT", "What a question is about: the answer is a span of it."
+    ),
+    task: str | None = option("--task", "NAME", "Take this task instead of the router's."),
     model: Model = None,
-    device: Device = None,
+    device: flags.Device = None,
     top_k: TopK = None,
     threshold: Threshold = None,
-    json_output: AsJson = False,
+    json_output: flags.Json = False,
 ) -> None:
     """Answer a text: the router picks the task, its adapter and head give the answer.
 
@@ -217,14 +203,14 @@ def predict(
       flatout adapt predict runs/five "Who wrote it?" --context "It was written by Ada." --json
       flatout adapt predict runs/five "Return the sum of two numbers." --task code
     """
-    from flatout.engines.adapters.verbs import predict as answer
+    from flatout import api
     from flatout.page.printable import printable
 
     lines = [text] if text is not None else sys.stdin.read().splitlines()
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise BadInput("no text is given", hint="as an argument, or as lines on stdin")
-    answers = answer(
+        raise BadInput("there is no text to answer", hint="give it as an argument, or as lines on stdin")
+    answers = api.adapt_predict(
         run,
         texts,
         context=context,
@@ -235,9 +221,7 @@ def predict(
         threshold=threshold,
     )
     if json_output:
-        from flatout.codec import encode
-
-        _write_json({"format": "flatout-adapters-predictions", "version": 1, "answers": encode(answers)})
+        print_document("flatout-adapters-predictions", answers=answers)
         return
     for each in answers:
         written = printable(each.text, keep="\n\t")  # code has lines, and may hold terminal codes
@@ -246,13 +230,11 @@ def predict(
 
 @adapt.command()
 def export(
-    run: Run,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where a folder per adapter is written.")],
-    task: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")
-    ] = None,
+    run: flags.Run,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Write a folder per adapter here.")],
+    task: list[str] | None = option("--task", "NAME", "Only this one; repeatable."),
     model: Model = None,
-    json_output: AsJson = False,
+    json_output: flags.Json = False,
 ) -> None:
     """Write the adapters as folders that PEFT's `PeftModel.from_pretrained` loads.
 
@@ -261,74 +243,14 @@ def export(
       flatout adapt export runs/five --to peft/
       flatout adapt export runs/five --to peft/ --task qa
     """
-    from flatout.engines.adapters.verbs import export as write
+    from flatout import api
 
-    folders = write(run, to=to, tasks=task, model=model)
+    folders = [str(folder) for folder in api.adapt_export(run, to=to, tasks=task, model=model)]
     if json_output:
-        _write_json({"format": "flatout-adapters-export", "version": 1, "folders": list(map(str, folders))})
+        print_document("flatout-adapters-export", folders=folders)
         return
     for folder in folders:
         typer.echo(folder)
-
-
-def _given(config: Path, flags: dict[str, Any], *, settings: list[str]) -> dict[str, Any]:
-    """What the user said, and nothing that they did not say."""
-    from flatout.engines.adapters.run_folder import read_given
-    from flatout.engines.adapters.settings import with_setting
-
-    given = read_given(config)
-    given |= {name: value for name, value in flags.items() if value is not None}
-    for text in settings:
-        key, value = _pair(text)
-        given = with_setting(given, key, value)
-    return given
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise BadInput(f"--set {text!r} is no pair", hint="write --set KEY=VALUE")
-    try:
-        return key, YAML(typ="safe").load(value)
-    except YAMLError:
-        raise BadInput(
-            f"--set {text!r} has a value that cannot be read", hint="quote it as in YAML"
-        ) from None
-
-
-@contextlib.contextmanager
-def _progress(first: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """(the live line, a note that stays): rewritten in place on a terminal, lines elsewhere, on stderr."""
-    if not first:
-        yield (lambda line: None), (lambda note: None)
-        return
-    if not sys.stderr.isatty():
-        yield _say, _say
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    with console.status("flatout: loading") as shown:
-        yield (
-            lambda line: shown.update(line.replace("[", r"\[")),
-            lambda note: console.print(f"flatout: {note}", markup=False),
-        )
-
-
-def _say(message: str) -> None:
-    typer.echo(f"flatout: {message}", err=True)
-
-
-def _answer_train(outcome: Outcome, *, json_output: bool) -> None:
-    if json_output:
-        _print_json("flatout-adapters", outcome)
-        return
-    _show_status(outcome.status)
-    for path in outcome.plots:
-        typer.echo(f"plot  {path}")
 
 
 def _show_status(found: Status) -> None:
@@ -344,7 +266,7 @@ def _show_status(found: Status) -> None:
                 left += f" because {progress.left_because}"
             typer.echo(f"  {name:<16}  {best}{left}{f': {scores}' if scores else ''}")
     if found.resume is not None:
-        typer.echo(f"go on with  {found.resume}")
+        typer.echo(f"continue with  {found.resume}")
 
 
 def _how_far(phase: PhaseStatus) -> str:
@@ -368,20 +290,10 @@ def _show_evaluation(found: Evaluation, page: Path) -> None:
         values = [found.score(task, routing) for routing in ROUTINGS]
         if heads:
             values.append(found.heads_only_score(task))
-        cells = "".join(f"{UNKNOWN if value is None else f'{value:.1f}':>12}" for value in values)
+        cells = "".join(f"{show(None if value is None else f'{value:.1f}'):>12}" for value in values)
         typer.echo(f"{task:<18}{found.metrics[task]:<16}{cells}")
     if found.routing is not None:
         typer.echo(f"routing accuracy {show_share(found.routing.accuracy_share)}")
     for note in found.notes:
         typer.echo(note)
     typer.echo(f"report  {page}")
-
-
-def _print_json(kind: str, value: object) -> None:
-    from flatout.codec import encode
-
-    _write_json({"format": kind, "version": 1, **encode(value)})
-
-
-def _write_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -14,17 +14,26 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import flatout
 from flatout.atomic_files import refused_by_disk, unwritable
 from flatout.errors import FlatoutError, Interrupted, is_interrupt
 
 CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
+
+
+class Verb(TyperCommand):
+    """A verb; `--version` works beside it as it does before it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        shared = [each for each in ctx.find_root().command.params if each.name == "version"]
+        return [*super().get_params(ctx), *shared]
 
 
 class Verbs(TyperGroup):
@@ -62,7 +71,7 @@ class DefectsExitWithTwo:
             raise SystemExit(CRASHED) from None
         if isinstance(error, Exception):
             traceback.print_exception(error)
-            typer.echo("flatout: this is a defect of flatout, not of your job", err=True)
+            typer.echo("flatout: this is a defect in flatout, not in your job", err=True)
             raise SystemExit(CRASHED) from None
 
 
@@ -112,28 +121,33 @@ def application() -> typer.Typer:
         cls=Verbs,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        add_completion=False,
         no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(top)
     # The script is part of what stands before ARGS: whatever follows it, options included, is the script's.
+    to_the_script = {"allow_interspersed_args": False}
+    app.command(cls=Verb, options_metavar="[OPTIONS] (SCRIPT | -m MODULE)", context_settings=to_the_script)(
+        diagnose
+    )
+    for verb in (rules, devices, evolve, report, compare):
+        app.command(cls=Verb)(verb)
+    for name, group in (("plan", plan), ("steer", steer), ("adapt", adapt)):
+        for command in group.registered_commands:
+            command.cls = Verb
+        app.add_typer(group, name=name)
     app.command(
-        options_metavar="[OPTIONS] (SCRIPT | -m MODULE)",
-        context_settings={"allow_interspersed_args": False},
-    )(diagnose)
-    app.command()(rules)
-    app.command()(devices)
-    app.add_typer(plan, name="plan")
-    app.command()(evolve)
-    app.add_typer(steer, name="steer")
-    app.add_typer(adapt, name="adapt")
-    app.command(
-        options_metavar="[OPTIONS] [--run (SCRIPT | -m MODULE)]",
-        context_settings={"allow_interspersed_args": False},
+        cls=Verb, options_metavar="[OPTIONS] [--run (SCRIPT | -m MODULE)]", context_settings=to_the_script
     )(watch)
-    app.command()(report)
-    app.command()(compare)
     return app
+
+
+def all_verbs() -> Iterator[tuple[str, Any]]:
+    """Yield every verb's name and its command, groups opened: ("plan fit", ...)."""
+    group: Any = typer.main.get_command(application())
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        yield from [(name, command)] if inner is None else [(f"{name} {each}", inner[each]) for each in inner]
 
 
 def _say_version(asked: bool) -> None:
@@ -145,7 +159,13 @@ def _say_version(asked: bool) -> None:
 def top(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version",
+            callback=_say_version,
+            is_eager=True,
+            expose_value=False,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     """Find out why a PyTorch job wastes its GPU, and prove it by measurement.

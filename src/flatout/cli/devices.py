@@ -6,21 +6,23 @@ Without a GPU it says why there is none and shows the host; that is an answer, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flatout.cli import flags
+from flatout.cli.output import plain_console, plain_table, print_document, show
+from flatout.errors import BadInput
+from flatout.units import show_bytes, show_share
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from flatout.hardware.datasheet import Datasheet
     from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
     from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 
-DOCUMENT_FORMAT = "flatout-devices"
-DOCUMENT_VERSION = 1
 MAX_PROCESSES = 10
 WIDE = 100  # columns of a terminal with room for the PCIe link
 WHOLE = "the machine"  # as HostFacts names a limit that is none
@@ -29,74 +31,57 @@ WHOLE = "the machine"  # as HostFacts names a limit that is none
 def devices(
     name: Annotated[
         str | None,
-        typer.Argument(help='A device that is not here: "A100-80GB", "RTX 4090", or "24GB" of memory.'),
+        typer.Argument(
+            metavar="NAME", help='A device that is not here: "A100-80GB", "RTX 4090", or "24GB" of memory.'
+        ),
     ] = None,
     datasheet: Annotated[
         bool, typer.Option("--datasheet", "--all", help="List every GPU of the datasheet table.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_output: flags.Json = False,
 ) -> None:
-    """Show the GPUs and the share of the host that a job may use."""
-    from flatout.errors import BadInput
-    from flatout.hardware.host import read_host
-    from flatout.hardware.matching import all_datasheets
-    from flatout.hardware.nvml import read_gpus
-    from flatout.hardware.simulated import simulated_device
+    """Show the GPUs and the share of the host that a job may use.
+
+    \b
+    Examples:
+      flatout devices
+      flatout devices "RTX 4090"
+      flatout devices --datasheet
+    """
+    from flatout import api
 
     if name is not None and datasheet:
         raise BadInput("a device name and --datasheet ask for two things", hint="give one of them")
     if name is not None:
-        device = simulated_device(name)
+        device = api.simulated_device(name)
         if json_output:
             _print_document(devices=[device])
         else:
-            _print_device(_console(), device)
+            _print_device(plain_console(), device)
     elif datasheet:
-        rows = all_datasheets()
+        rows = api.all_datasheets()
         if json_output:
             _print_document(datasheets=[_datasheet_document(row) for row in rows])
         else:
-            _print_datasheets(_console(), rows)
+            _print_datasheets(plain_console(), rows)
     else:
-        snapshot, host = read_gpus(), read_host()
+        snapshot, host = api.read_machine()
         if json_output:
             _print_document(host=host, snapshot=snapshot, devices=snapshot.devices)
         else:
-            _print_machine(_console(), snapshot=snapshot, host=host)
+            _print_machine(plain_console(), snapshot=snapshot, host=host)
 
 
 def _print_document(**asked: Any) -> None:
     """One shape for every question; what was not asked for is null."""
-    import json
-
-    from flatout.codec import encode
-
-    content = {key: encode(asked.get(key)) for key in ("host", "snapshot", "devices", "datasheets")}
-    typer.echo(json.dumps({"format": DOCUMENT_FORMAT, "version": DOCUMENT_VERSION, **content}, indent=2))
+    parts = ("host", "snapshot", "devices", "datasheets")
+    print_document("flatout-devices", **{part: asked.get(part) for part in parts})
 
 
 def _datasheet_document(row: Datasheet) -> dict[str, Any]:
     from flatout.codec import encode
 
     return {**encode(row), "memory_bytes": row.memory_bytes, "bf16": row.bf16}
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Names and reasons come from drivers: they may hold brackets, which are no markup here.
-    return Console(highlight=False, markup=False)
-
-
-def _table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """A plain table; columns of `whole` keep a cell on one line and leave wrapping to the others."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        justify: Literal["right", "left"] = "right" if column in right else "left"
-        table.add_column(column, justify=justify, no_wrap=column in whole, overflow="fold")
-    return table
 
 
 def _print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
@@ -124,7 +109,7 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     numbers = ("busy", "power", "SM clock", "temp")
     wide = console.width >= WIDE
     columns = ("#", "GPU", "memory used", *numbers, *(("PCIe",) if wide else ()))
-    table = _table(*columns, right=numbers, whole=(*numbers, "memory used", "PCIe"))
+    table = plain_table(*columns, right=numbers, whole=(*numbers, "memory used", "PCIe"))
     rows = [part for gpu in snapshot.gpus for part in (gpu, *gpu.instances)]
     for gpu in rows:
         table.add_row(*(cell for column, cell in _gpu_cells(gpu).items() if column in columns))
@@ -135,7 +120,7 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     for device in by_name.values():
         _print_facts(console, [(device.name, ""), *_peak_facts(device)])
         console.print()
-    versions = f"{_known(snapshot.driver_version)}, CUDA up to {_known(snapshot.cuda_version)}"
+    versions = f"{show(snapshot.driver_version)}, CUDA up to {show(snapshot.cuda_version)}"
     reasons = {f"GPU {_number(gpu)}": gpu.missing for gpu in rows} | {"driver": snapshot.missing}
     held = [(gpu, gpu.throttle_reasons) for gpu in rows if gpu.throttle_reasons]
     facts = [("driver", versions)]
@@ -146,32 +131,28 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
 
 
 def _gpu_cells(gpu: GpuSnapshot) -> dict[str, str]:
-    from flatout.units import show_bytes, show_share
-
-    link = f"gen {_known(gpu.pcie_generation)} x{_known(gpu.pcie_width)}"
+    link = f"gen {show(gpu.pcie_generation)} x{show(gpu.pcie_width)}"
     return {
         "#": _number(gpu),
-        "GPU": f"{_known(gpu.name)}{' (lost)' if gpu.lost else ''}",
+        "GPU": f"{show(gpu.name)}{' (lost)' if gpu.lost else ''}",
         "memory used": f"{show_bytes(gpu.memory_used_bytes)}/{show_bytes(gpu.memory_total_bytes)}",
         "busy": show_share(gpu.utilisation_share),
         "power": _pair(gpu.power_w, gpu.power_limit_w, unit="W"),
         "SM clock": _pair(gpu.sm_clock_hz, gpu.sm_clock_max_hz, unit="MHz", scale=1e-6),
         "temp": f"{_rounded(gpu.temperature_c)}{'' if gpu.temperature_c is None else ' °C'}",
-        "PCIe": link if gpu.pcie_width or gpu.pcie_generation else _known(None),
+        "PCIe": link if gpu.pcie_width or gpu.pcie_generation else show(None),
     }
 
 
 def _print_processes(console: Console, gpus: Sequence[GpuSnapshot]) -> None:
-    from flatout.units import show_bytes
-
     found = [(gpu, process) for gpu in gpus for process in gpu.processes or ()]
     if not found:
         return
     found.sort(key=lambda pair: -(pair[1].used_bytes or 0))
-    table = _table("#", "process", "name", "memory", "kind", right=("process", "memory"))
+    table = plain_table("#", "process", "name", "memory", "kind", right=("process", "memory"))
     for gpu, process in found[:MAX_PROCESSES]:
         table.add_row(
-            _number(gpu), str(process.pid), _known(process.name), show_bytes(process.used_bytes), process.kind
+            _number(gpu), str(process.pid), show(process.name), show_bytes(process.used_bytes), process.kind
         )
     console.print(table)
     if len(found) > MAX_PROCESSES:
@@ -187,25 +168,22 @@ def _print_device(console: Console, device: Device) -> None:
 
 
 def _peak_facts(device: Device) -> list[tuple[str, str]]:
-    from flatout.units import show_bytes
-
     peaks = ", ".join(f"{dtype} {_tera(rate)}" for dtype, rate in device.peak_flops.items())
     bandwidth = device.bandwidth_bytes_per_s
     facts = [
         ("  memory", show_bytes(device.memory_bytes)),
-        ("  bandwidth", _known(None) if bandwidth is None else f"{bandwidth / 1e9:,.0f} GB/s"),
-        ("  compute capability", _known(device.compute_capability)),
-        ("  bf16", {True: "yes", False: "no", None: _known(None)}[device.bf16]),
-        ("  dense peak, TFLOP/s", peaks or _known(None)),
+        ("  bandwidth", show(None) if bandwidth is None else f"{bandwidth / 1e9:,.0f} GB/s"),
+        ("  compute capability", show(device.compute_capability)),
+        ("  bf16", {True: "yes", False: "no", None: show(None)}[device.bf16]),
+        ("  dense peak, TFLOP/s", peaks or show(None)),
     ]
     return [*facts, ("  source", device.source)] if device.source else facts
 
 
 def _print_datasheets(console: Console, rows: Sequence[Datasheet]) -> None:
     from flatout.hardware.datasheet import DTYPES
-    from flatout.units import show_bytes
 
-    table = _table("GPU", "cc", "memory", "GB/s", *DTYPES, right=("cc", "memory", "GB/s", *DTYPES))
+    table = plain_table("GPU", "cc", "memory", "GB/s", *DTYPES, right=("cc", "memory", "GB/s", *DTYPES))
     for row in rows:
         peaks = (row.peak_flops.get(dtype) for dtype in DTYPES)
         table.add_row(
@@ -222,18 +200,16 @@ def _print_datasheets(console: Console, rows: Sequence[Datasheet]) -> None:
 
 
 def _print_host(console: Console, host: HostFacts) -> None:
-    from flatout.units import show_bytes
-
-    cores = _known(None) if host.cores is None else f"{host.cores:g} usable"
+    cores = show(None) if host.cores is None else f"{host.cores:g} usable"
     if host.cores_limited_by not in (None, WHOLE):
-        cores += f" of {_known(host.machine_cores)}, limited by {host.cores_limited_by}"
+        cores += f" of {show(host.machine_cores)}, limited by {host.cores_limited_by}"
     memory = f"{show_bytes(host.memory_used_bytes)} of {show_bytes(host.memory_bytes)} used"
     if host.memory_limited_by not in (None, WHOLE):
         memory += f", limited by {host.memory_limited_by}"
         memory += f" (the machine has {show_bytes(host.machine_memory_bytes)})"
     shared = f"{show_bytes(host.shm_free_bytes)} of {show_bytes(host.shm_bytes)} free"
     facts = [
-        ("host", _known(host.cpu_model)),
+        ("host", show(host.cpu_model)),
         ("  cores", cores),
         ("  memory", memory),
         ("  /dev/shm", shared),
@@ -258,19 +234,13 @@ def _number(gpu: GpuSnapshot) -> str:
     return str(gpu.index) if gpu.mig_index is None else f"{gpu.index}:{gpu.mig_index}"
 
 
-def _known(value: object) -> str:
-    from flatout.units import UNKNOWN
-
-    return UNKNOWN if value is None else str(value)
-
-
 def _rounded(value: float | None, scale: float = 1.0) -> str:
-    return _known(None) if value is None else f"{value * scale:.0f}"
+    return show(None) if value is None else f"{value * scale:.0f}"
 
 
 def _pair(value: float | None, limit: float | None, *, unit: str, scale: float = 1.0) -> str:
     if value is None and limit is None:
-        return _known(None)
+        return show(None)
     return f"{_rounded(value, scale)}/{_rounded(limit, scale)} {unit}"
 
 

@@ -7,7 +7,6 @@ running is checked first: a measurement of a minute must not be lost to a mistyp
 from __future__ import annotations
 
 import importlib.machinery
-import json
 import math
 import os
 import sys
@@ -17,45 +16,46 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.atomic_files import write_whole
+from flatout.cli import flags
+from flatout.cli.output import FINDINGS, print_json, say
 from flatout.errors import BadInput
-from flatout.measure.run.ranks import rank, world_size
+from flatout.torchrun import read_launch
 
 if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis
 
-FINDINGS = 1
-
 
 def diagnose(
-    command: Annotated[list[str] | None, typer.Argument(metavar="ARGS", hidden=True)] = None,
-    module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m pkg.train does.")] = False,
+    command: flags.Command = None,
+    module: flags.Module = False,
     evidence: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Diagnose a saved Evidence file instead of running a job."),
+        typer.Option(
+            "--evidence", metavar="FILE", help="Diagnose a saved Evidence file instead of running a job."
+        ),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where Evidence goes; by default a file that is named at the end."),
+        typer.Option("--save", metavar="FILE", help="Save Evidence here; default: a file named at the end."),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the report as one self-contained page.")
-    ] = None,
-    json_output: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON document; the script's own output goes to stderr."),
-    ] = False,
+    html: flags.Html = None,
+    json_output: flags.Json = False,
     keep_running: Annotated[
         bool,
-        typer.Option("--keep-running", help="Let the job go on when it is measured; its exit code is kept."),
+        typer.Option(
+            "--keep-running", help="Let the job run on after the measurement; its exit code is kept."
+        ),
     ] = False,
-    seconds: Annotated[float, typer.Option(metavar="N", help="How long the measurement may take.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="N", help="How long the measurement may take.")
+    ] = 60.0,
 ) -> None:
     """Run an unmodified training script and say why its steps are slow.
 
-    The job runs as it is for a few dozen steps: some are timed, some are run on cached batches and on half
-    a batch, some are traced; then it is ended. Every finding names a line and what the step would take if
-    that cause were gone. Options of flatout go before the script; all that stands after it is the script's.
+    The job runs as it is for a few dozen steps: some are timed, some run on cached batches and on half a
+    batch, some are traced; then the job is ended. Every finding names a line and what the step would take
+    without that cause. Options of flatout go before the script; everything after it belongs to the script,
+    whose output goes to stderr with --json.
 
     \b
     Examples:
@@ -69,35 +69,34 @@ def diagnose(
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
     _check_writable(html)
-    if evidence is not None:
-        from flatout.api import diagnose_evidence
+    from flatout import api
 
-        diagnosis = diagnose_evidence(evidence)
+    launch = read_launch()
+    if evidence is not None:
+        diagnosis = api.diagnose_evidence(evidence)
     else:
         assert command
         if module:
             check_module(command[0])
-        from flatout.api import diagnose_script
-
-        diagnosis = diagnose_script(
+        diagnosis = api.diagnose_script(
             command,
             module=module,
             keep_running=keep_running,
             evidence_path=save,
             seconds=seconds,
-            on_progress=_say if rank() == 0 else lambda message: None,
+            on_progress=say if launch.is_first else lambda message: None,
             script_stdout_to_stderr=json_output,
         )
-    if evidence is not None or rank() == 0:  # of several processes of one job the first speaks for all
+    if evidence is not None or launch.is_first:  # of several processes of one job the first speaks for all
         _answer(diagnosis, html=html, json_output=json_output, ran=evidence is None)
-    launched = evidence is None and world_size() > 1
+    launched = evidence is None and launch.num_ranks > 1
     raise typer.Exit(exit_code(diagnosis, keep_running=keep_running, launched=launched))
 
 
 def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False, launched: bool = False) -> int:
-    """The script's own code where it has one to tell, else whether there are findings.
+    """Return the script's own code where it has one to tell, else whether there are findings.
 
-    A launcher of several processes takes any code but 0 for a crash and ends the others.
+    A launcher of several processes takes every code but 0 for a crash and ends the others.
     """
     own_code = diagnosis.script_exit_code
     if own_code or (keep_running and own_code is not None):
@@ -150,7 +149,7 @@ def _check_options(
         raise BadInput("nothing to diagnose", hint="give a script, -m and a module, or --evidence FILE")
     if evidence is not None and (command or save or keep_running):
         other = command[0] if command else "--save" if save else "--keep-running"
-        raise BadInput(f"--evidence reads a saved run, so {other} has no meaning beside it")
+        raise BadInput(f"--evidence reads a saved run, so {other} has no effect", hint="give one of them")
     if not (seconds > 0 and math.isfinite(seconds)):
         raise BadInput(f"--seconds {seconds:g} is not a time", hint="give a positive number, such as 60")
 
@@ -166,21 +165,17 @@ def _check_writable(html: Path | None) -> None:
 
 
 def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: bool) -> None:
-    """The page first, so that a reader who leaves stdout early does not lose it."""
+    """Write the page first, so that a reader who leaves stdout early does not lose it."""
     if html is not None:
-        from flatout.doctor.page import page
+        from flatout.api import write_diagnosis
 
-        write_whole(html, page(diagnosis.evidence, diagnosis.findings).encode())
-        _say(f"the report is in {html}")
+        write_diagnosis(diagnosis, html)
+        say(f"the report is in {html}")
     if json_output:
-        sys.stdout.write(json.dumps(diagnosis.to_json(), indent=2, allow_nan=False) + "\n")
+        print_json(diagnosis.to_json())
         if ran and diagnosis.evidence_path is not None:
-            _say(f"Evidence is in {diagnosis.evidence_path}")
+            say(f"Evidence is in {diagnosis.evidence_path}")
     else:
-        from flatout.cli.render import render
+        from flatout.cli.render_diagnosis import render
 
         sys.stdout.write(render(diagnosis))
-
-
-def _say(message: str) -> None:
-    typer.echo(f"flatout: {message}", err=True)

@@ -7,7 +7,6 @@ a job that does not fit at a batch of one among it, with 2.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -17,60 +16,66 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flatout.cli import flags
+from flatout.cli.flags import option
+from flatout.cli.output import FINDINGS, print_json, say
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.planner.config.backups import Backup, FileEdit
-    from flatout.planner.plan import ConfigFit
+    from flatout.planner.plan import ConfigFit, PlanOptions
 
-FINDINGS = 1
-
-plan = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+plan = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 Conf = Annotated[
-    Path, typer.Argument(metavar="CONF", help="A YAML or JSON file, or a folder with config.yaml.")
+    Path, typer.Argument(metavar="CONFIG", help="A YAML or JSON file, or a folder with config.yaml.")
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="pkg.module:build, a Hugging Face config folder, or a LightningModule."
+        "--model",
+        metavar="NAME",
+        help="pkg.module:build, a Hugging Face config folder or LightningModule.",
     ),
 ]
-Gpu = Annotated[
-    str | None, typer.Option(metavar="NAME", help='A GPU that is not here: "A100-80GB", "RTX 4090".')
+GpuMemory = Annotated[
+    str | None, typer.Option("--gpu-memory", metavar="SIZE", help='Plan for a GPU of this size: "24GB".')
 ]
-GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help='A GPU of so much memory: "24GB".')]
 Margin = Annotated[
-    float, typer.Option(metavar="SHARE", help="How much of what is free a step has to make do with.")
+    float, typer.Option("--margin", metavar="SHARE", help="Share of the free memory that a step may use.")
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Processes that train together; the effective batch counts all."),
+    typer.Option(
+        "--ranks", metavar="N", help="Processes that train together; all count in the effective batch."
+    ),
 ]
 Mapping = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Where the knobs live; by default flatout-plan.toml beside CONF."),
+    typer.Option(
+        "--mapping", metavar="FILE", help="Where the knobs live; default: flatout-plan.toml beside CONFIG."
+    ),
 ]
 Knob = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=KEY", help="Where one knob lives: batch_size=data_loader.batch_size."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A value the job is started with; it is not written."),
+    typer.Option(
+        "--knob", metavar="NAME=KEY", help="Where one knob lives: batch_size=data_loader.batch_size."
+    ),
 ]
 Task = Annotated[
     str | None,
     typer.Option(
         "--task",
         metavar="TASK",
-        help="The head of a Hugging Face config that names none: causal-lm, masked-lm, ...",
+        help="The head of a Hugging Face config without one: causal-lm, ...",
     ),
 ]
 MakeBatch = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="pkg.module:function that makes a batch, for a LightningModule without one."
+        "--make-batch",
+        metavar="NAME",
+        help="pkg.module:function that makes a batch, for a LightningModule without one.",
     ),
 ]
 LengthsFile = Annotated[
@@ -78,12 +83,10 @@ LengthsFile = Annotated[
     typer.Option(
         "--lengths",
         metavar="FILE",
-        help="How long the sequences are, one a line or 'length,count': the longest decides.",
+        help="Lengths of the sequences, one a line or 'length,count': the longest decides.",
     ),
 ]
-Native = Annotated[
-    bool, typer.Option("--native", help="Let the GPU that is here choose the kernels of the traced step.")
-]
+Native = Annotated[bool, typer.Option("--native", help="Let the GPU that is here choose the kernels.")]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Trace afresh, and keep no trace for the next question.")
 ]
@@ -91,10 +94,9 @@ ExpandableSegments = Annotated[
     bool | None,
     typer.Option(
         "--expandable-segments/--no-expandable-segments",
-        help="How the job's allocator is set; by default as PYTORCH_ALLOC_CONF says here.",
+        help="How the job's allocator is set; default: as PYTORCH_ALLOC_CONF says here.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @plan.callback()
@@ -112,22 +114,23 @@ def about() -> None:
 
 @plan.command()
 def show(
+    ctx: typer.Context,
     conf: Conf,
     model: Model = None,
     task: Task = None,
     make_batch: MakeBatch = None,
-    gpu: Gpu = None,
+    gpu: flags.Gpu = None,
     gpu_memory: GpuMemory = None,
     margin: Margin = 0.85,
     ranks: Ranks = None,
     mapping: Mapping = None,
     knob: Knob = None,
-    overrides: Set = None,
+    overrides: flags.Set = None,
     lengths: LengthsFile = None,
     expandable_segments: ExpandableSegments = None,
     native: Native = False,
     no_cache: NoCache = False,
-    json_output: Json = False,
+    json_output: flags.Json = False,
 ) -> None:
     """Show a config's settings, its memory per stage, and the share of the device it uses.
 
@@ -141,34 +144,16 @@ def show(
       flatout plan show args.json --model ./bert-config --task masked-lm --lengths lengths.txt
       flatout plan show cli.yaml --model pkg.model:Lit --make-batch pkg.data:make_batch --json
 
-    Exit codes: 0 nothing to say, 1 a stage does not fit or leaves the device under-used, 2 flatout could not
+    Exit codes: 0 no findings, 1 a stage does not fit or leaves the device under-used, 2 flatout could not
     do its work, 130 interrupted.
     """
     from flatout.api import plan_config
-    from flatout.planner.plan import PlanOptions
 
-    _settle_libraries()
-    options = PlanOptions(
-        model=model,
-        task=task,
-        make_batch=make_batch,
-        gpu=gpu,
-        gpu_memory=gpu_memory,
-        margin=margin,
-        ranks=ranks,
-        mapping_file=mapping,
-        knobs=tuple(knob or ()),
-        overrides=tuple(overrides or ()),
-        lengths=lengths,
-        expandable_segments=expandable_segments,
-        native=native,
-        cache=not no_cache,
-        on_progress=_say,
-    )
-    with redirect_stdout(sys.stderr):  # what the model's own code prints is no part of the answer
+    options = _options(ctx)
+    with redirect_stdout(sys.stderr):  # what the model's own code prints is not part of the answer
         planned = plan_config(conf, options)
     if json_output:
-        _print_document(planned.to_json())
+        print_json(planned.to_json(), default=str)
     else:
         from flatout.cli.render_plan import render_overview
 
@@ -178,39 +163,35 @@ def show(
 
 @plan.command()
 def fit(
+    ctx: typer.Context,
     conf: Conf,
     model: Model = None,
     task: Task = None,
     make_batch: MakeBatch = None,
-    gpu: Gpu = None,
+    gpu: flags.Gpu = None,
     gpu_memory: GpuMemory = None,
     margin: Margin = 0.85,
     profile: Annotated[
         bool, typer.Option("--profile", help="Run a short real step on the GPU and correct the estimate.")
     ] = False,
-    effective: Annotated[
-        int | None, typer.Option(metavar="N", help="Change the effective batch to N; otherwise it is kept.")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KNOB", help="A knob that may change: checkpointing, eval_batch_size, n_negatives."
-        ),
-    ] = None,
-    choose: Annotated[
-        str | None, typer.Option(metavar="NAME", help='Which suggestion to write: "safest", "fastest", ...')
-    ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Write it into the config, after the diff.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before writing.")] = False,
+    effective: int | None = option("--effective", "N", "Change the effective batch to N; default: keep it."),
+    allow: list[str] | None = option(
+        "--allow", "KNOB", "A knob that may change: checkpointing, eval_batch_size, n_negatives."
+    ),
+    choose: str | None = option("--choose", "NAME", 'The suggestion to write: "safest", "fastest", ...'),
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the suggestion into the config, after the diff.")
+    ] = False,
+    yes: flags.Yes = False,
     ranks: Ranks = None,
     mapping: Mapping = None,
     knob: Knob = None,
-    overrides: Set = None,
+    overrides: flags.Set = None,
     lengths: LengthsFile = None,
     expandable_segments: ExpandableSegments = None,
     native: Native = False,
     no_cache: NoCache = False,
-    json_output: Json = False,
+    json_output: flags.Json = False,
 ) -> None:
     """Find the largest batch that trains within the margin, and keep the effective batch with accumulation.
 
@@ -230,28 +211,9 @@ def fit(
     Exit codes: 0 it fits, 2 it cannot be made to fit or flatout could not do its work, 130 interrupted.
     """
     from flatout.api import fit_config
-    from flatout.planner.plan import PlanOptions
 
     _check_apply(apply=apply, yes=yes, json_output=json_output)
-    _settle_libraries()
-    options = PlanOptions(
-        model=model,
-        task=task,
-        make_batch=make_batch,
-        gpu=gpu,
-        gpu_memory=gpu_memory,
-        margin=margin,
-        ranks=ranks,
-        mapping_file=mapping,
-        knobs=tuple(knob or ()),
-        overrides=tuple(overrides or ()),
-        lengths=lengths,
-        expandable_segments=expandable_segments,
-        native=native,
-        cache=not no_cache,
-        profile=profile,
-        on_progress=_say,
-    )
+    options = _options(ctx)
     try:
         with redirect_stdout(sys.stderr):
             fitted = fit_config(
@@ -268,7 +230,8 @@ def fit(
     edits, unwritable = _edits(fitted, needed=apply)
     if json_output:
         backup = _write(fitted) if apply else None
-        _print_document(_fit_document(fitted, edits, unwritable=unwritable, backup=backup))
+        document = _fit_document(fitted, edits, unwritable=unwritable, backup=backup)
+        print_json(document, default=str)
         return
     from flatout.cli.render_plan import render_fit
 
@@ -298,9 +261,31 @@ def undo(
     typer.echo(f"restored {names} from {backup.folder}")
 
 
+def _options(ctx: typer.Context) -> PlanOptions:
+    """Collect what `show` and `fit` share; prepare the libraries that a model may import."""
+    from flatout.planner.plan import PlanOptions
+
+    # Advice about a model's config is for those who run it.  A library that asks CUDA itself as it is
+    # imported leaves this process unable to fork one that uses the GPU, so it asks the driver.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    given = ctx.params
+    same = ("model", "task", "make_batch", "gpu", "gpu_memory", "margin", "ranks", "lengths", "native")
+    return PlanOptions(
+        **{name: given[name] for name in same},
+        mapping_file=given["mapping"],
+        knobs=tuple(given["knob"] or ()),
+        overrides=tuple(given["overrides"] or ()),
+        expandable_segments=given["expandable_segments"],
+        cache=not given["no_cache"],
+        profile=given.get("profile", False),
+        on_progress=say,
+    )
+
+
 def _check_apply(*, apply: bool, yes: bool, json_output: bool) -> None:
     if yes and not apply:
-        raise BadInput("--yes answers the question of --apply, which is not given", hint="add --apply")
+        raise BadInput("--yes answers the question of --apply, which is missing", hint="add --apply")
     if apply and not yes and (json_output or not somebody_answers()):
         raise BadInput("--apply asks before it writes, and nobody can answer here", hint="add --yes")
 
@@ -321,14 +306,14 @@ def _edits(fitted: ConfigFit, *, needed: bool) -> tuple[tuple[FileEdit, ...], st
 
 def _apply(fitted: ConfigFit, edits: tuple[FileEdit, ...], *, yes: bool) -> None:
     if not edits:
-        _say(f"nothing to change: {fitted.opened.config.path} already is as planned")
+        say(f"nothing to change: {fitted.opened.config.path} already is as planned")
         return
     try:
         wanted = yes or typer.confirm(f"Write {', '.join(edit.path.name for edit in edits)}?", err=True)
     except typer.Abort:
         raise KeyboardInterrupt("interrupted: nothing was written") from None
     if not wanted:
-        _say("nothing was written")
+        say("nothing was written")
         return
     _write(fitted)
 
@@ -340,7 +325,7 @@ def _write(fitted: ConfigFit) -> Backup | None:
     if backup is not None:
         names = ", ".join(saved.path for saved in backup.files)
         conf = shlex.quote(str(fitted.opened.config.path))
-        _say(f"wrote {names}; flatout plan undo {conf} takes it back")
+        say(f"wrote {names}; flatout plan undo {conf} takes it back")
     return backup
 
 
@@ -356,21 +341,3 @@ def _fit_document(
         "unwritable": unwritable,
         "backup": None if backup is None else str(backup.folder),
     }
-
-
-def _settle_libraries() -> None:
-    """Advice about a model's config is for those who run it; and who looks for a GPU asks the driver.
-
-    A library that asks CUDA itself as it is imported leaves this process unable to fork one that uses it.
-    """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-
-def _print_document(document: dict[str, Any]) -> None:
-    """Paths are the only values of a plan that JSON does not know."""
-    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
-
-
-def _say(message: str) -> None:
-    typer.echo(f"flatout: {message}", err=True)

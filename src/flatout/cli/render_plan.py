@@ -6,13 +6,14 @@ what could be done, and what would be written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flatout.cli.output import bullet, plain_console, plain_table, render_lines, show
 from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
@@ -32,12 +33,11 @@ VERDICT_STYLES = {
     "under-used": "yellow",
     "well used": "green",
 }
-BAR_WIDTH = 20
 
 
 def render_overview(planned: ConfigPlan, *, console: Console | None = None) -> str:
     """`plan show` as text."""
-    return _text(_overview_parts(planned), console)
+    return render_lines(console or plain_console(), _overview_parts(planned))
 
 
 def render_fit(
@@ -48,19 +48,7 @@ def render_fit(
     console: Console | None = None,
 ) -> str:
     """`plan fit` as text, the diff at its end."""
-    return _text(_fit_parts(fitted, edits, unwritable), console)
-
-
-def _text(parts: Iterable[RenderableType], console: Console | None) -> str:
-    console = console or Console(highlight=False, markup=False)
-    with console.capture() as capture:
-        for part in parts:
-            # A line of a diff is shown as it is: printing takes no notice of what a text says of its wraps.
-            whole = isinstance(part, Text) and part.no_wrap is True
-            console.print(
-                part, highlight=False, no_wrap=whole, overflow="ignore" if whole else None, crop=not whole
-            )
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    return render_lines(console or plain_console(), _fit_parts(fitted, edits, unwritable))
 
 
 def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
@@ -126,16 +114,9 @@ def _allocator(request: ForecastRequest | None) -> Iterator[Text]:
             yield Text("traced natively: PyTorch chose the kernels, for the GPU of this machine")
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
 def _settings_table(settings: Settings) -> Table:
     """One row per knob; stages that agree are shown once."""
-    table = _table("knob", "value", "from")
+    table = plain_table("knob", "value", "from")
     for knob, found in _knobs(settings.stages).items():
         values = dict.fromkeys(_shown(setting) for setting in found)
         table.add_row(knob, printable(" / ".join(values)), Text(printable(_sources(found)), style="cyan"))
@@ -178,7 +159,7 @@ def _shown(setting: Setting[object] | None) -> str:
 
 def _memory_table(stages: Sequence[StageMemory]) -> Table:
     numbers = ("batch", "effective", "training", "evaluation", "device", "fits up to")
-    table = _table("stage", *numbers, "verdict", right=numbers)
+    table = plain_table("stage", *numbers, "verdict", right=numbers)
     for stage in stages:
         table.add_row(
             printable(stage.name),
@@ -187,7 +168,7 @@ def _memory_table(stages: Sequence[StageMemory]) -> Table:
             show_bytes(stage.training.process_bytes if stage.training else None),
             show_bytes(stage.evaluation.process_bytes if stage.evaluation else None),
             show_share(stage.device_share),
-            _known(stage.largest.tight if stage.largest else None),
+            show(stage.largest.tight if stage.largest else None),
             Text(
                 UNKNOWN if stage.verdict == "unknown" else stage.verdict,
                 style=VERDICT_STYLES.get(stage.verdict, ""),
@@ -204,7 +185,7 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
     yield Text(f"configured: batch {first.batch_size.value} × accumulation {accumulations}")
     yield Text(printable(_bounds(group)))
     chosen = group.suggestion(fitted.choose)
-    table = _table(
+    table = plain_table(
         "", "suggestion", "batch", "accum.", "effective", "ckpt", "memory", "free used", "step",
         right=("batch", "accum.", "effective", "memory", "free used", "step"),
     )  # fmt: skip
@@ -212,7 +193,7 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
         table.add_row(*_cells(suggestion, fitted.fit.budget, chosen=suggestion is chosen))
     yield table
     for suggestion in group.suggestions:
-        yield from _item(
+        yield bullet(
             f"{', '.join(suggestion.names)}: {suggestion.reason.reason}{_worst(suggestion, chosen)}"
             f"{_beyond(suggestion, fitted.fit.budget)}"
         )
@@ -306,17 +287,4 @@ def _list(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
     if lines:
         yield ""
         yield Text(title)
-        for line in lines:
-            yield from _item(line)
-
-
-def _item(text: str) -> Iterator[RenderableType]:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=1)
-    grid.add_column(overflow="fold")
-    grid.add_row("-", Text(printable(text)))
-    yield grid
-
-
-def _known(value: object) -> str:
-    return UNKNOWN if value is None else str(value)
+        yield from map(bullet, lines)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flatout.cli import flags
+from flatout.cli.output import plain_console, plain_table, print_json, say_written
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.monitor.past.compare import Comparison, Difference, Unit
     from flatout.monitor.past.summary import Summary
 
-Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of runs; default .flatout/runs.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its folder, its name, or a part of it.")],
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one page that needs nothing else.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write plots, as .png or .svg.")] = None,
-    log: Runs = None,
-    json_output: AsJson = False,
+    run: flags.Run,
+    html: flags.Html = None,
+    png: flags.Png = None,
+    log: flags.Log = None,
+    json_output: flags.Json = False,
 ) -> None:
     """Show how a run went: what bounded it, its steps, memory, power and energy.
 
@@ -39,27 +33,22 @@ def report(
     from flatout.api import report_run
 
     summary = report_run(run, root=log, html=html, png=png)
-    for path in (html, png):
-        if path is not None:
-            typer.echo(f"flatout: written to {path}", err=True)
+    say_written(html, png)
     if json_output:
-        _print(summary.to_json())
+        print_json(summary.to_json())
         return
-    _console().print(_summary_table(summary))
+    plain_console().print(_summary_table(summary))
     for each in summary.bounds:
         _sentence(f"{each.bound}, {show_share(each.share)} of the run: {each.sentence}; {each.action}")
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN")],
-    second: Annotated[str, typer.Argument(metavar="RUN")],
-    log: Runs = None,
-    json_output: AsJson = False,
+    first: flags.Run, second: flags.Run, log: flags.Log = None, json_output: flags.Json = False
 ) -> None:
     """Compare two runs: step time, phases, memory, power and energy, and what of it is noise.
 
-    A difference counts where it stands out from how much each run varies within itself. The first tenth of
-    both is left out.
+    A difference counts where it exceeds how much each run varies within itself. The first tenth of both is
+    left out.
 
     \b
     Examples:
@@ -70,11 +59,11 @@ def compare(
 
     found = compare_runs(first, second, root=log)
     if json_output:
-        _print(found.to_json())
+        print_json(found.to_json())
         return
     for number, summary in (("first", found.first), ("second", found.second)):
         _sentence(f"{number:<7} {summary.folder}, {summary.gpu_name or 'no GPU'}, {summary.state}")
-    _console().print(_comparison_table(found))
+    plain_console().print(_comparison_table(found))
     for caveat in found.caveats:
         _sentence(f"note: {caveat}")
     if not found.that_matter:
@@ -82,39 +71,10 @@ def compare(
         typer.echo("too short to tell them apart" if is_short else "no difference that matters")
 
 
-def _print(document: dict[str, Any]) -> None:
-    # A loss may be infinite or no number, which JSON has no word for.
-    sys.stdout.write(json.dumps(_plain(document), indent=2, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
 def _sentence(words: str) -> None:
     from flatout.page.printable import printable
 
     typer.echo(printable(words))
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def _table(*heads: str) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for position, head in enumerate(heads):
-        is_number = 0 < position < len(heads) - 1
-        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_number)
-    return table
 
 
 # One run
@@ -125,7 +85,7 @@ def _summary_table(summary: Summary) -> Any:
 
     from flatout.page.printable import printable
 
-    table = _table("", "")
+    table = plain_table("", "")
     table.show_header = False
     for name, value in _rows(summary):
         table.add_row(Text(name, style="dim"), Text(printable(value)))
@@ -175,7 +135,8 @@ STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yello
 def _comparison_table(found: Comparison) -> Any:
     from rich.text import Text
 
-    table = _table("", "first", "second", "ratio", "95 %", "")
+    numbers = ("first", "second", "ratio", "95 %")
+    table = plain_table("", *numbers, "", right=numbers, whole=numbers)
     for each in found.differences:
         table.add_row(
             each.name,

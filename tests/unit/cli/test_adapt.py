@@ -88,8 +88,8 @@ def test_predict_answers_arguments_and_lines(run: Path) -> None:
     assert found["answers"][0]["confidence"] is not None
     piped = adapt("predict", run, "--task", "sentiment", text="a film\n\na story\n")
     assert len(piped.stdout.splitlines()) == 2
-    assert "no text is given" in refused("predict", run)
-    assert "no text is given" in refused("predict", run, " ")
+    assert "there is no text to answer" in refused("predict", run)
+    assert "there is no text to answer" in refused("predict", run, " ")
 
 
 def test_export_writes_folders(run: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be_done_is_one_line(config: Path, model: Path, tmp_path: Pa
     assert "no phase '4'" in refused("train", config, "--phase", 4)
     assert "--heads-only has no phase 2" in refused("train", config, "--phase", 2, "--heads-only")
     assert "did you mean steps?" in refused("train", config, *out, "--set", "phase1.step=1")
-    assert "is no pair" in refused("train", config, *out, "--set", "phase1.steps")
+    assert "is not a pair" in refused("train", config, *out, "--set", "phase1.steps")
     assert "cannot be read" in refused("train", config, *out, "--set", "phase1.steps=[")
     assert "phase1.steps=0 is below 1" in refused("train", config, *out, "--set", "phase1.steps=0")
     assert "no model folder at" in refused("train", config, *out, "--model", tmp_path / "absent")
@@ -176,7 +176,7 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(run: Path, tmp_path: Path) 
     shutil.rmtree(out / "phase3" / "step-000004")  # as a kill after step 3 leaves it
     answer = adapt("status", out)
     assert "phase3  step 4 of 4, interrupted, kept at step 2" in answer.stdout
-    assert answer.stdout.endswith(f"go on with  flatout adapt train {out} --resume\n")
+    assert answer.stdout.endswith(f"continue with  flatout adapt train {out} --resume\n")
     done = adapt("train", out, "--resume")
     assert done.exit_code == 0, done.stderr
-    assert "phase3  step 4 of 4, finished" in done.stdout and "go on with" not in done.stdout
+    assert "phase3  step 4 of 4, finished" in done.stdout and "continue with" not in done.stdout

@@ -77,9 +77,11 @@ def test_what_cannot_be_done_is_one_line(model: Path, tmp_path: Path) -> None:
     assert "no option 'lenght'" in refused(*given, "--task-option", "lenght=2")
     assert "odd" in refused(*given, "--population", 7)
     (tmp_path / "list.yaml").write_text("task_options: [length]\n")
-    assert "task_options is list" in refused(tmp_path / "list.yaml", *given, "--task-option", "length=2")
+    assert "'task_options' is not a table" in refused(
+        tmp_path / "list.yaml", *given, "--task-option", "length=2"
+    )
     assert "did you mean sigma?" in refused(*given, "--set", "sigm=1")
-    assert "is no pair" in refused(*given, "--set", "sigma")
+    assert "is not a pair" in refused(*given, "--set", "sigma")
     assert "cannot be read" in refused(*given, "--set", "sigma=[")
     assert "no settings file at" in refused(tmp_path / "absent.yaml", *given)
     assert "no model is given" in refused(*COPY, *out)

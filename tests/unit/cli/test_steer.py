@@ -101,7 +101,7 @@ def test_a_search_goes_on_from_its_folder_and_answers_in_json(run: Path) -> None
 def test_report_and_apply(run: Path, tiny: Path, tmp_path: Path) -> None:
     answer = steer("report", run, "--html", tmp_path / "a.html", "--png", tmp_path / "a.png")
     assert answer.exit_code == 0, answer.output
-    assert answer.stderr.count("written to") == 2
+    assert answer.stderr.count("flatout: wrote ") == 2
     assert (tmp_path / "a.html").stat().st_size > 10_000 and (tmp_path / "a.png").is_file()
     assert json.loads(steer("report", run, "--json").stdout)["version"] == 1
     given = ("apply", "is the sky blue ?", "--model", tiny / "model", "--run", run, "--device", "cpu")

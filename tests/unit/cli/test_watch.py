@@ -41,9 +41,9 @@ def refused(*arguments: str) -> BadInput:
         (("--list", "--replay", "x"), "--replay and --list ask for different things"),
         (("train.py",), "'train.py' is not an option"),
         (("--run",), "--run needs a script"),
-        (("-m",), "-m has a meaning beside --run only"),
-        (("--speed", "2"), "--speed has a meaning beside --replay only"),
-        (("--port", "1"), "--port has a meaning beside --web only"),
+        (("-m",), "-m works only with --run"),
+        (("--speed", "2"), "--speed works only with --replay"),
+        (("--port", "1"), "--port works only with --web"),
         (("--web", "--run", "absent.py"), "no script at absent.py"),
         (("--web", "--list"), "--web serves a page"),
         (("--web", "--once"), "--web serves a page"),
@@ -84,7 +84,7 @@ def test_one_sample_as_a_picture_and_as_a_table(tmp_path: Path) -> None:
 
 
 def test_runs_are_listed_the_latest_first(runs: Path) -> None:
-    assert run("--list").stdout == f"no runs in {runs}\n"
+    assert run("--list").stdout == f"there are no runs in {runs}\n"
     kept_run(runs, story(seconds=75), pid=1)
     kept_run(runs, story(seconds=3), pid=99999999, name=HOSTILE, ended=False)
     result = run("--list")

@@ -1,4 +1,8 @@
-"""How far a steering verb is: a live line on a terminal, lines elsewhere, always on stderr."""
+"""How far, how fast and about how long: a live line on a terminal, lines in a pipe, always on stderr.
+
+A rate starts at the first count, so that what was loaded before it or done by an earlier call is not part
+of it; until a second count there is none.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,78 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from flatout.cli.pace import Pace
+from flatout.cli.output import say
+from flatout.errors import Interrupted
+from flatout.torchrun import read_launch
+from flatout.units import show_rough, show_seconds
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
 
 TENTHS = 10  # lines that a count gives where there is no terminal
+OnText = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def launched_line() -> Iterator[tuple[bool, OnText, OnText]]:
+    """(whether this process speaks for all that were launched, the live line, lines that stay)."""
+    if read_launch().is_first:
+        with live_line() as (update, stay):
+            yield True, update, stay
+        return
+    try:
+        yield False, (lambda message: None), (lambda message: None)
+    except Interrupted as interrupt:
+        raise typer.Exit(interrupt.exit_code) from None
+
+
+@contextlib.contextmanager
+def live_line() -> Iterator[tuple[OnText, OnText]]:
+    """(what replaces the live line, what stays above it)."""
+    if not sys.stderr.isatty():
+        yield say, say
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("flatout: loading") as status:
+        yield (
+            lambda message: status.update("flatout: " + message.replace("[", r"\[")),
+            lambda message: console.print(f"flatout: {message}", markup=False),
+        )
+
+
+class Pace:
+    """Counts things of one kind, named in the plural."""
+
+    def __init__(self, noun: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._noun, self._clock = noun, clock
+        self._first: tuple[int, float] | None = None
+
+    def parts(self, done: int, total: int | None) -> list[str]:
+        """So many of so many, the rate, and about how long the rest takes, as far as they are known."""
+        said = [f"{done} {self._noun}" if total is None else f"{done} of {total} {self._noun}"]
+        rate = self._rate(done)
+        if rate is not None:
+            one = self._noun.removesuffix("s")
+            fast = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+            said.append(f"{fast} {self._noun}/s" if rate >= 1 else f"{show_seconds(1 / rate)} per {one}")
+            if total is not None and done < total:
+                said.append(f"about {show_rough((total - done) / rate)} left")
+        return said
+
+    def _rate(self, done: int) -> float | None:
+        now_s = self._clock()
+        if self._first is None:
+            self._first = done, now_s
+        before, began_s = self._first
+        return (done - before) / (now_s - began_s) if done > before and now_s > began_s else None
 
 
 @contextlib.contextmanager
 def counting(noun: str) -> Iterator[Callable[[int, int], None]]:
     """`on_progress(done, total)`."""
-    with _shown() as (update, _):
+    with live_line() as (update, _):
         yield Counting(noun, update)
 
 
@@ -40,9 +104,9 @@ class Counting:
 
 
 @contextlib.contextmanager
-def searching() -> Iterator[tuple[Callable[[str], None], Callable[[Event], None]]]:
-    """(`say`, `on_event`) of a search."""
-    with _shown() as (update, say):
+def searching() -> Iterator[tuple[OnText, Callable[[Event], None]]]:
+    """(`on_progress`, `on_event`) of a steering search."""
+    with live_line() as (update, stay):
         tally, texts = Tally(), Counting("texts", update)
 
         def on_event(event: Event) -> None:
@@ -53,7 +117,7 @@ def searching() -> Iterator[tuple[Callable[[str], None], Callable[[Event], None]
             if tally.is_round_over or (sys.stderr.isatty() and event.kind == "row"):
                 update(tally.line())
 
-        yield say, on_event
+        yield stay, on_event
 
 
 class Tally:
@@ -98,23 +162,3 @@ class Tally:
         if self.best is not None:
             parts.append(f"best {self.best:.3f}")
         return " · ".join(parts)
-
-
-@contextlib.contextmanager
-def _shown() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """(what replaces the live line, what stays above it)."""
-    if not sys.stderr.isatty():
-
-        def say(message: str) -> None:
-            typer.echo(f"flatout: {message}", err=True)
-
-        yield say, say
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    with console.status("flatout: loading") as status:
-        yield (
-            lambda message: status.update(f"flatout: {message}"),
-            lambda message: console.print(f"flatout: {message}", markup=False),
-        )

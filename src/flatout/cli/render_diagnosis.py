@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from flatout.cli.output import bullet, plain_table, render_lines
 from flatout.doctor.finding import Finding
 from flatout.doctor.report import (
     SAFETY,
@@ -49,10 +50,7 @@ LOOKS = {
 def render(diagnosis: Diagnosis, *, console: Console | None = None) -> str:
     """The whole report as text, coloured where `console` (by default stdout) is a terminal."""
     console = console or Console(highlight=False)
-    with console.capture() as capture:
-        for part in _parts(diagnosis, width=min(console.width, 100)):
-            console.print(part, highlight=False)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    return render_lines(console, _parts(diagnosis, width=min(console.width, 100)))
 
 
 def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
@@ -78,7 +76,7 @@ def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
         yield ""
         yield Text("not measured:")
         for reason in evidence.missing:
-            yield _item(reason)
+            yield bullet(reason)
     if diagnosis.evidence_path is not None:
         yield ""
         yield Text("Evidence: ", style="dim").append(printable(str(diagnosis.evidence_path)), style="not dim")
@@ -136,7 +134,7 @@ def _readings(evidence: Evidence) -> Iterator[RenderableType]:
 
 
 def _table(findings: tuple[Finding, ...], *, width: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     # Widths are set here: rich lets a table with minimum widths run over the edge and cuts its text.
     fixed = len("share") + len("9.99× measured") + 3 * 2
     longest = max(max(len(f"{item.code} {item.name}"), len(_place(item))) for item in findings)
@@ -169,18 +167,10 @@ def _details(finding: Finding, *, number: int) -> Iterator[RenderableType]:
     yield Text(f"{number}. {finding.code} {finding.name}  {_place(finding)}", style="bold")
     yield Padding(Text(printable(finding.message)), (0, 0, 0, 3))
     for line in finding.evidence:
-        yield _item(line, indent=3)
+        yield bullet(line, indent=3)
     yield Padding(
         Text(f"safety of the fix: {finding.safety}, {SAFETY[finding.safety]}", style="dim"), (0, 0, 0, 3)
     )
-
-
-def _item(text: str, *, indent: int = 0) -> RenderableType:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=1)
-    grid.add_column(overflow="fold")
-    grid.add_row("-", Text(printable(text)))
-    return Padding(grid, (0, 0, 0, indent))
 
 
 def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
@@ -201,9 +191,8 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
 
 def _ranks(evidence: Evidence) -> Iterator[RenderableType]:
     phases = list(LOOKS)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("rank", "step", *phases):
-        table.add_column(title if title != "optimizer" else "optim.", justify="right", no_wrap=True)
+    titles = ["optim." if title == "optimizer" else title for title in ("rank", "step", *phases)]
+    table = plain_table(*titles, right=titles, whole=titles)
     for rank in evidence.ranks:
         seconds = (show_seconds(rank.phases_s.get(phase)) for phase in phases)
         table.add_row(str(rank.rank), show_seconds(rank.step_s), *seconds)

@@ -1,0 +1,99 @@
+"""Options and arguments that several verbs share: one name, one meaning, one help text.
+
+A verb writes `json_output: flags.Json = False` and nothing else about the flag.  Names are given to typer
+explicitly, because some of its releases derive them from the metavar.
+
+A flag of one verb alone is written where it is used, `lr: float | None = option("--lr", "X", "...")`, and
+carries the name of the setting that it sets, so that `given` can collect what the user said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flatout.errors import BadInput
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Out = Annotated[
+    str | None,
+    typer.Option("--out", metavar="DIR", help="Write everything to this folder; default .flatout/runs/NAME."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the last checkpoint in the run's folder, bit for bit.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting of CONFIG for this call; repeatable: a.b=3."
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="Compute on auto (default), cpu or cuda.")
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help='Plan for this GPU: "A100-80GB", "RTX 4090"; default: here.'),
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one self-contained page.")
+]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Write the plots as a .png or .svg file.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="NAME", help="auto (default), float32, bfloat16 or float16."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
+Log = Annotated[
+    Path | None, typer.Option("--log", metavar="DIR", help="The folder of runs; default .flatout/runs.")
+]
+Module = Annotated[bool, typer.Option("-m", help="Run a module, as python -m pkg.train does.")]
+Command = Annotated[list[str] | None, typer.Argument(metavar="ARGS", hidden=True)]
+Config = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="CONFIG", help="A YAML file with settings, or the folder of a run.", show_default=False
+    ),
+]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, its name, or a part of it.")]
+
+
+def option(name: str, metavar: str, text: str) -> Any:
+    """Declare an option of one verb; it is None where the user does not give it."""
+    return typer.Option(None, name, metavar=metavar, help=text, show_default=False)
+
+
+def given(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
+    """Collect what the user gave of a verb's settings, all parameters but those `apart`, and `--set`."""
+    never = {"config", "settings", "resume", "json_output", *apart}
+    said = {}
+    for name, value in ctx.params.items():
+        if name not in never and value is not None and value != ():  # repeatable, not given
+            said[name] = list(value) if isinstance(value, tuple) else value
+    return said | pairs(ctx.params.get("settings"), flag="--set")
+
+
+def pairs(texts: Iterable[str] | None, *, flag: str) -> dict[str, Any]:
+    """Read KEY=VALUE texts; a value is written as in YAML."""
+    return dict(_pair(text, flag=flag) for text in texts or ())
+
+
+def _pair(text: str, *, flag: str) -> tuple[str, Any]:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadInput(f"{flag} {text!r} is not a pair", hint=f"write {flag} KEY=VALUE")
+    try:
+        return key, YAML(typ="safe").load(value)
+    except YAMLError:
+        raise BadInput(
+            f"{flag} {text!r} has a value that cannot be read", hint="quote it as in YAML"
+        ) from None
