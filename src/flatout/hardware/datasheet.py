@@ -51,3 +51,34 @@ class Datasheet:
     @property
     def bf16(self) -> bool:
         return "bf16" in self.peak_flops
+
+
+def make_datasheet(
+    name: str,
+    architecture: str,
+    compute_capability: str | None,
+    sold_gb: int,
+    reported_mib: int | None,
+    bandwidth_gb_per_s: float,
+    *,
+    source: str,
+    drivers: tuple[str, ...],
+    aliases: tuple[str, ...] = (),
+    half_rate_accumulate: bool = False,
+    **peak_tflops: float,
+) -> Datasheet:
+    """A row of the table; memory as sold in GB and as the driver reports it, peaks in TFLOP/s by dtype."""
+    return Datasheet(
+        name=name,
+        vendor="NVIDIA" if compute_capability else "AMD",
+        architecture=architecture,
+        compute_capability=compute_capability,
+        sold_gb=sold_gb,
+        reported_mib=reported_mib,
+        bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
+        peak_flops={dtype: round(peak_tflops[dtype] * 1e12, 0) for dtype in DTYPES if dtype in peak_tflops},
+        half_rate_accumulate=half_rate_accumulate,
+        driver_names=drivers,
+        aliases=aliases,
+        source=source,
+    )

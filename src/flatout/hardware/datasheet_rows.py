@@ -9,38 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flatout.hardware.datasheet import DTYPES, Datasheet
-
-
-def _row(
-    name: str,
-    architecture: str,
-    compute_capability: str | None,
-    sold_gb: int,
-    reported_mib: int | None,
-    bandwidth_gb_per_s: float,
-    *,
-    source: str,
-    drivers: tuple[str, ...],
-    aliases: tuple[str, ...] = (),
-    half_rate_accumulate: bool = False,
-    **peak_tflops: float,
-) -> Datasheet:
-    return Datasheet(
-        name=name,
-        vendor="NVIDIA" if compute_capability else "AMD",
-        architecture=architecture,
-        compute_capability=compute_capability,
-        sold_gb=sold_gb,
-        reported_mib=reported_mib,
-        bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
-        peak_flops={dtype: round(peak_tflops[dtype] * 1e12, 0) for dtype in DTYPES if dtype in peak_tflops},
-        half_rate_accumulate=half_rate_accumulate,
-        driver_names=drivers,
-        aliases=aliases,
-        source=source,
-    )
-
+from flatout.hardware.datasheet import Datasheet
+from flatout.hardware.datasheet import make_datasheet as _row
 
 # fmt: off
 PASCAL_TO_TURING = (

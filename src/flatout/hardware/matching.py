@@ -10,8 +10,11 @@ from __future__ import annotations
 import functools
 import re
 
+from flatout.errors import BadInput
 from flatout.hardware.datasheet import Datasheet
 from flatout.hardware.datasheet_rows import ROWS
+
+GROUP = "flatout.datasheets"
 
 # A board of the same name whose memory differs by more than this is another board, or a part of one.
 MEMORY_TOLERANCE = 0.15
@@ -20,9 +23,23 @@ MEMORY_TOLERANCE = 0.15
 NOISE_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "generation", "oam"})
 
 
+@functools.cache
 def all_datasheets() -> tuple[Datasheet, ...]:
-    """Every GPU of the table, by vendor and generation."""
-    return ROWS
+    """Every GPU of the table, by vendor and generation, then those that other packages add.
+
+    A package adds some by an entry point of the group `flatout.datasheets`: one Datasheet, or several.
+    """
+    from importlib.metadata import entry_points  # here, because it takes as long as the rest of the room
+
+    added: list[Datasheet] = []
+    for point in entry_points(group=GROUP):
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            problem = f"the GPU {point.name!r} of another package does not load: {error}"
+            raise BadInput(problem, hint=f"see the entry points {GROUP} of what is installed") from error
+        added += (found,) if isinstance(found, Datasheet) else found
+    return (*ROWS, *added)
 
 
 def find_datasheet(name: str, *, memory_bytes: int | None = None) -> Datasheet | None:
