@@ -17,8 +17,8 @@ import math
 import pickle
 from pathlib import Path
 
-from flatout.engines.evolution.rewards.rewards import is_cheap
-from flatout.engines.evolution.tasks.task import Split, Task
+from flatout.engines.evolution.rewards.kinds import is_cheap
+from flatout.engines.evolution.tasks.task import EvolutionTask, Split
 
 COUNT = 40
 ODD_TEXTS = ("", " \n", "42", "####", "<answer>", "\\boxed{", "(" * 300, "\u00e4\u00f6\u2212\u2028\0", "1/0")
@@ -27,7 +27,7 @@ ODD_TEXTS = ("", " \n", "42", "####", "<answer>", "\\boxed{", "(" * 300, "\u00e4
 class EvolutionTaskContract:
     """Subclass it, and make the task; `folder` is empty and the test's own."""
 
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         """Make the task under test."""
         raise NotImplementedError
 
@@ -83,6 +83,6 @@ class EvolutionTaskContract:
         assert made.name
 
 
-def keys(task: Task, split: Split, *, epoch: int = 0, seed: int = 0) -> list[str]:
+def keys(task: EvolutionTask, split: Split, *, epoch: int = 0, seed: int = 0) -> list[str]:
     """The keys of some prompts of a task."""
     return [prompt.key for prompt in task.prompts(split, epoch=epoch, count=COUNT, seed=seed)]

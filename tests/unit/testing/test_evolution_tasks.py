@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.task import Prompt, Split
 from flatout.testing.evolution_tasks import EvolutionTaskContract

@@ -15,6 +15,7 @@ parameter, pair, element), so an update is rebuilt from the rewards alone, in th
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -22,17 +23,18 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from flatout.engines.evolution import fitness
-from flatout.engines.evolution.population.perturbations import NoiseKind, Perturbations, Recipe
-from flatout.engines.evolution.population.stacks import stacks_of
-from flatout.engines.evolution.population.targets import (
+from flatout.engines.evolution.population.perturbations import NoiseKind, NoiseSource, Perturbations
+from flatout.engines.evolution.population.weights import (
     Kind,
     chosen,
     is_language_model,
     linear_weights,
+    stacks_of,
     vectors,
 )
-from flatout.engines.evolution.update import directions, integer
-from flatout.engines.evolution.update.masters import Masters, OptimizerName, Place
+from flatout.engines.evolution.update import integer
+from flatout.engines.evolution.update.directions import Coefficients, UpdateTally
+from flatout.engines.evolution.update.masters import Masters, MastersPlace, OptimizerName
 from flatout.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
@@ -46,7 +48,7 @@ from flatout.multiplex.swap import multiplexed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from flatout.engines.evolution.population.stacks import Names, Stack
+    from flatout.engines.evolution.population.weights import Names
     from flatout.engines.evolution.update.directions import Statistics
 
 Others = Literal["freeze", "full"]
@@ -94,7 +96,7 @@ class Eggroll:
         weight_decay: float = 0.0,
         shaping: fitness.Shaping = "centred",
         arithmetic: Arithmetic = "float",
-        masters: Place = "auto",
+        masters: MastersPlace = "auto",
         kind: Kind = "auto",
         seed: int = 0,
     ) -> None:
@@ -110,29 +112,26 @@ class Eggroll:
         self.decoder = read_decoder(model) if language else None
         self._targets, self._others = _weights(model, self.decoder, patterns=targets, others=others)
         self._stacks = stacks_of(self._targets, terms=self.num_variants * rank)
-        recipe = Recipe(seed=seed, rank=rank, sigma=sigma, kind=noise)
-        self._integer: integer.IntegerMasters | None = None
+        source = NoiseSource(seed=seed, rank=rank, sigma=sigma, kind=noise)
+        self.masters: Masters | integer.IntegerMasters  # what the updates are summed in
         if arithmetic == "int8":
-            self._integer, self._noise = self._in_integers(recipe, share=lr)
+            self.masters, self._noise = self._in_integers(source, share=lr)
         else:
             self._noise = Perturbations(
-                recipe, targets=self._targets, stacks=self._stacks, others=self._others
+                source, targets=self._targets, stacks=self._stacks, others=self._others
             )
-            self._floats = Masters(
+            self.masters = Masters(
                 {**self._targets, **self._others},
                 stacks=(*self._stacks, *self._alone),
                 lr=lr,
                 optimizer=optimizer,
                 weight_decay=weight_decay,
                 place=masters,
+                divisor=sigma * population,
+                fused=noise == "int8",
             )
         self._previous: tuple[Tensor, int] | None = None  # coefficients and noise epoch of the last update
         self._generator: tuple[_Wanted, Generator] | None = None
-
-    @property
-    def masters(self) -> Masters | integer.IntegerMasters:
-        """What the updates are summed in."""
-        return self._floats if self._integer is None else self._integer
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -238,25 +237,25 @@ class Eggroll:
                 hint="rewards are [members, prompts]",
             )
         shaped = fitness.shape(rewards, how=self._shaping)
-        coefficients = directions.per_variant(shaped, antithetic=self.antithetic)
-        kept, device = coefficients, next(iter(self._targets.values())).device
-        coefficients = coefficients.to(device, torch.float32)  # once: each copy would wait for the device
-        before, tally = None, directions.Tally()
+        device = next(iter(self._targets.values())).device
+        found = Coefficients.of_fitness(shaped, antithetic=self.antithetic, device=device)
+        before = None
         if cosine and self._previous is not None:
-            before = self._previous[0].to(device, torch.float32), self._previous[1]
-        at_once = directions.AtOnce.of(kept, divisor=self._divisor, device=device) if before is None else None
+            before = Coefficients.of(self._previous[0], device=device)
+        tally = UpdateTally()
         for names in (*self._stacks, *self._alone):
-            if at_once is not None and self._moves_at_once(names):
-                stack = self._noise.stack(names, variants=range(self.num_variants), epoch=self.noise_epoch)
-                tally.steps.append(self._floats.step_at_once(names, stack, at_once))
-                continue
-            ascent = self._direction(names, coefficients, epoch=self.noise_epoch)
-            if before is not None:
-                tally.compare(ascent, self._direction(names, before[0], epoch=before[1]))
-            tally.steps.append(self.masters.step(names, ascent))
+            draw = functools.partial(self._noise.draw, names, epoch=self.noise_epoch)
+            moved = self.masters.step_at_once(names, draw, found) if before is None else None
+            if moved is None:
+                ascent = self.masters.direction(draw, found)
+                if before is not None and self._previous is not None:
+                    draw = functools.partial(self._noise.draw, names, epoch=self._previous[1])
+                    tally.compare(ascent, self.masters.direction(draw, before))
+                moved = self.masters.step(names, ascent)
+            tally.steps.append(moved)
         if self._generator is not None:
             self._generator[1].weights_changed()
-        self._previous = kept, self.noise_epoch
+        self._previous = found.host, self.noise_epoch
         self.epoch += 1
         return tally.statistics(rewards)
 
@@ -293,56 +292,33 @@ class Eggroll:
             return members
         return range(members.start // 2, -(-members.stop // 2))
 
-    def _in_integers(self, recipe: Recipe, *, share: float) -> tuple[integer.IntegerMasters, Perturbations]:
+    def _in_integers(
+        self, source: NoiseSource, *, share: float
+    ) -> tuple[integer.IntegerMasters, Perturbations]:
         if self._others or not self.antithetic:
             raise BadInput(
                 "int8 arithmetic votes with antithetic pairs over matrices",
                 hint='take antithetic=True and others="freeze"',
             )
-        threshold = integer.threshold_of(share, num_variants=self.num_variants, rank=recipe.rank)
+        threshold = integer.threshold_of(share, num_variants=self.num_variants, rank=source.rank)
         masters = integer.IntegerMasters(self._targets, stacks=self._stacks, threshold=threshold)
-        scales = {name: masters.scale(name, sigma=recipe.sigma, rank=recipe.rank) for name in self._targets}
+        scales = {name: masters.scale(name, sigma=source.sigma, rank=source.rank) for name in self._targets}
         device = next(iter(self._targets.values())).device
-        table = integer.NoiseTable.drawn(recipe.seed, device=device)
+        table = integer.NoiseTable.drawn(source.seed, device=device)
         noise = Perturbations(
-            recipe, targets=self._targets, stacks=self._stacks, others={}, table=table, scales=scales
+            source, targets=self._targets, stacks=self._stacks, others={}, table=table, scales=scales
         )
         return masters, noise
-
-    @property
-    def _divisor(self) -> float:
-        """Factors carry sigma, which the estimate does not: it is part of the learning rate."""
-        return self._noise.recipe.sigma * self.population
 
     @property
     def _alone(self) -> tuple[Names, ...]:
         """The others, each a stack of its own."""
         return tuple((name,) for name in self._others)
 
-    def _moves_at_once(self, names: Names) -> bool:
-        """Whether one kernel can take a stack's noise as it is and move the stack."""
-        if self._integer is not None or self._noise.recipe.kind != "int8" or names in self._alone:
-            return False
-        return self._floats.moves_at_once(names)
-
-    def _direction(self, names: Names, coefficients: Tensor, *, epoch: int) -> Tensor:
-        if names in self._alone:
-            full = directions.full_direction(
-                lambda variants: self._noise.full(names[0], variants=variants, epoch=epoch), coefficients
-            )
-            return full.div_(self._divisor)
-
-        def draw(variants: range) -> Stack:
-            return self._noise.stack(names, variants=variants, epoch=epoch)
-
-        if self._integer is not None:
-            return integer.vote(draw, coefficients.sign())
-        return directions.direction(draw, coefficients / self._divisor)
-
     def _generating(self, wanted: _Wanted, variants: range) -> Generator:
         if self.decoder is None:
             raise BadInput(
-                f"a {type(self.model).__name__} is no causal language model",
+                f"a {type(self.model).__name__} is not a causal language model",
                 hint="run its members with forward",
             )
         factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=wanted.capacity)

@@ -139,7 +139,7 @@ def _ranks(rewards_MP: Tensor) -> Tensor:
 def _sign(rewards_MP: Tensor) -> Tensor:
     if len(rewards_MP) % 2:
         raise BadInput(
-            f"{len(rewards_MP)} members are no pairs",
+            f"{len(rewards_MP)} members do not make pairs",
             hint="sign shaping needs an even, antithetic population",
         )
     # A prompt speaks only where both of the pair have a reward.

@@ -236,7 +236,7 @@ def test_rows_that_belong_nowhere(members: list[int], prompts: list[int], messag
 def test_what_cannot_be_shaped() -> None:
     with pytest.raises(BadInput, match=r"'best'.*known: centred, z-score, ranks, sign"):
         shape(torch.zeros(2, 2), how="best")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="3 members are no pairs"):
+    with pytest.raises(BadInput, match="3 members do not make pairs"):
         shape(torch.zeros(3, 2), how="sign")
     with pytest.raises(ValueError, match=r"\[members, prompts\]"):
         shape(torch.zeros(3))

@@ -4,7 +4,7 @@ Targets are weight matrices and get low-rank factors.  Everything else (`others`
 vector of noise per variant.  Noise is a function of a counter, so nothing has to be kept; what a forward runs
 with is *resident* all the same, because it is read at every token and drawn once per epoch.  Resident factors
 live in buffers that are refilled in place: a captured CUDA graph goes on reading the same addresses.  Those
-of matrices of one shape are one tensor (see `stacks`).
+of matrices of one shape are one tensor (see `weights`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from flatout.engines.evolution.population.stacks import Names, Stack
+from flatout.engines.evolution.population.weights import Names, Stack
 from flatout.multiplex.noise import draws
 from flatout.multiplex.noise.draws import FullNoise
 
@@ -30,7 +30,7 @@ NoiseKind = Literal["int8", "normal"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class NoiseSource:
     """What the noise of a run is drawn from."""
 
     seed: int
@@ -56,7 +56,7 @@ class Perturbations:
 
     def __init__(
         self,
-        recipe: Recipe,
+        source: NoiseSource,
         *,
         targets: Mapping[str, Tensor],
         stacks: Sequence[Names],
@@ -64,7 +64,7 @@ class Perturbations:
         table: NoiseTable | None = None,
         scales: Mapping[str, float] | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.source = source
         self._targets = targets
         self._stacks = stacks
         self._others = others
@@ -75,6 +75,12 @@ class Perturbations:
     def factors(self, name: str, *, variants: range, epoch: int) -> Factors:
         """The factors of one target."""
         return self._drawn((name,), variants=variants, epoch=epoch)[0]
+
+    def draw(self, names: Names, variants: range, *, epoch: int) -> Stack | FullNoise:
+        """The noise of one of the stacks, or of one of the others, which is a stack of its own."""
+        if names[0] in self._others:
+            return self.full(names[0], variants=variants, epoch=epoch)
+        return self.stack(names, variants=variants, epoch=epoch)
 
     def stack(self, names: Names, *, variants: range, epoch: int) -> Stack:
         """The factors of one of the stacks, from memory if they are there."""
@@ -90,10 +96,10 @@ class Perturbations:
         return draws.draw_full(
             name,
             width=len(vector),
-            seed=self.recipe.seed,
+            seed=self.source.seed,
             epoch=epoch,
             pairs=variants,
-            sigma=self.recipe.sigma,
+            sigma=self.source.sigma,
             device=vector.device,
         )
 
@@ -122,7 +128,7 @@ class Perturbations:
         factors = {
             name: stack[number] for names, stack in stacks.items() for number, name in enumerate(names)
         }
-        refill = draws.Refill(factors, seed=self.recipe.seed)
+        refill = draws.Refill(factors, seed=self.source.seed)
         return Resident(stacks=stacks, factors=factors, capacity=capacity, refill=refill)
 
     def _drawn(self, names: Names, *, variants: range, epoch: int) -> Stack:
@@ -131,23 +137,23 @@ class Perturbations:
             self._table.fill(names, stack, variants=variants, epoch=epoch)
             return stack
         factors = {name: stack[number] for number, name in enumerate(names)}
-        draws.Refill(factors, seed=self.recipe.seed)(epoch=epoch, pairs=variants)
+        draws.Refill(factors, seed=self.source.seed)(epoch=epoch, pairs=variants)
         return stack
 
     def _empty(self, names: Names, *, capacity: int) -> Stack:
-        weight, rank = self._targets[names[0]], self.recipe.rank
+        weight, rank = self._targets[names[0]], self.source.rank
         dtype = self._dtype(weight)
         expand, shrink = (
             torch.zeros(len(names), capacity, rank, width, dtype=dtype, device=weight.device)
             for width in weight.shape
         )
-        scale = self.recipe.sigma / math.sqrt(rank) * draws.unit(dtype) ** 2
+        scale = self.source.sigma / math.sqrt(rank) * draws.unit(dtype) ** 2
         return Stack(shrink, expand, tuple(self._scales.get(name, scale) for name in names))
 
     def _dtype(self, weight: Tensor) -> torch.dtype:
-        if self.recipe.kind == "int8":
+        if self.source.kind == "int8":
             return torch.int8
-        return torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
+        return weight.dtype if weight.dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
 def _inside(inner: range, outer: range) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.engines.evolution.rewards.rewards import Row
+from flatout.engines.evolution.rewards.kinds import Row
 from flatout.errors import BadInput, import_extra
 
 MAX_ORDER = 4

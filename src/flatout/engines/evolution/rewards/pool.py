@@ -29,7 +29,7 @@ from pickle import PicklingError
 from types import TracebackType
 from typing import Any
 
-from flatout.engines.evolution.rewards.rewards import Reward, RewardOfRows, Row, is_cheap
+from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row, is_cheap
 from flatout.engines.evolution.rewards.worker import MOST_ROWS, Board, Failure, FailureKind, score_row, serve
 from flatout.errors import BadInput, ChildDied
 
@@ -39,7 +39,7 @@ MOST_FALSE_STARTS = 3  # in a row, before the rows left are given up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
+class RewardScores:
     """A score per row, None where it failed, and the failures in the order of their rows."""
 
     values: tuple[float | None, ...]
@@ -173,14 +173,14 @@ class RewardPool:
         while not is_cheap(self.reward) and len(self._workers) < self._num_workers:
             self._workers.append(_Worker(self.reward))
 
-    def score(self, rows: Iterable[Row]) -> Scores:
+    def score(self, rows: Iterable[Row]) -> RewardScores:
         """Score every row; what fails is in the result, and only an interrupt or a broken set-up raises."""
         rows = list(rows)
         if is_cheap(self.reward):
             found = [score_row(self.reward, row, index=index) for index, row in enumerate(rows)]
             failures = tuple(score for score in found if isinstance(score, Failure))
             values = tuple(None if isinstance(score, Failure) else score for score in found)
-            return Scores(values=values, failures=failures)
+            return RewardScores(values=values, failures=failures)
         scoring = _Scoring(
             rows, num_workers=self._num_workers, together=isinstance(self.reward, RewardOfRows)
         )
@@ -313,6 +313,6 @@ class _Scoring:
                 self.fail(Failure(index=row, kind="died", message=why), chunk=chunk)
         self.pending.clear()
 
-    def scores(self) -> Scores:
+    def scores(self) -> RewardScores:
         failures = tuple(self._failures[index] for index in sorted(self._failures))
-        return Scores(values=tuple(self._values), failures=failures)
+        return RewardScores(values=tuple(self._values), failures=failures)

@@ -23,7 +23,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from flatout.engines.evolution.rewards.rewards import Reward, RewardOfRows, Row
+from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row
 
 MOST_ROWS = 256  # of a chunk
 NOT_BEGUN = -1.0
@@ -102,7 +102,7 @@ def _checked(value: object, *, index: int) -> float | Failure:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
-        return Failure(index=index, kind="invalid", message=f"{str(value)[:60]!r} is no number")
+        return Failure(index=index, kind="invalid", message=f"{str(value)[:60]!r} is not a number")
     if math.isfinite(number):
         return number
     return Failure(index=index, kind="invalid", message=f"{number} is not finite")

@@ -1,6 +1,6 @@
 """What a population is trained on: prompts, the facts to check completions by, and rewards.
 
-task         Task and Prompt, training and held-out splits;  GeneratedTask  draws its prompts
+task         EvolutionTask and Prompt, training and held-out splits;  GeneratedTask  draws its prompts
 jsonl        FileTask: a prompt per line of a file
 find_task    the task behind a name, a class or a file
 arithmetic, countdown, digit_copy    generated tasks
@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from flatout.engines.evolution.tasks.find_task import find_task
 from flatout.engines.evolution.tasks.jsonl import FileTask
-from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt, Split, Task, text_of_ids
+from flatout.engines.evolution.tasks.task import EvolutionTask, GeneratedTask, Prompt, Split, text_of_ids
 
-__all__ = ["FileTask", "GeneratedTask", "Prompt", "Split", "Task", "find_task", "text_of_ids"]
+__all__ = ["FileTask", "GeneratedTask", "Prompt", "Split", "EvolutionTask", "find_task", "text_of_ids"]

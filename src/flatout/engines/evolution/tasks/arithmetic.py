@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards.rewards import NumericAnswer, Reward
+from flatout.engines.evolution.rewards.kinds import NumericAnswer, Reward
 from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt
 from flatout.errors import BadInput
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt
 from flatout.errors import BadInput
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt, text_of_ids
 from flatout.errors import BadInput
 
@@ -54,7 +54,9 @@ class DigitCopy(GeneratedTask):
                 f"length={self.length} leaves too few numbers to hold some out", hint="give 2 or more"
             )
         if self.first_token_id < 0:
-            raise BadInput(f"first_token_id={self.first_token_id} is no token number", hint="give 0 or more")
+            raise BadInput(
+                f"first_token_id={self.first_token_id} is not a token number", hint="give 0 or more"
+            )
 
     @property
     def max_new_tokens(self) -> int:

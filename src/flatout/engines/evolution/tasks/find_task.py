@@ -6,9 +6,9 @@
     my_package.my_task:MyTask             a class of your own; my_task.py:MyTask where it is a file
     a name of an installed package        an entry point of the group flatout.evolution_tasks
 
-A task is a dataclass (see `task.Task`), and its options are its fields: `length`, `digits`, `heldout`.  They
-come as values or as written on a command line.  A task that takes its `reward` as an option takes it by name,
-too (see `rewards.reward_named`).
+A task is a dataclass (see `task.EvolutionTask`), and its options are its fields: `length`, `digits`,
+`heldout`.  They come as values or as written on a command line.  A task that takes its `reward` as an option
+takes it by name, too (see `kinds.reward_named`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.engines.evolution.rewards.rewards import Reward, import_named, reward_named
+from flatout.engines.evolution.rewards.kinds import Reward, import_named, reward_named
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.engines.evolution.tasks.jsonl import FileTask
-from flatout.engines.evolution.tasks.task import Task
-from flatout.engines.evolution.tasks.translation import Translation
+from flatout.engines.evolution.tasks.task import EvolutionTask
+from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.errors import BadInput
 from flatout.plugins import load_plugins
 
 GROUP = "flatout.evolution_tasks"
-OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, Translation)
+OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, SentenceTranslation)
 
 
-def find_task(name_or_path: str | Path, **options: Any) -> Task:
+def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
     """Make the task that a name, a class or a file stands for, with its options."""
     name = str(name_or_path)
     tasks = known_tasks()
@@ -59,7 +59,7 @@ def find_task(name_or_path: str | Path, **options: Any) -> Task:
         raise BadInput(
             f"the task {task.name} needs a file", hint=f"path=FILE with lines of {', '.join(task.fields)}"
         )
-    made: Task = task(**settings)
+    made: EvolutionTask = task(**settings)
     return made
 
 
@@ -89,7 +89,8 @@ def _checked(found: object, name: str) -> type[Any]:
     if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "prompts"):
         return found
     raise BadInput(
-        f"the task {name!r} is not a dataclass with prompts", hint="flatout.engines.evolution.tasks.Task"
+        f"the task {name!r} is not a dataclass with prompts",
+        hint="subclass GeneratedTask or FileTask of flatout.engines.evolution.tasks",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards.rewards import NumericAnswer, Reward, answer_in
+from flatout.engines.evolution.rewards.kinds import NumericAnswer, Reward, answer_in
 from flatout.engines.evolution.tasks.jsonl import Fields, FileTask
 from flatout.errors import BadInput
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts, split_of
 from flatout.errors import BadInput
 
@@ -56,7 +56,7 @@ class FileTask:
         """What the reward needs to know of a line; BadInput for a line that cannot be used."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `Task.prompts`."""
+        """See `EvolutionTask.prompts`."""
         given = self._train if split == "train" else self._heldout
         return ordered_prompts(given, split=split, epoch=epoch, count=count, seed=seed)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from flatout.engines.evolution.rewards.rewards import Reward
+from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.errors import BadInput
 
 HELD_OUT_ONE_IN = 8
@@ -43,7 +43,7 @@ class Prompt:
             raise ValueError(f"the prompt {self.key} is either a text or token numbers")
 
 
-class Task(Protocol):
+class EvolutionTask(Protocol):
     """Where prompts come from and what their completions are worth."""
 
     @property
@@ -90,7 +90,7 @@ class GeneratedTask(ABC):
         """Draw one prompt of any split from a stream of random numbers."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `Task.prompts`."""
+        """See `EvolutionTask.prompts`."""
         lasting = f"{self.name} {seed} {split}" if split == "heldout" else f"{self.name} {seed} {epoch}"
         stream = random.Random(lasting)
         prompts: list[Prompt] = []
@@ -122,7 +122,7 @@ class GeneratedTask(ABC):
 def ordered_prompts(
     prompts: Sequence[Prompt], *, split: Split, epoch: int, count: int, seed: int
 ) -> list[Prompt]:
-    """`count` of the given prompts, all of one split, as `Task.prompts` promises them.
+    """`count` of the given prompts, all of one split, as `EvolutionTask.prompts` promises them.
 
     Training goes through all of them in a random order, then through another one: epoch e takes up where
     e - 1 ended, given that both ask for the same count.

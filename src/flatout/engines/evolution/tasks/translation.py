@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from flatout.engines.evolution.rewards.bleu import Bleu
-from flatout.engines.evolution.rewards.rewards import Reward, Row
+from flatout.engines.evolution.rewards.kinds import Reward, Row
 from flatout.engines.evolution.tasks.jsonl import Fields, FileTask
 
 
@@ -34,7 +34,7 @@ def _first_line(completion: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Translation(FileTask):
+class SentenceTranslation(FileTask):
     """Sentences of a file."""
 
     template: str = "Translate.\nSource: {source}\nTranslation:"

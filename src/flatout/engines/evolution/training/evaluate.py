@@ -17,7 +17,7 @@ from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
 
 if TYPE_CHECKING:
-    from flatout.engines.evolution.rewards.pool import RewardPool, Scores
+    from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
     from flatout.engines.evolution.tasks import Prompt
     from flatout.engines.evolution.training.texts import Texts
     from flatout.multiplex.decode.sampling import Sampling
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def score_texts(
     pool: RewardPool, texts: Texts, prompts: Sequence[Prompt], completions: Sequence[Completion]
-) -> Scores:
+) -> RewardScores:
     """The reward of each completion, given with the prompt it belongs to."""
     return pool.score(
         (texts.text(completion.tokens), prompt.answer)
@@ -34,7 +34,7 @@ def score_texts(
     )
 
 
-def mean_score(scores: Scores) -> float | None:
+def mean_score(scores: RewardScores) -> float | None:
     """The mean over the rows whose reward could be computed; None without any."""
     known = [value for value in scores.values if value is not None]
     return sum(known) / len(known) if known else None

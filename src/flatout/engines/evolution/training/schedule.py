@@ -37,7 +37,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class PopulationSchedule:
     """Chunks of members, in order, and the rows that run at once."""
 
     chunks: tuple[range, ...]
@@ -58,7 +58,7 @@ def schedule(
     rows: int | None = None,
     chunk_members: int | None = None,
     num_ranks: int = 1,
-) -> Schedule:
+) -> PopulationSchedule:
     """Cut `population` members, each with `prompts` rows, into chunks."""
     chosen_rows = _rows(population * prompts, needs=needs, asked=rows)
     step = 2 if antithetic else 1
@@ -72,7 +72,7 @@ def schedule(
     )
     size = chosen_members.value
     chunks = tuple(range(start, min(start + size, population)) for start in range(0, population, size))
-    return Schedule(chunks=chunks, rows=chosen_rows, chunk_members=chosen_members)
+    return PopulationSchedule(chunks=chunks, rows=chosen_rows, chunk_members=chosen_members)
 
 
 def _rows(total: int, *, needs: Needs, asked: int | None) -> Decision[int]:

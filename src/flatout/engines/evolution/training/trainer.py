@@ -20,7 +20,7 @@ import torch
 from flatout.codec import encode
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.engines.evolution.rewards.pool import RewardPool, Scores
+from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.settings import (
     VERB,
@@ -275,7 +275,7 @@ class Trainer:
         done = self._generate(self._held_out_ids, members=self.schedule.chunks[0], plain=True)
         return evaluate.mean_score(self._scored(self.held_out, done[0]))
 
-    def _scored(self, prompts: Sequence[Prompt], done: Sequence[Completion]) -> Scores:
+    def _scored(self, prompts: Sequence[Prompt], done: Sequence[Completion]) -> RewardScores:
         scores = evaluate.score_texts(self._pool, self.texts, prompts, done)
         if said := scores.summary():
             self._on_progress(said)
@@ -337,7 +337,7 @@ class Trainer:
             self._max_tokens = min(-(-needed // POSITIONS_STEP) * POSITIONS_STEP, most)
         return ids
 
-    def _schedule(self, found: Found) -> schedule.Schedule:
+    def _schedule(self, found: Found) -> schedule.PopulationSchedule:
         settings = self.settings
         assert self.es.decoder is not None
         needs = schedule.needs_of(

@@ -23,7 +23,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.engines.evolution.population.stacks import Stack
+    from flatout.engines.evolution.population.weights import Stack
 
 BLOCK = 4096
 

@@ -7,7 +7,7 @@ with its antithetic twin.  The estimate of the direction in which fitness grows 
 
 and, because every E_v is a product of thin factors, U is one product of two tall matrices: no E_v is formed,
 and the sum over a thousand members costs as much as a thousand rows of a forward.  Matrices of one shape are
-moved together (see `stacks`).
+moved together (see `population.weights`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flatout.multiplex.noise.draws import FullNoise
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.engines.evolution.population.stacks import Stack
-    from flatout.multiplex.noise.draws import FullNoise
+    from flatout.engines.evolution.population.weights import Stack
 
 # Variants per product: it bounds the fp32 copies of int8 factors.  A constant, so that sums run in the same
 # order in every process.
 BLOCK = 1024
 
-Draw = Callable[[range], "Stack"]
+Draw = Callable[[range], "Stack | FullNoise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,29 +41,53 @@ class Statistics:
     direction_norm: float  # of U, before the optimizer
     update_norm: float  # of what the weights moved by
     update_share: float | None  # of the weights' norm; None where they are all zero
-    cosine: (
-        float | None
-    )  # of U with the U of the epoch before; None where it was not asked for or is undefined
+    cosine: float | None  # of U with the U of the epoch before; None: not asked for, or undefined
     reward_mean: float | None
     reward_std: float | None
     reward_max: float | None
     reward_failures: int  # rows whose reward is not a number
 
 
-def per_variant(fitness: Tensor, *, antithetic: bool) -> Tensor:
-    """c_v of every variant from f_i of every member."""
-    return fitness[0::2] - fitness[1::2] if antithetic else fitness
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coefficients:
+    """c_v of every variant, on the host and on the device; `gains` are at most 1, times `largest`.
+
+    Rewards come from the host: the largest is known there, and nothing waits for the device.
+    """
+
+    host: Tensor
+    device: Tensor  # float32
+    gains: Tensor  # float16, as the kernel that moves a stack takes them
+    largest: float
+
+    @classmethod
+    def of_fitness(cls, fitness: Tensor, *, antithetic: bool, device: torch.device) -> Coefficients:
+        """Antithetic members 2v and 2v + 1 share a variant, and count by their difference."""
+        return cls.of(fitness[0::2] - fitness[1::2] if antithetic else fitness, device=device)
+
+    @classmethod
+    def of(cls, host: Tensor, *, device: torch.device) -> Coefficients:
+        largest = float(host.abs().max()) or 1.0
+        on_device = host.to(device, torch.float32)  # once: each copy would wait for the device
+        return cls(host=host, device=on_device, gains=(on_device / largest).half(), largest=largest)
 
 
 def direction(draw: Draw, coefficients: Tensor) -> Tensor:
-    """sum_v c_v scale E_v in fp32 [matrices, out, in]; `draw` gives a stack's factors of some variants."""
+    """sum_v c_v scale E_v in fp32 [matrices, out, in]; `draw` gives the noise of some variants.
+
+    Of a vector with full noise, sum_v c_v scale noise_v [1, width].
+    """
     total: Tensor | None = None
     for block in blocks(len(coefficients)):
-        stack = draw(block)
-        gains = coefficients[block.start : block.stop].to(stack.expand.device, torch.float32)
+        noise = draw(block)
+        gains = coefficients[block.start : block.stop]
+        if isinstance(noise, FullNoise):
+            part = ((gains * noise.scale) @ noise.values)[None]
+            total = part if total is None else total.add_(part)
+            continue
         # Terms of one variant lie next to each other once [variants, rank, width] is flattened.
-        expand = (stack.expand * (gains * stack.scales[0])[:, None, None]).flatten(1, 2)
-        shrink = stack.shrink.flatten(1, 2).float()
+        expand = (noise.expand * (gains * noise.scales[0])[:, None, None]).flatten(1, 2)
+        shrink = noise.shrink.flatten(1, 2).float()
         with _tensor_cores(expand.device):
             total = torch.bmm(expand.mT, shrink) if total is None else total.baddbmm_(expand.mT, shrink)
     if total is None:
@@ -84,42 +109,14 @@ def _tensor_cores(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def full_direction(draw: Callable[[range], FullNoise], coefficients: Tensor) -> Tensor:
-    """sum_v c_v scale noise_v in fp32 [1, width] for a vector with full noise."""
-    total: Tensor | None = None
-    scale = 0.0
-    for block in blocks(len(coefficients)):
-        noise = draw(block)
-        scale = noise.scale
-        part = coefficients[block.start : block.stop].to(noise.values.device, torch.float32) @ noise.values
-        total = part if total is None else total.add_(part)
-    if total is None:
-        raise ValueError("a direction of no variants")
-    return total.mul_(scale)[None]
-
-
 def blocks(num_variants: int) -> Iterator[range]:
     """All variants in order, at most `BLOCK` at once."""
     for start in range(0, num_variants, BLOCK):
         yield range(start, min(start + BLOCK, num_variants))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AtOnce:
-    """Coefficients as the kernel that moves a stack takes them: `gains` at most 1, times `unit`."""
-
-    gains: Tensor
-    unit: float
-
-    @classmethod
-    def of(cls, coefficients: Tensor, *, divisor: float, device: torch.device) -> AtOnce:
-        """Rewards come from the host: their largest is known there, and nothing waits for the device."""
-        largest = float(coefficients.abs().max()) or 1.0
-        return cls(gains=(coefficients / largest).to(device, torch.float16), unit=largest / divisor)
-
-
 @dataclass(slots=True)
-class Tally:
+class UpdateTally:
     """Squares of norms of every stack, from which the statistics of an update follow.
 
     They are added up at the end: each addition would be an operation of the device that the host asks for.

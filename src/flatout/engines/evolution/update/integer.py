@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flatout.engines.evolution.population.weights import Stack
 from flatout.engines.evolution.update.masters import squares
 from flatout.errors import BadInput
 from flatout.multiplex.noise.draws import UNIT, Side, normals
@@ -31,8 +32,8 @@ from flatout.multiplex.noise.philox import philox, stream_key
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.engines.evolution.population.stacks import Names, Stack
-    from flatout.engines.evolution.update.directions import Draw
+    from flatout.engines.evolution.population.weights import Names
+    from flatout.engines.evolution.update.directions import Coefficients, Draw
 
 TABLE = 1 << 20
 LARGEST = 127
@@ -81,11 +82,13 @@ class NoiseTable:
 
 def vote(draw: Draw, signs: Tensor) -> Tensor:
     """sum_v sign_v A_v B_v^T of every matrix of a stack, exact, as int32 [matrices, out, in]."""
-    rank = draw(range(1)).shrink.shape[2]
-    block = max(1, EXACT_TERMS // rank)
+    first = draw(range(1))
+    assert isinstance(first, Stack)
+    block = max(1, EXACT_TERMS // first.shrink.shape[2])
     total: Tensor | None = None
     for start in range(0, len(signs), block):
         stack = draw(range(start, min(start + block, len(signs))))
+        assert isinstance(stack, Stack)
         gains = signs[start : start + block].to(stack.expand.device, torch.float32)
         expand = (stack.expand * gains[:, None, None]).flatten(1, 2)
         part = torch.bmm(expand.mT, stack.shrink.flatten(1, 2).float()).to(torch.int32)
@@ -127,6 +130,13 @@ class IntegerMasters:
         """The power of two that makes a sum of `rank` products of table numbers deviate by about `sigma`."""
         shift = round(math.log2(self.steps[name] * math.sqrt(rank) / (sigma * UNIT**2)))
         return self.steps[name] * 2.0**-shift
+
+    def direction(self, draw: Draw, coefficients: Coefficients) -> Tensor:
+        """The votes of the pairs."""
+        return vote(draw, coefficients.device.sign())
+
+    def step_at_once(self, names: Names, draw: Draw, coefficients: Coefficients) -> None:
+        """There is no kernel for votes."""
 
     def step(self, names: Names, votes: Tensor) -> Tensor:
         """Move every weight of a stack whose vote passes the threshold by one.

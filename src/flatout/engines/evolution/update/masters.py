@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from flatout.decisions import Decision
+from flatout.engines.evolution.update.directions import direction
 from flatout.errors import BadInput
+from flatout.multiplex.noise.draws import FullNoise
 from flatout.units import show_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.engines.evolution.population.stacks import Names, Stack
-    from flatout.engines.evolution.update.directions import AtOnce
+    from flatout.engines.evolution.population.weights import Names
+    from flatout.engines.evolution.update.directions import Coefficients, Draw
 
 HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 OptimizerName = Literal["sgd", "adamw"]
-Place = Literal["auto", "device", "cpu"]
+MastersPlace = Literal["auto", "device", "cpu"]
 # Of the device memory that is free: the cache and the factors of a population need the rest.
 LARGEST_SHARE = 0.25
 MOMENTS = {"sgd": 0, "adamw": 2}
@@ -46,8 +48,14 @@ class Masters:
         lr: float,
         optimizer: OptimizerName = "sgd",
         weight_decay: float = 0.0,
-        place: Place = "auto",
+        place: MastersPlace = "auto",
+        divisor: float = 1.0,
+        fused: bool = False,
     ) -> None:
+        """`divisor` is what the sum over variants is divided by: members times sigma, which noise carries.
+
+        `fused` takes direction and step in one kernel where it can: its noise is int8.
+        """
         if optimizer not in get_args(OptimizerName):
             raise BadInput(f"no optimizer {optimizer!r}", hint=f"one of {', '.join(get_args(OptimizerName))}")
         self._weights = {name: weight.detach() for name, weight in weights.items()}
@@ -59,10 +67,15 @@ class Masters:
         }
         # Without decay SGD is one addition: the optimizer's own bookkeeping would cost more than it.
         self._only_added = lr if optimizer == "sgd" and weight_decay == 0 else None
+        self._divisor, self._fused = divisor, fused
         self._addresses: dict[Names, Tensor | None] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._masters[name].detach()
+
+    def direction(self, draw: Draw, coefficients: Coefficients) -> Tensor:
+        """The direction in which fitness grows."""
+        return direction(draw, coefficients.device / self._divisor)
 
     @torch.no_grad()
     def step(self, names: Names, ascent: Tensor) -> Tensor:
@@ -89,29 +102,30 @@ class Masters:
             torch._foreach_copy_(weights, masters)
         return torch.stack((length, moved, squares(torch.stack(torch._foreach_norm(masters)))))
 
-    def moves_at_once(self, names: Names) -> bool:
-        """Whether `step_at_once` can take the place of a direction and a `step`; its factors are int8."""
-        return self._addresses_of(names) is not None
-
     @torch.no_grad()
-    def step_at_once(self, names: Names, stack: Stack, at_once: AtOnce) -> Tensor:
-        """Move a stack along sum_v unit gains[v] scale E_v; what `step` returns."""
+    def step_at_once(self, names: Names, draw: Draw, coefficients: Coefficients) -> Tensor | None:
+        """Direction and step in one kernel, which returns what `step` does; None where it cannot."""
+        if (addresses := self._addresses_of(names)) is None:
+            return None
+        noise = draw(range(len(coefficients.host)))
+        assert not isinstance(noise, FullNoise) and self._only_added is not None
         from flatout.engines.evolution.update.ascend import ascend
 
-        addresses = self._addresses_of(names)
-        assert addresses is not None and self._only_added is not None
         return ascend(
             addresses,
-            stack,
-            gains=at_once.gains,
-            unit=at_once.unit * stack.scales[0],
+            noise,
+            gains=coefficients.gains,
+            unit=coefficients.largest / self._divisor * noise.scales[0],
             lr=self._only_added,
             like=self._weights[names[0]],
         )
 
     def _addresses_of(self, names: Names) -> Tensor | None:
         """Where the kernel finds a stack; None where it cannot move it."""
-        if not HAS_TRITON or self._only_added is None or self._masters[names[0]].device.type != "cuda":
+        master = self._masters[names[0]]
+        if not (HAS_TRITON and self._fused and self._only_added is not None):
+            return None
+        if master.device.type != "cuda" or master.ndim != 2:
             return None
         if names not in self._addresses:
             from flatout.engines.evolution.update.ascend import address_table
@@ -174,7 +188,7 @@ def squares(values: Tensor) -> Tensor:
 
 
 def choose_place(
-    weights: Mapping[str, Tensor], *, optimizer: OptimizerName, place: Place = "auto"
+    weights: Mapping[str, Tensor], *, optimizer: OptimizerName, place: MastersPlace = "auto"
 ) -> Decision[Literal["device", "cpu"]]:
     """Where the masters live: beside the model if a quarter of what is free there holds them."""
     if place != "auto":

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from flatout.engines.evolution.population.perturbations import Perturbations, Recipe
+from flatout.engines.evolution.population.perturbations import NoiseSource, Perturbations
 
 WEIGHTS = {"a": torch.zeros(6, 4), "b": torch.zeros(3, 6), "c": torch.zeros(6, 4)}
 STACKS = (("a", "c"), ("b",))
 
 
 def made(**changes: object) -> Perturbations:
-    recipe = Recipe(**{"seed": 1, "rank": 2, "sigma": 0.5, "kind": "int8", **changes})  # type: ignore[arg-type]
-    return Perturbations(recipe, targets=WEIGHTS, stacks=STACKS, others={"d": torch.zeros(5)})
+    source = NoiseSource(**{"seed": 1, "rank": 2, "sigma": 0.5, "kind": "int8", **changes})  # type: ignore[arg-type]
+    return Perturbations(source, targets=WEIGHTS, stacks=STACKS, others={"d": torch.zeros(5)})
 
 
 def test_resident_factors_are_those_that_are_drawn() -> None:
@@ -53,17 +53,17 @@ def test_buffers_are_refilled_in_place() -> None:
 def test_the_kind_of_noise_follows_the_weights() -> None:
     assert made().factors("a", variants=range(1), epoch=0).shrink.dtype == torch.int8
     assert made(kind="normal").factors("a", variants=range(1), epoch=0).shrink.dtype == torch.float32
-    recipe = Recipe(seed=1, rank=1, sigma=0.5, kind="normal")
+    source = NoiseSource(seed=1, rank=1, sigma=0.5, kind="normal")
     half = Perturbations(
-        recipe, targets={"a": torch.zeros(2, 2, dtype=torch.bfloat16)}, stacks=[("a",)], others={}
+        source, targets={"a": torch.zeros(2, 2, dtype=torch.bfloat16)}, stacks=[("a",)], others={}
     )
     assert half.factors("a", variants=range(1), epoch=0).shrink.dtype == torch.bfloat16
 
 
 def test_noise_deviates_by_sigma() -> None:
-    recipe = Recipe(seed=1, rank=4, sigma=0.5, kind="int8")
+    source = NoiseSource(seed=1, rank=4, sigma=0.5, kind="int8")
     noise = Perturbations(
-        recipe, targets={"w": torch.zeros(200, 200)}, stacks=[("w",)], others={"v": torch.zeros(20000)}
+        source, targets={"w": torch.zeros(200, 200)}, stacks=[("w",)], others={"v": torch.zeros(20000)}
     )
     factors = noise.factors("w", variants=range(8), epoch=0)
     deviation = torch.stack([factors.delta(v) for v in range(8)]).std()

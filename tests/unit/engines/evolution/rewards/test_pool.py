@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from flatout.engines.evolution.rewards.bleu import Bleu
-from flatout.engines.evolution.rewards.pool import START_LIMIT_S, RewardPool, Scores
-from flatout.engines.evolution.rewards.rewards import ExactMatch, Reward, Row
+from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward, Row
+from flatout.engines.evolution.rewards.pool import START_LIMIT_S, RewardPool, RewardScores
 from flatout.engines.evolution.rewards.worker import MOST_ROWS
 from flatout.errors import BadInput, ChildDied
 
@@ -49,7 +49,7 @@ def misbehaves(completion: str, answer: Mapping[str, str], /) -> float:
 
 
 class Together:
-    """Scores rows together, unless one of them says what to do instead."""
+    """RewardScores rows together, unless one of them says what to do instead."""
 
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         return misbehaves(completion, answer)
@@ -95,7 +95,7 @@ def reward_processes() -> list[psutil.Process]:
     return [process for process in own if "spawn_main" in " ".join(process.cmdline())]
 
 
-def check(scores: Scores, kinds: dict[int, str], *, num_rows: int) -> None:
+def check(scores: RewardScores, kinds: dict[int, str], *, num_rows: int) -> None:
     assert {failure.index: failure.kind for failure in scores.failures} == kinds
     expected = tuple(None if index in kinds else float(index) for index in range(num_rows))
     assert scores.values == expected
@@ -105,7 +105,7 @@ def test_scores_come_back_in_the_order_of_their_rows(pool: RewardPool) -> None:
     num_rows = 3 * MOST_ROWS * 16 + 5
     check(pool.score(rows_of(*["fine"] * num_rows)), {}, num_rows=num_rows)
     check(pool.score(rows_of("fine")), {}, num_rows=1)
-    assert pool.score([]) == Scores(values=(), failures=())
+    assert pool.score([]) == RewardScores(values=(), failures=())
 
 
 def test_work_is_done_elsewhere_and_by_processes_that_stay(pool: RewardPool) -> None:

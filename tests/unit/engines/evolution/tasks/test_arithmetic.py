@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.tasks import Task
+from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import read_expression
 from flatout.errors import BadInput
@@ -15,12 +15,12 @@ from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 
 class TestSums(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return Arithmetic()
 
 
 class TestProducts(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return Arithmetic(digits=3, operations="*")
 
 

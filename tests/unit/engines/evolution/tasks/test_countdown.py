@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.tasks import Task
+from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.countdown import LONGEST, Countdown, CountdownReward, read_expression
 from flatout.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
@@ -19,7 +19,7 @@ FACTS = {"numbers": "3 7 25 50", "target": "64"}
 
 
 class TestCountdown(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return Countdown()
 
 

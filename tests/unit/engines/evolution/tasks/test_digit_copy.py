@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.tasks import Task, text_of_ids
+from flatout.engines.evolution.tasks import EvolutionTask, text_of_ids
 from flatout.engines.evolution.tasks.digit_copy import CopiedShare, DigitCopy
 from flatout.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 
 class TestDigits(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return DigitCopy()
 
 
 class TestTokenNumbers(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return DigitCopy(length=2, token_ids=True)
 
 

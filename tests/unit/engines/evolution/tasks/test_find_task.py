@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.evolution.rewards.rewards import ExactMatch, FormatMatch
+from flatout.engines.evolution.rewards.kinds import ExactMatch, FormatMatch
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
 from flatout.engines.evolution.tasks.find_task import GROUP, find_task, known_tasks
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
-from flatout.engines.evolution.tasks.translation import Translation
+from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.errors import BadInput
 
 
@@ -47,7 +47,7 @@ def test_generated_tasks() -> None:
 def test_files_by_their_fields(files: Path) -> None:
     assert isinstance(find_task(files / "problems.jsonl"), Gsm8k)
     task = find_task(str(files / "sentences.jsonl"), reward="exact")
-    assert isinstance(task, Translation) and task.reward == ExactMatch()
+    assert isinstance(task, SentenceTranslation) and task.reward == ExactMatch()
 
 
 def test_files_by_name_and_path(files: Path) -> None:

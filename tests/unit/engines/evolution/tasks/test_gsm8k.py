@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.rewards.rewards import FormatMatch, answer_in
-from flatout.engines.evolution.tasks import Task
+from flatout.engines.evolution.rewards.kinds import FormatMatch, answer_in
+from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestGsm8k(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return Gsm8k(path=problems(folder))
 
 
@@ -74,7 +74,7 @@ class TestRealProblems(EvolutionTaskContract):
     def _real(self, real_data: Path) -> None:
         self.folder = real_data
 
-    def make_task(self, folder: Path) -> Task:
+    def make_task(self, folder: Path) -> EvolutionTask:
         return Gsm8k(path=self.folder / "train.jsonl", heldout=self.folder / "test.jsonl")
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from flatout.engines.evolution.rewards.rewards import ExactMatch, Reward
+from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward
 from flatout.engines.evolution.tasks.jsonl import FileTask, read_fields, read_splits
 from flatout.engines.evolution.tasks.task import Prompt
 from flatout.errors import BadInput

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.rewards.rewards import RewardOfRows
-from flatout.engines.evolution.tasks import Task
-from flatout.engines.evolution.tasks.translation import FirstLineBleu, Translation
+from flatout.engines.evolution.rewards.kinds import RewardOfRows
+from flatout.engines.evolution.tasks import EvolutionTask
+from flatout.engines.evolution.tasks.translation import FirstLineBleu, SentenceTranslation
 from flatout.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
@@ -30,12 +30,12 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestTranslation(EvolutionTaskContract):
-    def make_task(self, folder: Path) -> Task:
-        return Translation(path=sentences(folder))
+    def make_task(self, folder: Path) -> EvolutionTask:
+        return SentenceTranslation(path=sentences(folder))
 
 
 def test_the_first_line_is_scored(file: Path) -> None:
-    task = Translation(path=file)
+    task = SentenceTranslation(path=file)
     prompt = task.prompts("train", epoch=0, count=1, seed=0)[0]
     target = prompt.answer["target"]
     assert prompt.text is not None and "Das ist der Satz" in prompt.text and target not in prompt.text
@@ -53,4 +53,4 @@ def test_bad_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"source": "x", "target": null}\n')
     with pytest.raises(BadInput, match=r"bad\.jsonl:1: 'target' is None"):
-        Translation(path=path)
+        SentenceTranslation(path=path)

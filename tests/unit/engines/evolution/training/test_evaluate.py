@@ -1,10 +1,10 @@
-"""Scores belong to the prompt they are given with, and plain inference has a rate."""
+"""RewardScores belong to the prompt they are given with, and plain inference has a rate."""
 
 from __future__ import annotations
 
 import torch
 
-from flatout.engines.evolution.rewards.pool import RewardPool, Scores
+from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.tasks import find_task
 from flatout.engines.evolution.training.evaluate import mean_score, plain_tokens_per_s, score_texts, wait_for
 from flatout.engines.evolution.training.texts import Texts
@@ -27,8 +27,8 @@ def test_each_completion_is_scored_with_its_own_prompt() -> None:
 
 
 def test_a_failed_reward_is_no_part_of_the_mean() -> None:
-    assert mean_score(Scores(values=(1.0, None, 0.0), failures=())) == 0.5
-    assert mean_score(Scores(values=(None,), failures=())) is None
+    assert mean_score(RewardScores(values=(1.0, None, 0.0), failures=())) == 0.5
+    assert mean_score(RewardScores(values=(None,), failures=())) is None
 
 
 def test_plain_inference_has_a_rate() -> None:

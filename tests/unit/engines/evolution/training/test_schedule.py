@@ -10,7 +10,7 @@ from flatout.engines.evolution.training.schedule import (
     CPU_ROWS,
     GPU_ROWS,
     Needs,
-    Schedule,
+    PopulationSchedule,
     needs_of,
     schedule,
 )
@@ -26,7 +26,7 @@ def on_gpu(free_bytes: int, *, row_bytes: int = 2**20, variant_bytes: int = 2**2
     return Needs(row_bytes=row_bytes, variant_bytes=variant_bytes, free_bytes=free_bytes)
 
 
-def cut(population: int, prompts: int, needs: Needs, **options: int) -> Schedule:
+def cut(population: int, prompts: int, needs: Needs, **options: int) -> PopulationSchedule:
     return schedule(population=population, prompts=prompts, antithetic=True, needs=needs, **options)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.engines.evolution.population.stacks import Stack
-from flatout.engines.evolution.update.directions import AtOnce, direction
+from flatout.engines.evolution.population.weights import Stack
+from flatout.engines.evolution.update.directions import Coefficients, direction
 from tests.support.kernels import DEVICE, INTERPRETED, Numbers, needs_device
 
 pytestmark = needs_device
@@ -33,8 +33,8 @@ def test_a_step_is_the_sum_of_its_members(
     before = torch.stack(masters)
     addresses = address_table(masters, weights)
     assert addresses is not None
-    at_once = AtOnce.of(coefficients, divisor=1.0, device=coefficients.device)
-    squares = ascend(addresses, stack, gains=at_once.gains, unit=at_once.unit * 0.01, lr=0.5, like=weights[0])
+    found = Coefficients.of(coefficients, device=coefficients.device)
+    squares = ascend(addresses, stack, gains=found.gains, unit=found.largest * 0.01, lr=0.5, like=weights[0])
     after = torch.stack(masters)
     scale = wanted.abs().max()
     assert (after - before - 0.5 * wanted).abs().max() < 2e-3 * scale

@@ -7,10 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.population.stacks import Stack
+from flatout.engines.evolution.population.weights import Stack
 from flatout.engines.evolution.update import directions
+from flatout.engines.evolution.update.directions import Coefficients
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.noise.draws import FullNoise, draw_factors, draw_full
+
+CPU = torch.device("cpu")
 
 
 def factors(variants: range, *, rank: int, dtype: torch.dtype = torch.int8, parameter: str = "a") -> Factors:
@@ -51,24 +54,23 @@ def test_the_direction_of_a_vector_is_the_sum_over_variants() -> None:
     coefficients = torch.tensor([1.0, -2.0, 0.5])
     noise = draw(range(3))
     expected = (coefficients[:, None] * noise.values * noise.scale).sum(0, keepdim=True)
-    torch.testing.assert_close(directions.full_direction(draw, coefficients), expected)
+    torch.testing.assert_close(directions.direction(draw, coefficients), expected)
 
 
 def test_a_direction_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no variants"):
         directions.direction(lambda block: stack(block, rank=1), torch.zeros(0))
-    with pytest.raises(ValueError, match="no variants"):
-        directions.full_direction(lambda block: FullNoise(torch.zeros(0, 1), 1.0), torch.zeros(0))
 
 
 def test_a_pair_counts_by_its_difference() -> None:
     fitness = torch.tensor([1.0, 0.25, -3.0, 2.0])
-    assert directions.per_variant(fitness, antithetic=True).tolist() == [0.75, -5.0]
-    assert directions.per_variant(fitness, antithetic=False) is fitness
+    pairs = Coefficients.of_fitness(fitness, antithetic=True, device=CPU)
+    assert pairs.host.tolist() == pairs.device.tolist() == [0.75, -5.0]
+    assert Coefficients.of_fitness(fitness, antithetic=False, device=CPU).host is fitness
 
 
 def test_figures_of_an_update() -> None:
-    tally = directions.Tally()
+    tally = directions.UpdateTally()
     tally.compare(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
     tally.compare(torch.tensor([4]), torch.tensor([0]))
     tally.steps += [torch.tensor([9.0, 0.25, 64.0]), torch.tensor([16.0, 0.75, 36.0])]
@@ -81,15 +83,14 @@ def test_figures_of_an_update() -> None:
 
 
 def test_what_is_not_known_is_none() -> None:
-    found = directions.Tally().statistics(torch.full((2, 2), torch.nan))
+    found = directions.UpdateTally().statistics(torch.full((2, 2), torch.nan))
     assert (found.cosine, found.update_share, found.reward_mean, found.reward_std) == (None,) * 4
     assert found.reward_failures == 4
 
 
-def test_gains_and_unit_are_the_coefficients() -> None:
-    coefficients = torch.tensor([0.5, -4.0, 0.0])
-    at_once = directions.AtOnce.of(coefficients, divisor=2.0, device=coefficients.device)
-    assert at_once.gains.abs().max() == 1
-    assert (at_once.gains.float() * at_once.unit).equal(coefficients / 2)
-    assert at_once.gains.dtype == torch.float16  # as the kernel's product takes them
-    assert not directions.AtOnce.of(torch.zeros(3), divisor=2.0, device=coefficients.device).gains.any()
+def test_gains_times_the_largest_are_the_coefficients() -> None:
+    found = Coefficients.of(torch.tensor([0.5, -4.0, 0.0]), device=CPU)
+    assert found.gains.abs().max() == 1
+    assert (found.gains.float() * found.largest).equal(found.host)
+    assert found.gains.dtype == torch.float16  # as the kernel's product takes them
+    assert not Coefficients.of(torch.zeros(3), device=CPU).gains.any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.engines.evolution.population.stacks import Stack
+from flatout.engines.evolution.population.weights import Stack
 from flatout.engines.evolution.update.integer import (
     EXACT_TERMS,
     LARGEST,

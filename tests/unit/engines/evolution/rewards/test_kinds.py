@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.evolution.rewards.bleu import Bleu
-from flatout.engines.evolution.rewards.rewards import (
+from flatout.engines.evolution.rewards.kinds import (
     _NUMBER,
     ExactMatch,
     FormatMatch,

@@ -1,26 +1,40 @@
-"""Which weights of a model evolve.
+"""Which weights of a model evolve, and which of them are moved together.
 
 A language model is read as a `Decoder`; its targets are the products of the blocks, with query, key and value
 as one matrix and gate and up as one.  Any other module is taken as it is: its targets are the weights of its
 Linear layers, and its vectors (biases, weights of norms) can have full noise.  Embedding and head of a
-language model are no targets: their noise would be as large as the vocabulary.
+language model are not targets: their noise would be as large as the vocabulary.
+
+An update does a dozen operations to each matrix of a model.  A GPU takes a few microseconds for those of a
+small matrix and the host ten times as long to ask for them, so a model of two hundred matrices would wait for
+the host.  A layer's matrices have the shapes of every other layer's: their factors lie in one tensor, a
+*stack*, and one batched product and one kernel move them all.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
 from flatout.errors import BadInput
+from flatout.multiplex.factors import Factors
 from flatout.multiplex.models.decoder import Decoder
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Kind = Literal["auto", "language", "module"]
+Names = tuple[str, ...]
+
+# Numbers of a stack's product and of the factors it reads: 256 MiB beside the model on a GPU, and on a CPU
+# what its caches hold.  A matrix that is larger is a stack of its own.
+DEVICE_NUMBERS = 1 << 26
+CPU_NUMBERS = 1 << 18
 
 
 def is_language_model(model: nn.Module | Decoder) -> bool:
@@ -67,3 +81,33 @@ def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dic
         for name, weight in weights.items()
         if patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Factors of matrices of one shape: `shrink` [matrices, variants, rank, in], `expand` [..., out]."""
+
+    shrink: Tensor
+    expand: Tensor
+    scales: tuple[float, ...]
+
+    def __getitem__(self, number: int) -> Factors:
+        return Factors(self.shrink[number], self.expand[number], self.scales[number])
+
+    def part(self, variants: range) -> Stack:
+        """The factors of some variants, without a copy."""
+        first, last = variants.start, variants.stop
+        return Stack(self.shrink[:, first:last], self.expand[:, first:last], self.scales)
+
+
+def stacks_of(weights: Mapping[str, Tensor], *, terms: int) -> tuple[Names, ...]:
+    """The names of matrices in stacks; a product of theirs sums `terms` terms: variants times rank."""
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[str]] = {}
+    for name, weight in weights.items():
+        alike.setdefault((weight.shape, weight.dtype, weight.device), []).append(name)
+    found: list[Names] = []
+    for (shape, _, device), names in alike.items():
+        numbers = shape.numel() + terms * sum(shape)
+        size = max(1, (CPU_NUMBERS if device.type == "cpu" else DEVICE_NUMBERS) // numbers)
+        found += [tuple(names[start : start + size]) for start in range(0, len(names), size)]
+    return tuple(found)
