@@ -31,11 +31,10 @@ from benchmarks.memory.preparation import import_everything
 from benchmarks.memory.table import RESULTS, latest_table, read_table, write_table
 from flatout.decisions import Decision
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.predict.forecast import CONTEXT_BYTES
+from flatout.memory.predict.forecast import CONTEXT_BYTES, Forecaster
 from flatout.planner.config.settings import Setting, Settings, StageSettings
-from flatout.planner.fit.budget import Budget
+from flatout.planner.fit.fits import Budget
 from flatout.planner.fit.show import overview
-from flatout.planner.forecast.traced import TracedForecast
 
 SEARCHES = ("caps", "searches")
 Row = dict[str, Any]
@@ -93,8 +92,8 @@ def budget_of(configuration: Configuration) -> Budget:
     )
 
 
-def forecast_of(configuration: Configuration) -> TracedForecast:
-    return TracedForecast(configuration.job, device=simulated_device(estimates.DEVICE))
+def forecast_of(configuration: Configuration) -> Forecaster:
+    return Forecaster(configuration.job, device=simulated_device(estimates.DEVICE))
 
 
 def recommend(configuration: Configuration) -> Row:

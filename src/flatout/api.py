@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from flatout.doctor.examine import Diagnosis, examine
 from flatout.errors import BadInput, import_extra
 from flatout.measure.evidence_file import load_evidence
-from flatout.planner.plan import ConfigFit, ConfigPlan, PlanOptions
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.predict import Answer
@@ -23,23 +22,18 @@ if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.verbs import Extracted, Fitted
     from flatout.hardware.datasheet import Datasheet
-    from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
     from flatout.hardware.snapshot import Snapshot
     from flatout.memory.jobs.job import Precision
     from flatout.memory.predict.estimate import MemoryEstimate
-    from flatout.memory.predict.forecast import Parallel
+    from flatout.memory.predict.steps import Parallel
     from flatout.monitor.past.compare import Comparison
     from flatout.monitor.past.summary import Summary
     from flatout.monitor.sample import Sample
     from flatout.monitor.sinks.choice import SinkChoice
     from flatout.planner.config.backups import Backup
-    from flatout.planner.config.lengths import Lengths
-    from flatout.planner.config.opened import OpenedConfig
-    from flatout.planner.config.settings import Settings
-    from flatout.planner.fit.progress import Progress
-    from flatout.planner.forecast.load import ForecastRequest
-    from flatout.planner.forecast.questions import Forecast
+    from flatout.planner.fit.fit_job import JobFit
+    from flatout.planner.plan import ConfigFit, ConfigPlan, ForecastMaker, PlanOptions
 
 OnText = Callable[[str], None]
 OnCount = Callable[[int, int], None]
@@ -163,6 +157,40 @@ def plan(
     job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
     where: dict[str, Any] = {"device": device, "native": native, "ranks": ranks, "parallel": parallel}
     return estimate_job(job, recipe, on_progress=on_progress, **where)
+
+
+def fit(
+    model_or_step: Any,
+    batch: Any,
+    *,
+    optimizer: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    device: str | None = None,
+    margin: float = 0.85,
+    precision: Precision = "fp32",
+    accumulation: int = 1,
+    clip_norm: float | None = None,
+    checkpointing: bool = False,
+    native: bool = False,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> JobFit:
+    """The largest batch that trains within a margin of the free memory of `device`, with its estimate.
+
+    Without `device` it is the GPU of this machine; one that is named ("A100-80GB", "24GB") is taken to be
+    empty.  `model_or_step`, `batch` and the rest are those of `plan`.  Raises BatchDoesNotFit where not even
+    a batch of 1 fits, with what would help.
+    """
+    from flatout.memory.jobs.from_objects import job_of
+    from flatout.memory.jobs.job import Recipe
+    from flatout.planner.fit.fit_job import fit_job
+    from flatout.planner.fit.fits import find_budget
+
+    recipe = Recipe(
+        precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
+    )
+    job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
+    budget = find_budget(gpu=device, margin=margin)
+    return fit_job(job, recipe, budget=budget, native=native, on_progress=on_progress)
 
 
 # Engines: `settings` are keys and values, a YAML file, or the folder of a run; `changes` win over them, and a
@@ -490,46 +518,13 @@ def compare_runs(first: str | Path, second: str | Path, *, root: Path | None = N
 # Plans of configs
 
 
-ForecastMaker = Callable[["ForecastRequest"], "Forecast"]
-
-
-def _forecast(request: ForecastRequest) -> Forecast:
-    from flatout.planner.forecast.load import load_forecast
-
-    return load_forecast(request)
-
-
 def plan_config(
     conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
 ) -> ConfigPlan:
     """The settings of a config and, where a model and a device are known, the memory of every stage."""
-    from flatout.planner.fit.budget import find_budget
-    from flatout.planner.fit.progress import Progress
-    from flatout.planner.fit.show import overview
+    from flatout.planner import plan
 
-    options = options or PlanOptions()
-    opened = _opened(conf, options)
-    settings = opened.settings(ranks=options.ranks)
-    model = options.model or opened.mapped.model
-    lengths = _lengths(options)
-    try:
-        budget = find_budget(
-            gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
-        )
-    except BadInput:
-        if model or options.gpu or options.gpu_memory:
-            raise
-        budget = None
-    if model is None or budget is None:
-        seen = overview(settings, budget=budget, forecast=None)
-        missing = None if model else _MODEL_HINT
-        return ConfigPlan(opened=opened, overview=seen, missing=missing, lengths=lengths)
-    progress = Progress(options.on_progress)
-    request = _request(opened, options, model=model, device=budget.device, progress=progress)
-    forecast = (make_forecast or _forecast)(request)
-    settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
-    seen = overview(settings, budget=budget, forecast=forecast, progress=progress)
-    return ConfigPlan(opened=opened, overview=seen, request=request, lengths=lengths)
+    return plan.plan_config(conf, options or plan.PlanOptions(), make_forecast=make_forecast)
 
 
 def fit_config(
@@ -546,40 +541,17 @@ def fit_config(
 
     A fit `to_apply` is refused before any work where its values could not be written.
     """
-    from flatout.planner.config.backups import check_places
-    from flatout.planner.fit.budget import find_budget
-    from flatout.planner.fit.fit_settings import fit_settings
-    from flatout.planner.fit.progress import Progress
+    from flatout.planner import plan
     from flatout.planner.fit.suggestions import Wish
 
-    options = options or PlanOptions()
-    opened = _opened(conf, options)
-    settings = opened.settings(ranks=options.ranks)
-    if to_apply:
-        knobs = (knob for stage in settings.stages for knob in (stage.batch_size, stage.accumulation))
-        check_places(opened.config, (knob.place for knob in knobs if knob.place is not None))
-    budget = find_budget(
-        gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
-    )
-    model = options.model or opened.mapped.model
-    if model is None:
-        raise BadInput("a fit needs to know the model", hint=_MODEL_HINT)
-    lengths = _lengths(options)
-    progress = Progress(options.on_progress)
-    request = _request(opened, options, model=model, device=budget.device, progress=progress)
-    forecast = (make_forecast or _forecast)(request)
-    settings = _job_settings(opened, options, forecast=forecast, lengths=lengths)
     wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
-    fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish, progress=progress)
-    return ConfigFit(opened=opened, fit=fit, request=request, choose=choose, lengths=lengths)
+    options = options or plan.PlanOptions()
+    return plan.fit_config(conf, options, wish, to_apply=to_apply, make_forecast=make_forecast)
 
 
 def apply_config(fitted: ConfigFit) -> Backup | None:
     """Write a fit into its config, all files or none; None where there is nothing to change."""
-    from flatout.planner.config.backups import apply_edits
-
-    config = fitted.opened.config
-    return apply_edits(fitted.edits(), root=config.root, config=config.path)
+    return fitted.apply()
 
 
 def undo_config(conf: Path, *, force: bool = False) -> Backup:
@@ -589,67 +561,3 @@ def undo_config(conf: Path, *, force: bool = False) -> Backup:
 
     path = main_file(conf)
     return undo(path.parent, config=path, force=force)
-
-
-_MODEL_HINT = "name it with --model pkg.module:build, or as model in flatout-plan.toml"
-
-
-def _opened(conf: Path, options: PlanOptions) -> OpenedConfig:
-    from flatout.planner.config.opened import open_config
-
-    return open_config(
-        conf, mapping_file=options.mapping_file, knobs=options.knobs, overrides=options.overrides
-    )
-
-
-def _lengths(options: PlanOptions) -> Lengths | None:
-    from flatout.planner.config.lengths import read_lengths
-
-    return None if options.lengths is None else read_lengths(options.lengths)
-
-
-def _job_settings(
-    opened: OpenedConfig, options: PlanOptions, *, forecast: Forecast, lengths: Lengths | None
-) -> Settings:
-    """The settings with every size that the job has."""
-    from flatout.planner.config.lengths import with_lengths
-    from flatout.planner.config.settings import with_job_sizes
-
-    settings = opened.settings(ranks=options.ranks, size_names=tuple(forecast.sizes))
-    if lengths is not None:
-        settings = with_lengths(settings, lengths, job_sizes=forecast.sizes)
-    return with_job_sizes(settings, forecast.sizes)
-
-
-def _request(
-    opened: OpenedConfig,
-    options: PlanOptions,
-    *,
-    model: str,
-    device: Device,
-    progress: Progress,
-) -> ForecastRequest:
-    from flatout.planner.forecast.load import ForecastRequest
-
-    stages = opened.values()
-    settings = opened.settings(ranks=options.ranks)
-    optimizer = settings.stages[0].optimizer
-    return ForecastRequest(
-        model=model,
-        device=device,
-        values=next(iter(stages.values())),
-        stages=stages,
-        overrides=opened.overrides,
-        optimizer=optimizer.value if optimizer else None,
-        ranks=settings.ranks.value,
-        profile=options.profile,
-        native=options.native,
-        expandable_segments=options.expandable_segments,
-        task=options.task,
-        make_batch=options.make_batch,
-        configs=tuple(opened.config.documents),
-        keys_of=opened.keys_of,
-        cache=options.cache,
-        on_progress=progress.work,
-        on_traces=progress.count,
-    )

@@ -11,11 +11,11 @@ from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Precision, Recipe
+from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.job_config import Place
 from flatout.planner.config.settings import Setting, Settings, StageSettings
-from flatout.planner.fit.budget import Budget
+from flatout.planner.fit.fits import Budget
 from flatout.planner.forecast.load import ForecastRequest
-from flatout.planner.forecast.questions import LargestBatch, Peak
 
 MIB = 2**20
 GIB = 2**30
@@ -103,7 +103,7 @@ class ToyForecast:
     can_checkpoint: bool = True
     evaluation_share: float = 0.125  # of the activations of training
     seconds: Callable[[int, bool], float] | None = None  # of (batch, checkpointing)
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=lambda: {"batch_size": 8, "n_negatives": 1})
 
     def _allocated(self, sizes: Mapping[str, int], recipe: Recipe) -> int:
@@ -126,7 +126,7 @@ class ToyForecast:
             allocated_bytes=allocated, reserved_bytes=reserved, process_bytes=reserved + self.context_bytes
         )
 
-    def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
+    def largest_within(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> BatchBounds:
         def largest(needed: Callable[[Peak], int]) -> int | None:
             batch = 0
             while (
@@ -135,7 +135,7 @@ class ToyForecast:
                 batch += 1
             return batch or None
 
-        return LargestBatch(
+        return BatchBounds(
             safe=largest(lambda peak: peak.process_bytes),
             tight=largest(lambda peak: peak.allocated_bytes + self.context_bytes),
         )

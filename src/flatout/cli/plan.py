@@ -12,7 +12,7 @@ import shlex
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,7 @@ from flatout.cli.output import FINDINGS, print_json, say
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatout.planner.config.backups import Backup, FileEdit
+    from flatout.planner.config.backups import Backup
     from flatout.planner.plan import ConfigFit, PlanOptions
 
 plan = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -227,17 +227,16 @@ def fit(
     except KeyboardInterrupt:
         kept = "" if no_cache else ", and what was traced is kept"
         raise KeyboardInterrupt(f"interrupted: nothing was written{kept}") from None
-    edits, unwritable = _edits(fitted, needed=apply)
     if json_output:
         backup = _write(fitted) if apply else None
-        document = _fit_document(fitted, edits, unwritable=unwritable, backup=backup)
-        print_json(document, default=str)
+        backup_folder = None if backup is None else str(backup.folder)
+        print_json({**fitted.to_json(), "backup": backup_folder}, default=str)
         return
     from flatout.cli.render_plan import render_fit
 
-    sys.stdout.write(render_fit(fitted, edits, unwritable=unwritable))
+    sys.stdout.write(render_fit(fitted))
     if apply:
-        _apply(fitted, edits, yes=yes)
+        _apply(fitted, yes=yes)
 
 
 @plan.command()
@@ -294,22 +293,14 @@ def somebody_answers() -> bool:
     return sys.stdin.isatty()
 
 
-def _edits(fitted: ConfigFit, *, needed: bool) -> tuple[tuple[FileEdit, ...], str | None]:
-    """What would be written; where there is no place for it, a report is still worth having."""
-    try:
-        return fitted.edits(), None
-    except BadInput as error:
-        if needed:
-            raise
-        return (), str(error)
-
-
-def _apply(fitted: ConfigFit, edits: tuple[FileEdit, ...], *, yes: bool) -> None:
-    if not edits:
+def _apply(fitted: ConfigFit, *, yes: bool) -> None:
+    if not fitted.edits:
         say(f"nothing to change: {fitted.opened.config.path} already is as planned")
         return
     try:
-        wanted = yes or typer.confirm(f"Write {', '.join(edit.path.name for edit in edits)}?", err=True)
+        wanted = yes or typer.confirm(
+            f"Write {', '.join(edit.path.name for edit in fitted.edits)}?", err=True
+        )
     except typer.Abort:
         raise KeyboardInterrupt("interrupted: nothing was written") from None
     if not wanted:
@@ -327,17 +318,3 @@ def _write(fitted: ConfigFit) -> Backup | None:
         conf = shlex.quote(str(fitted.opened.config.path))
         say(f"wrote {names}; flatout plan undo {conf} takes it back")
     return backup
-
-
-def _fit_document(
-    fitted: ConfigFit, edits: tuple[FileEdit, ...], *, unwritable: str | None, backup: Backup | None
-) -> dict[str, Any]:
-    from flatout.planner.config.backups import show_diff
-
-    return {
-        **fitted.to_json(),
-        "diff": show_diff(edits, root=fitted.opened.config.root),
-        "warnings": [warning for edit in edits for warning in edit.warnings],
-        "unwritable": unwritable,
-        "backup": None if backup is None else str(backup.folder),
-    }

@@ -18,10 +18,9 @@ from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.planner.config.backups import FileEdit
     from flatout.planner.config.lengths import Lengths
     from flatout.planner.config.settings import Setting, Settings, StageSettings
-    from flatout.planner.fit.budget import Budget
+    from flatout.planner.fit.fits import Budget
     from flatout.planner.fit.show import StageMemory
     from flatout.planner.fit.suggestions import GroupFit, Suggestion
     from flatout.planner.forecast.load import ForecastRequest
@@ -40,15 +39,9 @@ def render_overview(planned: ConfigPlan, *, console: Console | None = None) -> s
     return render_lines(console or plain_console(), _overview_parts(planned))
 
 
-def render_fit(
-    fitted: ConfigFit,
-    edits: Sequence[FileEdit],
-    *,
-    unwritable: str | None = None,
-    console: Console | None = None,
-) -> str:
+def render_fit(fitted: ConfigFit, *, console: Console | None = None) -> str:
     """`plan fit` as text, the diff at its end."""
-    return render_lines(console or plain_console(), _fit_parts(fitted, edits, unwritable))
+    return render_lines(console or plain_console(), _fit_parts(fitted))
 
 
 def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
@@ -67,11 +60,7 @@ def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
     yield from _list("notes:", overview.settings.notes)
 
 
-def _fit_parts(
-    fitted: ConfigFit, edits: Sequence[FileEdit], unwritable: str | None
-) -> Iterator[RenderableType]:
-    from flatout.planner.config.backups import show_diff
-
+def _fit_parts(fitted: ConfigFit) -> Iterator[RenderableType]:
     fit = fitted.fit
     yield from _headline(str(fitted.opened.config.path), fit.settings, fit.budget)
     yield from _allocator(fitted.request)
@@ -80,14 +69,13 @@ def _fit_parts(
         yield from _group_parts(group, fitted)
     yield from _lengths(fitted.lengths, fitted.batch_sizes)
     yield from _list("notes:", fit.notes)
-    yield from _list("warnings:", [warning for edit in edits for warning in edit.warnings])
-    if unwritable:
-        yield from _list("this suggestion cannot be written:", [unwritable])
-    diff = show_diff(edits, root=fitted.opened.config.root)
-    if diff:
+    yield from _list("warnings:", fitted.warnings)
+    if fitted.unwritable is not None:
+        yield from _list("this suggestion cannot be written:", [str(fitted.unwritable)])
+    if fitted.edits:
         yield ""
-        yield from (_diff_line(line) for line in diff.split("\n")[:-1])
-    elif not unwritable:
+        yield from (_diff_line(line) for line in fitted.diff.split("\n")[:-1])
+    elif fitted.unwritable is None:
         yield ""
         yield Text("Nothing to change: the config already is as planned.", style="green")
 

@@ -1,23 +1,54 @@
-"""The answers of `plan show` and `plan fit` with what they were asked: one versioned document each."""
+"""`plan show` and `plan fit` of a config: from its files to an answer, and from the answer into its files.
+
+The config is opened and its settings are read once; the forecast names the sizes of the job; the answer is
+one versioned document.  A fit carries its edits: what is shown is what is written.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flatout
 from flatout.codec import encode
-from flatout.planner.fit.progress import silent
+from flatout.errors import BadInput
+from flatout.hardware.device import Device
+from flatout.planner.config.backups import Backup, FileEdit, apply_edits, check_places, plan_edits, show_diff
+from flatout.planner.config.lengths import Lengths, read_lengths, with_lengths
+from flatout.planner.config.settings import OpenedConfig, Settings, open_config, with_job_sizes
+from flatout.planner.fit.fit_settings import changes_of, fit_settings
+from flatout.planner.fit.fits import DEFAULT_MARGIN, Budget, Forecast, find_budget
+from flatout.planner.fit.progress import Progress, silent
+from flatout.planner.fit.show import Overview, overview
+from flatout.planner.fit.suggestions import Fit, Wish
+from flatout.planner.forecast.load import ForecastRequest, load_forecast
 
-if TYPE_CHECKING:
-    from flatout.planner.config.backups import FileEdit
-    from flatout.planner.config.lengths import Lengths
-    from flatout.planner.config.opened import OpenedConfig
-    from flatout.planner.fit.show import Overview
-    from flatout.planner.fit.suggestions import Fit
-    from flatout.planner.forecast.load import ForecastRequest
+ForecastMaker = Callable[[ForecastRequest], Forecast]
+MODEL_HINT = "name it with --model pkg.module:build, or as model in flatout-plan.toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What `plan show` and `plan fit` share."""
+
+    model: str | None = None
+    task: str | None = None
+    make_batch: str | None = None
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    margin: float = DEFAULT_MARGIN
+    ranks: int | None = None
+    mapping_file: Path | None = None
+    knobs: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    lengths: Path | None = None
+    profile: bool = False
+    native: bool = False
+    expandable_segments: bool | None = None  # None: as the environment sets the allocator
+    cache: bool = True  # of traces, in a folder of the user's
+    on_progress: Callable[[str], None] = silent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,25 +76,34 @@ class ConfigPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigFit:
-    """A config made to fit, not yet written."""
+    """A config made to fit, with the edits that write the chosen suggestion into it; none is written yet."""
 
     opened: OpenedConfig
     fit: Fit
     request: ForecastRequest
     choose: str | None = None
     lengths: Lengths | None = None
+    edits: tuple[FileEdit, ...] = ()
+    unwritable: BadInput | None = None  # why the chosen suggestion has no place in the files
 
     @property
     def batch_sizes(self) -> list[int]:
         """Of the chosen suggestions."""
         return [group.suggestion(self.choose).batch_size for group in self.fit.groups]
 
-    def edits(self) -> tuple[FileEdit, ...]:
-        """What the chosen suggestion changes in the files; BadInput where there is no place for it."""
-        from flatout.planner.config.backups import plan_edits
-        from flatout.planner.fit.fit_settings import changes_of
+    @property
+    def diff(self) -> str:
+        return show_diff(self.edits, root=self.opened.config.root)
 
-        return plan_edits(self.opened.config, changes_of(self.fit, choose=self.choose))
+    @property
+    def warnings(self) -> list[str]:
+        return [warning for edit in self.edits for warning in edit.warnings]
+
+    def apply(self) -> Backup | None:
+        """Write the edits, all files or none; None where there is nothing to change."""
+        if self.unwritable is not None:
+            raise self.unwritable
+        return apply_edits(self.edits, root=self.opened.config.root, config=self.opened.config.path)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,6 +112,9 @@ class ConfigFit:
             "usable_bytes": self.fit.budget.usable_bytes,
             "chosen": [group.suggestion(self.choose).names[0] for group in self.fit.groups],
             "lengths": self.lengths and self.lengths.to_json(self.batch_sizes),
+            "diff": self.diff,
+            "warnings": self.warnings,
+            "unwritable": self.unwritable and str(self.unwritable),
         }
 
 
@@ -87,23 +130,125 @@ def _document(name: str, opened: OpenedConfig, request: ForecastRequest | None) 
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanOptions:
-    """What `plan show` and `plan fit` share."""
+def plan_config(
+    conf: Path, options: PlanOptions, *, make_forecast: ForecastMaker | None = None
+) -> ConfigPlan:
+    """The settings of a config and, where a model and a device are known, the memory of every stage."""
+    opened, settings, lengths = _open(conf, options)
+    model = options.model or opened.mapped.model
+    try:
+        budget = _budget(options, settings)
+    except BadInput:
+        if model or options.gpu or options.gpu_memory:
+            raise
+        budget = None
+    if model is None or budget is None:
+        seen = overview(opened.with_sizes(settings), budget=budget, forecast=None)
+        missing = None if model else MODEL_HINT
+        return ConfigPlan(opened=opened, overview=seen, missing=missing, lengths=lengths)
+    progress = Progress(options.on_progress)
+    request = _request(opened, settings, options, model=model, device=budget.device, progress=progress)
+    forecast = (make_forecast or load_forecast)(request)
+    settings = _with_job(settings, opened, forecast, lengths)
+    seen = overview(settings, budget=budget, forecast=forecast, progress=progress)
+    return ConfigPlan(opened=opened, overview=seen, request=request, lengths=lengths)
 
-    model: str | None = None
-    task: str | None = None
-    make_batch: str | None = None
-    gpu: str | None = None
-    gpu_memory: str | None = None
-    margin: float = 0.85
-    ranks: int | None = None
-    mapping_file: Path | None = None
-    knobs: Sequence[str] = ()
-    overrides: Sequence[str] = ()
-    lengths: Path | None = None
-    profile: bool = False
-    native: bool = False
-    expandable_segments: bool | None = None  # None: as the environment sets the allocator
-    cache: bool = True  # of traces, in a folder of the user's
-    on_progress: Callable[[str], None] = silent
+
+def fit_config(
+    conf: Path,
+    options: PlanOptions,
+    wish: Wish,
+    *,
+    to_apply: bool = False,
+    make_forecast: ForecastMaker | None = None,
+) -> ConfigFit:
+    """The largest batch of a config that fits a device, with its effective batch kept; nothing is written.
+
+    A fit `to_apply` is refused before any work where its values could not be written.
+    """
+    opened, settings, lengths = _open(conf, options)
+    if to_apply:
+        knobs = (knob for stage in settings.stages for knob in (stage.batch_size, stage.accumulation))
+        check_places(opened.config, (knob.place for knob in knobs if knob.place is not None))
+    budget = _budget(options, settings)
+    model = options.model or opened.mapped.model
+    if model is None:
+        raise BadInput("a fit needs to know the model", hint=MODEL_HINT)
+    progress = Progress(options.on_progress)
+    request = _request(opened, settings, options, model=model, device=budget.device, progress=progress)
+    forecast = (make_forecast or load_forecast)(request)
+    settings = _with_job(settings, opened, forecast, lengths)
+    fit = fit_settings(settings, budget=budget, forecast=forecast, wish=wish, progress=progress)
+    edits: tuple[FileEdit, ...] = ()
+    unwritable = None
+    try:
+        edits = plan_edits(opened.config, changes_of(fit, choose=wish.choose))
+    except BadInput as error:  # a report is still worth having
+        if to_apply:
+            raise
+        unwritable = error
+    return ConfigFit(
+        opened=opened,
+        fit=fit,
+        request=request,
+        choose=wish.choose,
+        lengths=lengths,
+        edits=edits,
+        unwritable=unwritable,
+    )
+
+
+def _open(conf: Path, options: PlanOptions) -> tuple[OpenedConfig, Settings, Lengths | None]:
+    opened = open_config(
+        conf, mapping_file=options.mapping_file, knobs=options.knobs, overrides=options.overrides
+    )
+    lengths = None if options.lengths is None else read_lengths(options.lengths)
+    return opened, opened.settings(ranks=options.ranks), lengths
+
+
+def _budget(options: PlanOptions, settings: Settings) -> Budget:
+    return find_budget(
+        gpu=options.gpu, gpu_memory=options.gpu_memory, margin=options.margin, ranks=settings.ranks.value
+    )
+
+
+def _with_job(
+    settings: Settings, opened: OpenedConfig, forecast: Forecast, lengths: Lengths | None
+) -> Settings:
+    """The settings with every size that the job has."""
+    settings = opened.with_sizes(settings, forecast.sizes)
+    if lengths is not None:
+        settings = with_lengths(settings, lengths, job_sizes=forecast.sizes)
+    return with_job_sizes(settings, forecast.sizes)
+
+
+def _request(
+    opened: OpenedConfig,
+    settings: Settings,
+    options: PlanOptions,
+    *,
+    model: str,
+    device: Device,
+    progress: Progress,
+) -> ForecastRequest:
+    stages = opened.values()
+    optimizer = settings.stages[0].optimizer
+    return ForecastRequest(
+        model=model,
+        device=device,
+        values=next(iter(stages.values())),
+        stages=stages,
+        overrides=opened.overrides,
+        optimizer=optimizer.value if optimizer else None,
+        ranks=settings.ranks.value,
+        profile=options.profile,
+        native=options.native,
+        expandable_segments=options.expandable_segments,
+        task=options.task,
+        make_batch=options.make_batch,
+        configs=tuple(opened.config.documents),
+        keys_of=opened.keys_of,
+        cache=options.cache,
+        on_progress=progress.work,
+        on_traces=progress.count,
+    )

@@ -19,7 +19,7 @@ ON_24GB = ("--model", "pkg:build", "--gpu-memory", "24GB")
 
 @pytest.fixture(autouse=True)
 def forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flatout.api, "_forecast", plans.toy_maker())
+    monkeypatch.setattr(flatout.planner.plan, "load_forecast", plans.toy_maker())
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_what_cannot_be_written_is_said_before_any_work(
     def not_asked(request: object) -> object:
         raise AssertionError("the job was loaded")
 
-    monkeypatch.setattr(flatout.api, "_forecast", not_asked)
+    monkeypatch.setattr(flatout.planner.plan, "load_forecast", not_asked)
     apply = (*ON_24GB, "--apply", "--yes")
     (conf / "config.yaml").chmod(0o444)
     assert "config.yaml is read-only; nothing was written" in one_line(run("fit", conf, *apply))
@@ -207,7 +207,7 @@ def test_an_interrupt_while_it_works_says_that_nothing_was_written(
     def interrupted(request: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(flatout.api, "_forecast", interrupted)
+    monkeypatch.setattr(flatout.planner.plan, "load_forecast", interrupted)
     before = plans.contents(conf)
     result = run("fit", conf, *ON_24GB, "--apply", "--yes")
     assert (result.exit_code, result.stdout) == (130, "")
@@ -224,7 +224,7 @@ def test_the_job_is_asked_for_as_the_flags_say(conf: Path, monkeypatch: pytest.M
         asked.append(request)
         return plans.ToyForecast()
 
-    monkeypatch.setattr(flatout.api, "_forecast", make)
+    monkeypatch.setattr(flatout.planner.plan, "load_forecast", make)
     run("show", conf, *ON_24GB, "--task", "masked-lm", "--no-cache")
     run("fit", conf, *ON_24GB, "--make-batch", "pkg:make")
     first, second = asked
@@ -237,7 +237,7 @@ def test_the_job_is_asked_for_as_the_flags_say(conf: Path, monkeypatch: pytest.M
 
 def test_lengths_decide_and_are_told(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch_size": 8, "n_negatives": 1, "length": 16}
-    monkeypatch.setattr(flatout.api, "_forecast", plans.toy_maker(sizes=sizes))
+    monkeypatch.setattr(flatout.planner.plan, "load_forecast", plans.toy_maker(sizes=sizes))
     (tmp_path / "lengths.csv").write_text("length,count\n10,90\n100,10\n")
     for verb in ("show", "fit"):
         answer = run(verb, conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv")
@@ -267,7 +267,7 @@ def test_what_the_model_prints_is_no_part_of_the_document(
         print("building the model")
         return make(request)
 
-    monkeypatch.setattr(flatout.api, "_forecast", noisy)
+    monkeypatch.setattr(flatout.planner.plan, "load_forecast", noisy)
     result = run(verb, conf, *ON_24GB, "--json")
     assert json.loads(result.stdout)["version"] == 1
     assert "building the model" in result.stderr

@@ -1,39 +1,40 @@
 """The memory of a job on a device, asked in the terms of people: how much, and how large a batch.
 
-A `Forecaster` traces its job at three small batches in a child process, replays any other size from them,
-and simulates PyTorch's allocator on the result.  An answer that matters is traced afresh at its own sizes:
-where the step allocates otherwise there than at small sizes, the fresh trace is what counts.
+A `Forecaster` replays a step from small traces (`steps`) and simulates PyTorch's allocator on it.  An answer
+that matters is traced afresh at its own sizes: where the step allocates otherwise there than at small sizes,
+the fresh trace is what counts.  Where lengths vary, the longest batch decides: give a histogram of them as
+`lengths`, length -> how often.
 
-Sizes named as `knobs` beside the batch (a length, a number of negatives) are replayed too, all from one set
-of small traces: two more for each, and one in which all of them move.  Where lengths vary, the longest batch
-decides: give a histogram of them as `lengths`, length -> how often.
+A plan asks about whole processes: the allocator's bytes and the CUDA context.  One peak is one trace at its
+very sizes.  A largest batch is three small traces, a search in what follows from them, and one trace that
+verifies each answer; after that, every other batch of the same job follows for nothing.  With `profile` the
+job is also run for real at two small batches, for each recipe that is asked for: what the traces missed there
+corrects the answers, and the seconds of a micro-batch are measured.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from flatout.decisions import Decision
-from flatout.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
-from flatout.hardware.simulated import simulated_device
 from flatout.memory.cuda.target import workspaces_for
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.allocator import Simulation, simulate
+from flatout.memory.predict.caveats import caveats_of
 from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, longest, unbroken_batch
 from flatout.memory.predict.largest_batch import largest_batch as search
 from flatout.memory.predict.repeat_steps import repeated
-from flatout.memory.predict.replay import Replay, SizedTrace, fit_replay, sized
-from flatout.memory.predict.samples import BATCH, sample_sizes
-from flatout.memory.process.isolated_process import check_build, forked_or_sent, in_fresh_process
-from flatout.memory.trace.make_trace import NATIVE, RULED, import_before_forking, trace_here, trace_natively
-from flatout.memory.trace.record import Trace
+from flatout.memory.predict.replay import SizedTrace, sized
+from flatout.memory.predict.samples import BATCH
+from flatout.memory.predict.steps import Key, Parallel, TracedSteps, TraceStore
+
+if TYPE_CHECKING:
+    from flatout.memory.probe.probe_results import Receipt
 
 CONTEXT_BYTES = 600 << 20
 CONTEXT = Decision(
@@ -41,14 +42,14 @@ CONTEXT = Decision(
     reason="a CUDA context with the kernels of a training job takes 500 to 600 MiB; a probe measures it",
     source="assumed",
 )
-Parallel = Literal["ddp", "fsdp2"]
 MOST_RETRIES = 8
 WORTH_RAISING = 0.06  # of the cap, left free
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
 KEPT_FREE = 0.0125  # of the cap, under a tight batch: 1 % was enough in 59 of 60 searches on an H200
 LENGTH = "length"
-NATIVE_AT_ONCE = 2  # each takes a CUDA context of the GPU
-SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
+MOST_MADE = 8192  # rows: a larger batch, which the batch maker would fill, follows from small ones
+# The second micro-batch meets the gradients of the first; a third meets nothing that the second did not.
+TRACED_ACCUMULATION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +68,32 @@ class Largest:
     num_flushes: int | None = None  # at `tight`, in a step after the first ones
 
 
-class Forecaster:
-    """Forecasts for one job on one device; traces are kept.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The most a step holds: by tensors, by PyTorch's allocator, and by the whole process on the device."""
 
-    With `native`, traces are made on tensors without data of the GPU that is here (`tracing`).
+    allocated_bytes: int
+    reserved_bytes: int
+    process_bytes: int  # reserved, and the CUDA context: what has to fit beside everybody else
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchBounds:
+    """`tight` is the largest that trains within a capacity, though the allocator may have to hand memory back
+    and ask again; up to `safe` it never holds more than the capacity.  None: not even 1.
+    """
+
+    safe: int | None
+    tight: int | None
+
+
+def traced(recipe: Recipe) -> Recipe:
+    """The recipe with no more accumulation than memory can tell apart."""
+    return dataclasses.replace(recipe, accumulation=min(recipe.accumulation, TRACED_ACCUMULATION))
+
+
+class Forecaster(TracedSteps):
+    """Forecasts for one job on one device; traces and answers are kept.
 
     With `expandable_segments` the allocator is that of `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     (`allocator.expandable_segments_of` reads the variable's value).
@@ -86,38 +109,38 @@ class Forecaster:
         parallel: Parallel = "ddp",
         expandable_segments: bool = False,
         native: bool = False,
+        profile: bool = False,
         knobs: Sequence[str] = (BATCH,),
+        store: TraceStore | None = None,
         on_progress: Callable[[str], None] = lambda message: None,
+        on_traces: Callable[[int], None] = lambda num_traces: None,
     ) -> None:
-        if ranks < 1 or parallel not in ("ddp", "fsdp2"):
-            raise BadInput(f"ranks={ranks} and parallel={parallel!r}: at least 1 rank, under ddp or fsdp2")
-        unknown = [knob for knob in knobs if knob not in job.sizes]
-        if unknown:
-            raise BadInput(
-                f"{', '.join(unknown)} is no size of {job.name}", hint=f"it has {', '.join(job.sizes)}"
-            )
-        if native:
-            check_build(NATIVE)
-        self.job = job
-        self.native = native
-        self.expandable_segments = expandable_segments
-        self.knobs = tuple(dict.fromkeys((BATCH, *knobs)))
-        self.ranks, self.parallel = ranks, parallel
-        self.device = simulated_device(device) if isinstance(device, str) else device
+        super().__init__(
+            job,
+            device=device,
+            ranks=ranks,
+            parallel=parallel,
+            native=native,
+            knobs=knobs,
+            store=store,
+            on_progress=on_progress,
+            on_traces=on_traces,
+        )
         self.context = context
-        self.on_progress = on_progress
-        self._replays: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Replay | None] = {}
-        self._traces: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
-        self._joint: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Replay | None] = {}
-        self._quick: dict[tuple[Recipe, tuple[tuple[str, int], ...]], Trace] = {}
-
-    # -- answers
+        self.expandable_segments = expandable_segments
+        self._profile = profile
+        self._stages: dict[str, Forecaster] = {}
+        self._receipts: dict[Key, Receipt] = {}
+        self._bounds: dict[tuple[Key, int], BatchBounds] = {}
+        self._peaks: dict[tuple[Key, int], Peak] = {}
+        self._searched_for: set[Key] = set()  # a replay is at hand
+        self._traced_at: set[tuple[Key, int]] = set()  # (what, batch): a trace of these very sizes is at hand
 
     def estimate(
         self, recipe: Recipe, *, sizes: Sizes | None = None, lengths: Mapping[int, int] | None = None
     ) -> MemoryEstimate:
         """What one step takes at `sizes`, traced at these very sizes."""
-        trace = self.trace(recipe, self._complete(sizes, lengths))
+        trace = self.trace(recipe, self._complete(_with_longest(sizes, lengths)))
         return estimate(
             trace,
             constants=workspaces_for(self.device),
@@ -126,18 +149,6 @@ class Forecaster:
             precision=recipe.precision,
             device=self.device.name if self.device else None,
         )
-
-    def what_if(self, recipe: Recipe, *, sizes: Sizes | None = None) -> SizedTrace:
-        """The step at `sizes`: replayed where it follows from small traces, else traced."""
-        wanted = self._complete(sizes)
-        for replay_of in (self._joint_replay, self._replay):
-            replay = replay_of(recipe, wanted)
-            if replay is not None and replay.covers(**wanted):
-                try:
-                    return replay.at(**wanted)
-                except StructureChanges:
-                    pass
-        return sized(self._quick_trace(recipe, wanted))
 
     def largest_batch(
         self,
@@ -148,7 +159,7 @@ class Forecaster:
         lengths: Mapping[int, int] | None = None,
     ) -> Largest:
         """The largest batches within `cap_bytes` of the allocator; `limit` alone is not traced itself."""
-        wanted = self._complete(sizes, lengths)
+        wanted = self._complete(_with_longest(sizes, lengths))
 
         def step_at(batch_size: int) -> SizedTrace:
             return self.what_if(recipe, sizes={**wanted, BATCH: batch_size})
@@ -234,96 +245,140 @@ class Forecaster:
                 batch_size = (low + high) // 2
         return low, num_flushes
 
-    # -- traces
+    # A plan's questions
 
-    def trace(self, recipe: Recipe, sizes: Sizes) -> Trace:
-        key = (recipe, _key(sizes))
-        if key not in self._traces:
-            self._traces[key] = self.make_traces(recipe, [sizes])[0]
-        return self._traces[key]
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The names the job's batch maker understands, with the job's own values."""
+        return self.job.sizes
 
-    def _quick_trace(self, recipe: Recipe, sizes: Sizes) -> Trace:
-        """A trace for a search: of several accumulated micro-batches the last one only."""
-        if recipe.accumulation == 1 or recipe.mode != "train":
-            return self.trace(recipe, sizes)
-        key = (recipe, _key(sizes))
-        if key not in self._quick:
-            self._quick[key] = self.make_traces(recipe, [sizes], quick=True)[0]
-        return self._quick[key]
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What of the answers so far is a guess that may be too low, each as a clause."""
+        return caveats_of(self.guesses, device=None if self._profile else self.device)
 
-    def _replay(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
-        """A replay in the batch size, the other sizes as they are; None where the job has none."""
-        key = (recipe, _key({name: size for name, size in sizes.items() if name != BATCH}))
-        if key not in self._replays:
-            self._replays[key] = self._fitted(recipe, sizes)
-        return self._replays[key]
+    def of_stage(self, name: str) -> Forecaster:
+        """The forecast of one stage: a stage may train another model."""
+        return self._stages.get(name, self)
 
-    def _joint_replay(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
-        """A replay in every knob, the other sizes as they are; None without knobs beside the batch."""
-        if len(self.knobs) == 1:
-            return None
-        key = (recipe, _key({name: size for name, size in sizes.items() if name not in self.knobs}))
-        if key not in self._joint:
-            try:
-                own = {name: self.job.sizes[name] for name in self.knobs}  # what a model has positions for
-                samples = sample_sizes({**sizes, **own}, knobs=self.knobs)
-                self._joint[key] = fit_replay(self.make_traces(recipe, samples, quick=True))
-            except StructureChanges:
-                self._joint[key] = None
-        return self._joint[key]
+    def set_stage(self, name: str, other: Forecaster) -> None:
+        self._stages[name] = other
 
-    def _fitted(self, recipe: Recipe, sizes: Sizes) -> Replay | None:
-        samples = [{**sizes, BATCH: batch_size} for batch_size in SAMPLES]
-        try:
-            return fit_replay(self.make_traces(recipe, samples, quick=True), exact=False)
-        except StructureChanges:
-            return None
-
-    def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
-        """A trace at each of `all_sizes`, in their order; `quick` ones are for a search.
-
-        Every trace comes through here: a forecaster that keeps traces elsewhere overrides it, and calls it
-        for those that it has not.
-        """
-        chosen = [dict(sizes) for sizes in all_sizes]
-        batches = ", ".join(str(sizes[BATCH]) for sizes in chosen)
-        self.on_progress(f"tracing {self.job.name}, {_describe(recipe)}, at batch {batches}")
-
-        import_before_forking()
-        last = quick and recipe.accumulation > 1 and recipe.mode == "train"
-
-        def one(sizes: Sizes) -> Trace:
-            make = trace_natively if self.native else trace_here
-            work = partial(make, self.job, recipe, sizes, device=self.device, last_micro_batch=last)
-            run, what = (in_fresh_process, NATIVE) if self.native else (forked_or_sent, RULED)
-            trace = run(work, what=what)
-            return self._of_one_rank(trace, recipe)
-
-        num_at_once = NATIVE_AT_ONCE if self.native else len(os.sched_getaffinity(0))
-        with ThreadPoolExecutor(max_workers=num_at_once) as pool:
-            return list(pool.map(one, chosen))
-
-    def _of_one_rank(self, trace: Trace, recipe: Recipe) -> Trace:
-        if self.ranks == 1 or recipe.mode != "train":
-            return trace
-        from flatout.memory.predict import parallel
-        from flatout.memory.predict.fsdp_units import units_of_job
-
-        if self.parallel == "ddp":
-            return parallel.with_ddp(trace)
-        units = forked_or_sent(units_of_job, self.job, recipe, what=RULED)
-        return parallel.with_fsdp2(trace, ranks=self.ranks, units=units)
-
-    def _complete(self, sizes: Sizes | None, lengths: Mapping[int, int] | None = None) -> dict[str, int]:
-        if lengths is not None:
-            sizes = {**(sizes or {}), LENGTH: longest(lengths)}
-        unknown = set(sizes or ()) - set(self.job.sizes)
-        if unknown:
-            raise BadInput(
-                f"{', '.join(sorted(unknown))} is no size of {self.job.name}",
-                hint=f"it has {', '.join(self.job.sizes)}",
+    def peak_bytes(self, sizes: Sizes, *, recipe: Recipe) -> Peak:
+        """What one step needs at these sizes, `batch_size` among them."""
+        recipe = traced(recipe)
+        at = (_without_batch(recipe, sizes), sizes[BATCH])
+        if at not in self._peaks:
+            found: Simulation | MemoryEstimate
+            if self._profile:
+                found = self._corrected(sizes, recipe)
+            elif self._is_replayed(sizes, recipe):
+                found = self.simulate(self._step(sizes, recipe))
+            else:
+                found = self.estimate(recipe, sizes=sizes)
+            self._peaks[at] = Peak(
+                allocated_bytes=found.peak_allocated_bytes,
+                reserved_bytes=found.peak_reserved_bytes,
+                process_bytes=found.peak_reserved_bytes + self._context_bytes(recipe, sizes),
             )
-        return {**self.job.sizes, **(sizes or {})}
+        return self._peaks[at]
+
+    def trains(self, sizes: Sizes, *, recipe: Recipe, capacity_bytes: int) -> bool:
+        """Whether the steps run on a device where the process gets no more than `capacity_bytes`."""
+        recipe = traced(recipe)
+        cap_bytes = capacity_bytes - self._beside_bytes(sizes, recipe)
+        if cap_bytes <= 0:
+            return False
+        flushes = repeated(self._step(sizes, recipe)).flushes(
+            cap_bytes=int(cap_bytes * (1 - KEPT_FREE)), expandable_segments=self.expandable_segments
+        )
+        return flushes is not None and not (flushes and self.expandable_segments)
+
+    def largest_within(self, sizes: Sizes, *, recipe: Recipe, capacity_bytes: int) -> BatchBounds:
+        """The largest batches for which `trains` holds, and for which the process never holds more."""
+        recipe = traced(recipe)
+        what = _without_batch(recipe, sizes)
+        if (what, capacity_bytes) not in self._bounds:
+            found = self._searched(recipe, sizes, capacity_bytes)
+            self._bounds[what, capacity_bytes] = found
+            self._searched_for.add(what)
+            self._traced_at |= {(what, batch) for batch in (found.safe, found.tight) if batch is not None}
+        return self._bounds[what, capacity_bytes]
+
+    def step_s(self, sizes: Sizes, *, recipe: Recipe) -> float | None:
+        """Seconds of a micro-batch, carried on from the larger probe in proportion to the batch.
+
+        None where nothing was measured.
+        """
+        if not self._profile:
+            return None
+        largest = max(self._receipt(traced(recipe), sizes).probes, key=lambda probe: probe.batch_size)
+        if largest.micro_batch_s is None:
+            return None
+        return largest.micro_batch_s * sizes[BATCH] / largest.batch_size
+
+    def _step(self, sizes: Sizes, recipe: Recipe) -> SizedTrace:
+        if self._is_replayed(sizes, recipe):
+            return self.what_if(recipe, sizes=sizes)
+        return sized(self.trace(recipe, {**self.sizes, **sizes}))
+
+    def _is_replayed(self, sizes: Sizes, recipe: Recipe) -> bool:
+        """Where a replay is at hand, or a batch too large to be made; else these very sizes are traced."""
+        what = _without_batch(recipe, sizes)
+        if (what, sizes[BATCH]) in self._traced_at:
+            return False
+        return what in self._searched_for or sizes[BATCH] > MOST_MADE
+
+    def _searched(self, recipe: Recipe, sizes: Sizes, capacity_bytes: int) -> BatchBounds:
+        others = {name: size for name, size in sizes.items() if name != BATCH}
+        cap_bytes = capacity_bytes - self._context_bytes(recipe, sizes)
+        if cap_bytes <= 0:
+            return BatchBounds(safe=None, tight=None)
+        found = self.largest_batch(recipe, cap_bytes=cap_bytes, sizes=others)
+        if self._profile and found.tight:
+            # What the traces miss at a real step is taken from the cap, and the search made again below it.
+            beside = self._beside_bytes({**others, BATCH: found.tight}, recipe)
+            cap_bytes = max(1, capacity_bytes - beside)
+            found = self.largest_batch(recipe, cap_bytes=cap_bytes, sizes=others)
+        return BatchBounds(safe=found.safe or None, tight=found.tight or None)
+
+    def _beside_bytes(self, sizes: Sizes, recipe: Recipe) -> int:
+        """What a process takes beside what was traced: the context, and what a real run had in excess."""
+        context = self._context_bytes(recipe, sizes)
+        if not self._profile:
+            return context
+        plain = self.estimate(recipe, sizes=sizes).peak_reserved_bytes
+        return context + max(0, self._corrected(sizes, recipe).peak_reserved_bytes - plain)
+
+    def _corrected(self, sizes: Sizes, recipe: Recipe) -> MemoryEstimate:
+        from flatout.memory.probe.probe_results import correct
+
+        receipt = self._receipt(recipe, sizes)
+        at_probes = [
+            self.estimate(recipe, sizes={**sizes, BATCH: probe.batch_size}) for probe in receipt.probes
+        ]
+        return correct(self.estimate(recipe, sizes=sizes), receipt, at_probes=at_probes)
+
+    def _context_bytes(self, recipe: Recipe, sizes: Sizes) -> int:
+        measured = self._receipt(recipe, sizes).context_bytes if self._profile else None
+        return self.context.value if measured is None else measured
+
+    def _receipt(self, recipe: Recipe, sizes: Sizes) -> Receipt:
+        from flatout.memory.probe.run_probe import probe
+
+        key = _without_batch(recipe, sizes)
+        if key not in self._receipts:
+            self.on_progress(f"running {self.job.name} for a few steps")
+            self._receipts[key] = probe(self.job, recipe, sizes={**self.sizes, **sizes})
+        return self._receipts[key]
+
+
+def _without_batch(recipe: Recipe, sizes: Sizes) -> Key:
+    return recipe, tuple(sorted((name, size) for name, size in sizes.items() if name != BATCH))
+
+
+def _with_longest(sizes: Sizes | None, lengths: Mapping[int, int] | None) -> Sizes | None:
+    return sizes if lengths is None else {**(sizes or {}), LENGTH: longest(lengths)}
 
 
 def estimate_job(
@@ -366,16 +421,3 @@ def largest_batch(
     """The largest batch of `job` within `cap_bytes` of the allocator."""
     forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments, native=native)
     return forecaster.largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes, lengths=lengths)
-
-
-def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(sizes.items()))
-
-
-def _describe(recipe: Recipe) -> str:
-    parts: list[str] = [recipe.precision, recipe.mode]
-    if recipe.checkpointing:
-        parts.append("checkpointing")
-    if recipe.accumulation > 1:
-        parts.append(f"accumulation {recipe.accumulation}")
-    return ", ".join(parts)

@@ -17,19 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from flatout.errors import BadInput
-from flatout.planner.config.documents import Document, Value, read_document
+from flatout.planner.config.documents import Document, Layer, Value, package_header, read_document
 
 MAX_DEPTH = 20
-_HEADER = re.compile(r"^#\s*@package\s+(\S+)\s*$", flags=re.MULTILINE)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
-    """One file of a config, and the package (dotted prefix) its values are put under."""
-
-    path: Path
-    document: Document
-    package: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,18 +29,6 @@ class _Entry:
     package: str | None
     optional: bool = False
     override: bool = False
-
-
-def is_hydra(document: Document) -> bool:
-    return document.sections.get("defaults") == "list"
-
-
-def package_header(document: Document) -> str | None:
-    """The package of `# @package name`; "" for _global_."""
-    match = _HEADER.search(document.text)
-    if match is None or match[1] == "_group_":
-        return None
-    return "" if match[1] == "_global_" else match[1].removeprefix("_global_.")
 
 
 def chosen_groups(given: Mapping[str, Value], *, root: Path) -> dict[str, str | None]:
@@ -79,97 +57,86 @@ def hydra_layers(
     chosen: dict[str, tuple[str | None, ...]] = {
         key.removeprefix("+"): (option,) for key, option in (choices or {}).items()
     }
-    document = read_document(path, name=str(path.relative_to(root)))
-    listed = {_key(entry, path, root=root) for entry in _entries(document)}
+    walk = _Walk(root=root, chosen=chosen, notes=notes)
+    listed = {walk.key(entry, path) for entry in _entries(walk.read(path))}
     added = tuple(
         _Entry(group=f"/{group}", options=options, package=package or None)
         for key, options in chosen.items()
         if key not in listed
         for group, _, package in [key.partition("@")]
     )
-    _note_overrides(path, root=root, chosen=chosen, added=added, depth=0)
-    return list(_layers(path, root=root, package="", chosen=chosen, notes=notes, added=added, depth=0))
+    walk.note_overrides(path, added)
+    return list(walk.layers(path, added))
 
 
-def _note_overrides(
-    path: Path,
-    *,
-    root: Path,
-    chosen: dict[str, tuple[str | None, ...]],
-    added: tuple[_Entry, ...] = (),
-    depth: int,
-) -> None:
-    """Fill `chosen` in the order in which Hydra does: a file's own choices, then those of its later files."""
-    if depth > MAX_DEPTH:
-        raise BadInput(f"the defaults of {path.name} go in a circle")
-    entries = [*_entries(read_document(path, name=str(path.relative_to(root)))), *added]
-    for entry in entries:
-        if entry.override:
-            chosen.setdefault(_key(entry, path, root=root), entry.options)
-    for entry in reversed(entries):
-        for found, _ in _targets(entry, path, root=root, package="", chosen=chosen, notes=[]):
-            _note_overrides(found, root=root, chosen=chosen, depth=depth + 1)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Walk:
+    """Through the files that a config's defaults name; `chosen` holds the options chosen elsewhere."""
 
+    root: Path
+    chosen: dict[str, tuple[str | None, ...]]
+    notes: list[str]
 
-def _layers(
-    path: Path,
-    *,
-    root: Path,
-    package: str,
-    chosen: dict[str, tuple[str | None, ...]],
-    notes: list[str],
-    added: tuple[_Entry, ...] = (),
-    depth: int,
-) -> Iterator[Layer]:
-    if depth > MAX_DEPTH:
-        raise BadInput(f"the defaults of {path.name} go in a circle")
-    document = read_document(path, name=str(path.relative_to(root)))
-    header = package_header(document)
-    own = Layer(path=path, document=document, package=package if header is None else header)
-    placed = False
-    for entry in (*_entries(document), *added):
-        if entry.group is None and entry.options == ("_self_",):
+    def read(self, path: Path, depth: int = 0) -> Document:
+        if depth > MAX_DEPTH:
+            raise BadInput(f"the defaults of {path.name} go in a circle")
+        return read_document(path, name=str(path.relative_to(self.root)))
+
+    def note_overrides(self, path: Path, added: tuple[_Entry, ...] = (), *, depth: int = 0) -> None:
+        """Fill `chosen` in the order in which Hydra does: a file's own choices, then its later files'."""
+        entries = [*_entries(self.read(path, depth)), *added]
+        for entry in entries:
+            if entry.override:
+                self.chosen.setdefault(self.key(entry, path), entry.options)
+        for entry in reversed(entries):
+            for found, _ in self.targets(entry, path, package="", notes=[]):
+                self.note_overrides(found, depth=depth + 1)
+
+    def layers(
+        self, path: Path, added: tuple[_Entry, ...] = (), *, package: str = "", depth: int = 0
+    ) -> Iterator[Layer]:
+        document = self.read(path, depth)
+        header = package_header(document)
+        own = Layer(path=path, document=document, package=package if header is None else header)
+        placed = False
+        for entry in (*_entries(document), *added):
+            if entry.group is None and entry.options == ("_self_",):
+                yield own
+                placed = True
+                continue
+            for found, inner in self.targets(entry, path, package=own.package, notes=self.notes):
+                yield from self.layers(found, package=inner, depth=depth + 1)
+        if not placed:
             yield own
-            placed = True
-            continue
-        for found, inner in _targets(entry, path, root=root, package=own.package, chosen=chosen, notes=notes):
-            yield from _layers(found, root=root, package=inner, chosen=chosen, notes=notes, depth=depth + 1)
-    if not placed:
-        yield own
 
+    def targets(
+        self, entry: _Entry, path: Path, *, package: str, notes: list[str]
+    ) -> Iterator[tuple[Path, str]]:
+        """The files an entry names and the package of each."""
+        if entry.override:
+            return
+        options = self.chosen.get(self.key(entry, path), entry.options) if entry.group else entry.options
+        for option in options:
+            target = PurePosixPath(entry.group or "") / option if option else None
+            if target is None or "???" in (option or "") or "${" in str(target):
+                if option is not None:
+                    notes.append(f"defaults of {path.name}: {entry.group}: {option} is chosen at launch")
+                continue
+            absolute = str(target).startswith("/")
+            relative = str(target).lstrip("/")
+            if relative.startswith("hydra/"):
+                continue
+            file = _existing((self.root if absolute else path.parent) / relative)
+            if file is not None:
+                yield file, _package(entry, relative, package=package, absolute=absolute)
+            elif not entry.optional:
+                notes.append(f"defaults of {path.name}: there is no {relative}.yaml; its values are unknown")
 
-def _targets(
-    entry: _Entry,
-    path: Path,
-    *,
-    root: Path,
-    package: str,
-    chosen: dict[str, tuple[str | None, ...]],
-    notes: list[str],
-) -> Iterator[tuple[Path, str]]:
-    """The files an entry names and the package of each."""
-    if entry.override:
-        return
-    options = chosen.get(_key(entry, path, root=root), entry.options) if entry.group else entry.options
-    for option in options:
-        target = PurePosixPath(entry.group or "") / option if option else None
-        if target is None or "???" in (option or "") or "${" in str(target):
-            if option is not None:
-                notes.append(f"defaults of {path.name}: {entry.group}: {option} is chosen at launch")
-            continue
-        absolute = str(target).startswith("/")
-        folder = root if absolute else path.parent
-        relative = str(target).lstrip("/")
-        if relative.startswith("hydra/"):
-            continue
-        file = _existing(folder / relative)
-        if file is None:
-            if not entry.optional:
-                notes.append(
-                    f"defaults of {path.name}: there is no {relative}.yaml, so its values are unknown"
-                )
-            continue
-        yield file, _package(entry, relative, package=package, absolute=absolute)
+    def key(self, entry: _Entry, path: Path) -> str:
+        """A group as seen from the root, with the package that tells two entries of one group apart."""
+        group = entry.group or ""
+        base = "" if group.startswith("/") else os.path.relpath(path.parent, self.root)
+        return str(PurePosixPath(base) / group.lstrip("/")) + (f"@{entry.package}" if entry.package else "")
 
 
 def _existing(stem: Path) -> Path | None:
@@ -186,13 +153,6 @@ def _package(entry: _Entry, relative: str, *, package: str, absolute: bool) -> s
     else:
         base, inner = package, "" if entry.package == "_here_" else entry.package
     return ".".join(part for part in (base, inner) if part)
-
-
-def _key(entry: _Entry, path: Path, *, root: Path) -> str:
-    """A group as seen from the root, with the package that tells two entries of one group apart."""
-    group = entry.group or ""
-    base = "" if group.startswith("/") else os.path.relpath(path.parent, root)
-    return str(PurePosixPath(base) / group.lstrip("/")) + (f"@{entry.package}" if entry.package else "")
 
 
 def _entries(document: Document) -> list[_Entry]:

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import BadInput
-from flatout.planner.config.documents import Document, Scalar, Value, nearest_hint, read_document
-from flatout.planner.config.hydra import Layer, chosen_groups, hydra_layers, is_hydra, package_header
+from flatout.planner.config.documents import (
+    Document,
+    Layer,
+    Scalar,
+    Value,
+    is_hydra,
+    nearest_hint,
+    package_header,
+    read_document,
+)
 
 MAIN_FILES = ("config.yaml", "config.yml", "config.json", "training_args.json")
 STAGE_FOLDERS = ("curriculum", "stages")
@@ -107,6 +115,8 @@ def read_config(
     given = dict(overrides or {})
     layers = [Layer(path=path, document=main)]
     if hydra:
+        from flatout.planner.config.hydra import chosen_groups, hydra_layers
+
         choices = chosen_groups(given, root=root)
         given = {key: value for key, value in given.items() if key not in choices}
         layers = hydra_layers(path, root=root, notes=notes, choices=choices)

@@ -1,29 +1,46 @@
-"""The knobs of a config as numbers: what each stage trains with, and where each value came from."""
+"""The knobs of a config as numbers: what each stage trains with, and where each value came from.
+
+A config is opened with its mapping file and the flags over it, and its knobs are read once; the sizes of a
+batch join them when the job, which names them, is known.  The effective batch counts all processes that train
+together.  A plan is made for DDP, in which each holds the whole model: where a config shards it, a process
+needs less than is planned, and a note says so.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.memory.jobs.job import Precision, Recipe
-from flatout.planner.config.documents import plain_value
-from flatout.planner.config.job_config import Found, JobConfig, Place, Stage
+from flatout.planner.config.documents import Value, plain_value
+from flatout.planner.config.job_config import Found, JobConfig, Place, Stage, main_file, read_config
 from flatout.planner.config.knobs import (
     LAST_NAMES,
+    MAPPING_FILE,
     PLANNED,
     Mapped,
     Style,
     find_key,
     missing_knob,
+    overrides_of,
+    pairs,
+    read_mapping,
+    recognise,
     section_of,
 )
-from flatout.planner.config.ranks import find_ranks, sharding_note
 
 Kind = TypeVar("Kind")
+NO_KEY = "assumed: the config has no key for it"
+SHOWN_SIZES = tuple(name for name in LAST_NAMES if name not in PLANNED)  # where no job names its own
+DEVICES, NODES = "trainer.devices", "trainer.num_nodes"
+STRATEGIES = ("trainer.strategy", "trainer.strategy.class_path", "fsdp", "deepspeed")
+SHARDING = ("fsdp", "deepspeed", "full_shard", "shard_grad_op", "hybrid_shard")
 
 PRECISIONS: dict[str, Precision] = {
     **dict.fromkeys(("32", "32-true", "fp32", "float32", "no", "none", "full", "false"), "fp32"),
@@ -83,85 +100,68 @@ class Settings:
     notes: tuple[str, ...] = ()
 
 
-def read_settings(
-    config: JobConfig,
-    *,
-    style: Decision[Style],
-    mapped: Mapped,
-    size_names: tuple[str, ...],
-    ranks: int | None,
-) -> Settings:
-    """The settings of every stage; `size_names` are the sizes that the job's batch maker takes."""
-    sharded = sharding_note(config.stages[0])
-    notes = [*config.notes, *([sharded] if sharded else [])]
-    stages = tuple(
-        _stage_settings(stage, config, style.value, mapped, size_names, notes) for stage in config.stages
-    )
-    return Settings(
-        style=Decision(value=style.value.name, reason=style.reason, source=style.source),
-        ranks=find_ranks(config.stages[0], mapped, given=ranks),
-        stages=stages,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedConfig:
+    """Everything a plan needs to know of a config before it knows the job."""
+
+    config: JobConfig
+    style: Decision[Style]
+    mapped: Mapped
+    overrides: Mapping[str, Value] = field(default_factory=dict)
+
+    def settings(self, *, ranks: int | None = None) -> Settings:
+        """The knobs of every stage."""
+        if ranks is not None and ranks < 1:
+            raise BadInput(f"--ranks {ranks} is no number of processes", hint="give 1 or more")
+        sharded = sharding_note(self.config.stages[0])
+        notes = [*self.config.notes, *([sharded] if sharded else [])]
+        stages = tuple(self._look(stage, notes).settings(self.config) for stage in self.config.stages)
+        return Settings(
+            style=Decision(value=self.style.value.name, reason=self.style.reason, source=self.style.source),
+            ranks=find_ranks(self.config.stages[0], self.mapped, given=ranks),
+            stages=stages,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def with_sizes(self, settings: Settings, names: Collection[str] = SHOWN_SIZES) -> Settings:
+        """The settings with the sizes of these names that the config has."""
+        notes = list(settings.notes)
+        stages = tuple(
+            dataclasses.replace(known, sizes=self._look(stage, notes).sizes(names))
+            for known, stage in zip(settings.stages, self.config.stages, strict=True)
+        )
+        return dataclasses.replace(settings, stages=stages, notes=tuple(dict.fromkeys(notes)))
+
+    def _look(self, stage: Stage, notes: list[str]) -> _Look:
+        return _Look(stage=stage, style=self.style.value, mapped=self.mapped, notes=notes)
+
+    def keys_of(self, names: Iterable[str]) -> frozenset[str]:
+        """The keys of these knobs in any stage."""
+        found = set()
+        for stage in self.config.stages:
+            for name in names:
+                with contextlib.suppress(BadInput):  # two candidates: neither is used
+                    found.add(find_key(name, stage, style=self.style.value, mapped=self.mapped))
+        return frozenset(key for key in found if key is not None)
+
+    def values(self) -> dict[str, dict[str, Value]]:
+        """The merged config of every stage, by dotted key."""
+        return {
+            stage.name: {key: found.value for key in stage.values if (found := stage.find(key)) is not None}
+            for stage in self.config.stages
+        }
 
 
-def with_job_sizes(settings: Settings, sizes: Mapping[str, int]) -> Settings:
-    """Settings in which every size of the job has a value: the config's, else the job's own."""
-    own = {
-        name: Setting(value=value, source=f"the job's own (another with --set +{name}=N)")
-        for name, value in sizes.items()
-        if name != "batch_size"
-    }
-    stages = (dataclasses.replace(stage, sizes={**own, **stage.sizes}) for stage in settings.stages)
-    return dataclasses.replace(settings, stages=tuple(stages))
-
-
-def _stage_settings(
-    stage: Stage,
-    config: JobConfig,
-    style: Style,
-    mapped: Mapped,
-    size_names: tuple[str, ...],
-    notes: list[str],
-) -> StageSettings:
-    look = _Look(stage=stage, style=style, mapped=mapped, notes=notes)
-    batch_size = look.whole("batch_size")
-    if batch_size is None:
-        raise missing_knob("batch_size", stage, config=config, style=style)
-    accumulation = look.whole("accumulation")
-    return StageSettings(
-        name=stage.name,
-        batch_size=batch_size,
-        accumulation=accumulation or Setting(value=1, source="assumed: the config has no key for it"),
-        precision=look.precision(),
-        checkpointing=look.switch("checkpointing"),
-        clip_norm=look.clip_norm(),
-        eval_batch_size=look.whole("eval_batch_size"),
-        learning_rate=look.number("learning_rate"),
-        optimizer=look.words("optimizer"),
-        sizes=_sizes(look, size_names),
-    )
-
-
-def _sizes(look: _Look, size_names: tuple[str, ...]) -> dict[str, Setting[int]]:
-    wanted = dict.fromkeys([*size_names, *(name for name in look.mapped.keys if name not in PLANNED)])
-    sizes = {}
-    for name in wanted:
-        if name == "batch_size":
-            continue
-        try:
-            found = look.whole(name)
-        except BadInput as error:
-            if name in look.mapped.keys:
-                raise
-            look.notes.append(f"{error.message}; the job's own {name} is used ({error.hint})")
-            continue
-        if found is not None:
-            sizes[name] = found
-        if size_names and name not in size_names and name not in LAST_NAMES:
-            known = ", ".join(sorted(PLANNED | set(size_names)))
-            look.notes.append(f"the knob {name} ({look.mapped.keys[name]}) is not used; knobs are {known}")
-    return sizes
+def open_config(
+    conf: Path, *, mapping_file: Path | None = None, knobs: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> OpenedConfig:
+    """Read CONF with its mapping file, `--knob` pairs over it, and `--set` pairs over the values."""
+    beside = main_file(conf).parent / MAPPING_FILE
+    mapped = read_mapping(mapping_file or beside) if mapping_file or beside.is_file() else Mapped()
+    mapped = dataclasses.replace(mapped, keys={**mapped.keys, **pairs(knobs, flag="--knob")})
+    given = overrides_of(overrides)
+    config = read_config(conf, stages=mapped.stages, overrides=given)
+    return OpenedConfig(config=config, style=recognise(config), mapped=mapped, overrides=given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +172,43 @@ class _Look:
     style: Style
     mapped: Mapped
     notes: list[str]
+
+    def settings(self, config: JobConfig) -> StageSettings:
+        batch_size = self.whole("batch_size")
+        if batch_size is None:
+            raise missing_knob("batch_size", self.stage, config=config, style=self.style)
+        return StageSettings(
+            name=self.stage.name,
+            batch_size=batch_size,
+            accumulation=self.whole("accumulation") or Setting(value=1, source=NO_KEY),
+            precision=self.precision(),
+            checkpointing=self.switch("checkpointing"),
+            clip_norm=self.clip_norm(),
+            eval_batch_size=self.whole("eval_batch_size"),
+            learning_rate=self.number("learning_rate"),
+            optimizer=self.words("optimizer"),
+        )
+
+    def sizes(self, names: Collection[str]) -> dict[str, Setting[int]]:
+        """Sizes of a batch; one that the config does not settle is left to the job, with a note."""
+        mapped = self.mapped.keys
+        found = {}
+        for name in dict.fromkeys([*names, *(name for name in mapped if name not in PLANNED)]):
+            if name == "batch_size":
+                continue
+            try:
+                size = self.whole(name)
+            except BadInput as error:
+                if name in mapped:
+                    raise
+                self.notes.append(f"{error.message}; the job's own {name} is used ({error.hint})")
+                continue
+            if size is not None:
+                found[name] = size
+            if names and name not in names and name not in LAST_NAMES:
+                known = ", ".join(sorted(PLANNED | set(names)))
+                self.notes.append(f"the knob {name} ({mapped[name]}) is not used; knobs are {known}")
+        return found
 
     def found(self, knob: str) -> Found | None:
         key = find_key(knob, self.stage, style=self.style, mapped=self.mapped)
@@ -231,7 +268,7 @@ class _Look:
     def switch(self, knob: str) -> Setting[bool]:
         found = self.found(knob)
         if found is None:
-            return Setting(value=False, source="assumed: the config has no key for it")
+            return Setting(value=False, source=NO_KEY)
         value = plain_value(found.value) if isinstance(found.value, str) else found.value
         if value not in (True, False):
             raise BadInput(f"{knob} at {found.where} is {found.value!r}, neither true nor false")
@@ -254,14 +291,14 @@ class _Look:
             self.notes.append(f"{on['bf16'].source} and {on['fp16'].source} are both on; planned as bf16")
         for name, switch in on.items():
             return Setting(value=name, source=switch.source)
-        return Setting(value="fp32", source="assumed: the config has no key for it")
+        return Setting(value="fp32", source=NO_KEY)
 
     def clip_norm(self) -> Setting[float | None]:
         found = self.found("clip_norm")
         if found is None:
             assumed = self.style.assumed.get("clip_norm")
             if not isinstance(assumed, (int, float)):
-                return Setting(value=None, source="assumed: the config has no key for it")
+                return Setting(value=None, source=NO_KEY)
             return Setting(value=float(assumed), source=f"assumed: the default of {self.style.name}")
         number = number_of(found)
         return Setting(value=float(number) if number else None, source=found.where, place=found.place)
@@ -271,3 +308,56 @@ def number_of(found: Found) -> int | float | None:
     """A number, also one that stands in quotes; None for anything else."""
     value = plain_value(found.value) if isinstance(found.value, str) else found.value
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def with_job_sizes(settings: Settings, sizes: Mapping[str, int]) -> Settings:
+    """Settings in which every size of the job has a value: the config's, else the job's own."""
+    own = {
+        name: Setting(value=value, source=f"the job's own (another with --set +{name}=N)")
+        for name, value in sizes.items()
+        if name != "batch_size"
+    }
+    stages = (dataclasses.replace(stage, sizes={**own, **stage.sizes}) for stage in settings.stages)
+    return dataclasses.replace(settings, stages=tuple(stages))
+
+
+def find_ranks(stage: Stage, mapped: Mapped, *, given: int | None) -> Decision[int]:
+    """As the command line says, the mapping file, or the devices and nodes of a Lightning config."""
+    if given is not None:
+        return Decision(value=given, reason="given on the command line", source="assumed")
+    if mapped.ranks is not None:
+        return Decision(value=mapped.ranks, reason="the mapping file says so", source="assumed")
+    listed = [key for key in stage.values if key.startswith(f"{DEVICES}.")]
+    devices, nodes = stage.find(DEVICES), stage.find(NODES)
+    count = len(listed) or (None if devices is None else _count(devices))
+    num_nodes = None if nodes is None else _count(nodes)
+    if count is not None:
+        where = devices.where if devices is not None else DEVICES
+        times = f", on each of {num_nodes} nodes" if num_nodes is not None and num_nodes > 1 else ""
+        return Decision(value=count * (num_nodes or 1), reason=f"from {where}{times}", source="computed")
+    reason = "the config names no number of processes"
+    if devices is not None and devices.value is not None:
+        reason = f"{devices.where} is {devices.value!r}, which names no number: give it with --ranks"
+    return Decision(value=1, reason=reason, source="assumed")
+
+
+def _count(found: Found) -> int | None:
+    """As Lightning reads it: 2 and "2" are two of them, "0,3" is a list, -1 and "auto" are what there is."""
+    value = found.value
+    if isinstance(value, str) and "," in value:
+        return len([word for word in value.split(",") if word.strip()]) or None
+    number = plain_value(value) if isinstance(value, str) else value
+    return number if type(number) is int and number >= 1 else None
+
+
+def sharding_note(stage: Stage) -> str | None:
+    """That the config spreads the model over its processes, which no plan does."""
+    for key in STRATEGIES:
+        found = stage.values.get(key)
+        words = "" if found is None or not found.value else f"{key}={found.value}".casefold()
+        if found is not None and any(word in words for word in SHARDING):
+            return (
+                f"{found.where} shards the model; a plan holds all of it in every process, as DDP does, so "
+                "that less may be needed (flatout.plan(..., parallel='fsdp2') estimates one process)"
+            )
+    return None

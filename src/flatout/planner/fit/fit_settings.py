@@ -13,13 +13,11 @@ from flatout.errors import BadInput
 from flatout.planner.config.documents import Value
 from flatout.planner.config.job_config import Place
 from flatout.planner.config.settings import Setting, Settings, StageSettings
-from flatout.planner.fit.batches import learning_rate_rule
-from flatout.planner.fit.budget import Budget
+from flatout.planner.fit.fits import Budget, Forecast
 from flatout.planner.fit.progress import Progress
 from flatout.planner.fit.search import GroupSearch, expected_traces
 from flatout.planner.fit.show import device_notes
-from flatout.planner.fit.suggestions import NAMES, Fit, GroupFit, Wish
-from flatout.planner.forecast.questions import Forecast
+from flatout.planner.fit.suggestions import NAMES, Fit, GroupFit, Wish, learning_rate_rule
 
 ALLOWED = ("checkpointing", "eval_batch_size")  # beside the sizes of the job
 

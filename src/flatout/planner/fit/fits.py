@@ -1,5 +1,9 @@
 """What fits on a device, asked in the same words by `show`, by `fit` and for what would help.
 
+The budget is a margin of what is free, not of what the device has.  A GPU that is there has other tenants,
+and the driver knows what they hold.  One that is not there is taken to be empty; its total is the driver's
+figure where the datasheet has it on record.
+
 A step *fits* when it trains within the margin: if the memory ended there, PyTorch's allocator would at most
 hand cached blocks back and ask again.  No allocator is capped at a margin, so a job that fits may hold more
 than that, up to what is free, while nobody else wants it; what lies beyond the margin is head room for an
@@ -12,16 +16,123 @@ tenth of what is free for head room, whatever the margin, or is safe, and the pl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from flatout.decisions import Decision
+from flatout.errors import BadInput, UnknownDevice
+from flatout.hardware.device import Device
+from flatout.hardware.nvml import read_gpus
+from flatout.hardware.simulated import simulated_device
+from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.memory.jobs.job import Recipe
+from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.budget import Budget
-from flatout.planner.forecast.questions import Forecast, LargestBatch, Peak
 from flatout.units import show_share
 
+DEFAULT_MARGIN = 0.85
 SURE_MARGIN = 0.9  # the head room that is left beyond it stands in for a guess
+
+
+class Forecast(Protocol):
+    """The memory side of a plan, for one job on one device: a `Forecaster`, or in a test a straight line."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+    @property
+    def caveats(self) -> tuple[str, ...]: ...
+
+    def peak_bytes(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak: ...
+
+    def trains(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> bool: ...
+
+    def largest_within(
+        self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int
+    ) -> BatchBounds: ...
+
+    def step_s(self, sizes: Mapping[str, int], *, recipe: Recipe) -> float | None: ...
+
+    def of_stage(self, name: str) -> Forecast: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """The memory of a device, what is free of it, and the share of that which a plan may use."""
+
+    device: Device
+    total_bytes: int
+    free_bytes: Decision[int]
+    margin: float
+
+    @property
+    def usable_bytes(self) -> int:
+        return int(self.free_bytes.value * self.margin)
+
+
+def find_budget(
+    *,
+    gpu: str | None = None,
+    gpu_memory: str | None = None,
+    margin: float = DEFAULT_MARGIN,
+    ranks: int = 1,
+    read: Callable[[], Snapshot] = read_gpus,
+) -> Budget:
+    """The budget on a named GPU, on so much memory, or on the GPUs of this machine."""
+    if not 0 < margin <= 1:
+        raise BadInput(
+            f"--margin {margin:g} is not a share of what is free", hint="0.85 leaves 15 % to spare"
+        )
+    if gpu is not None and gpu_memory is not None:
+        raise BadInput("--gpu and --gpu-memory name two devices", hint="give one of them")
+    if gpu is not None:
+        return _empty_device(simulated_device(gpu), margin=margin)
+    if gpu_memory is not None:
+        memory = gpu_memory.strip()
+        try:
+            device = simulated_device(f"{memory}GB" if _is_number(memory) else memory)
+        except UnknownDevice:
+            raise BadInput(
+                f"--gpu-memory {gpu_memory!r} is not a size", hint='write "24GB"; a GPU is named with --gpu'
+            ) from None
+        return _empty_device(device, margin=margin)
+    return _budget_here(read(), margin=margin, ranks=ranks)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def _empty_device(device: Device, *, margin: float) -> Budget:
+    assert device.memory_bytes is not None  # a simulated device is made from its memory
+    free = Decision(
+        value=device.memory_bytes, reason="an empty GPU, since it is not here", source="datasheet"
+    )
+    return Budget(device=device, total_bytes=device.memory_bytes, free_bytes=free, margin=margin)
+
+
+def _budget_here(snapshot: Snapshot, *, margin: float, ranks: int) -> Budget:
+    """Of several ranks the one with the least room decides; a single one runs on the first GPU."""
+    hint = "plan for one that is not here: --gpu A100-80GB or --gpu-memory 24GB"
+    known = [
+        gpu for gpu in snapshot.computing if gpu.memory_total_bytes and gpu.memory_free_bytes is not None
+    ]
+    if not known:
+        reason = snapshot.missing.get("gpus") or next(iter(snapshot.notes), "the driver sees no GPU")
+        raise BadInput(f"no GPU to plan for: {reason}", hint=hint)
+    tightest = min(known[:ranks], key=_free)
+    device = tightest.device
+    if device is None or tightest.memory_total_bytes is None:
+        raise BadInput("the GPU does not tell its name", hint=hint)
+    free = Decision(
+        value=_free(tightest), reason=f"the driver reports it for GPU {tightest.index}", source="measured"
+    )
+    return Budget(device=device, total_bytes=tightest.memory_total_bytes, free_bytes=free, margin=margin)
+
+
+def _free(gpu: GpuSnapshot) -> int:
+    return gpu.memory_free_bytes or 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +144,11 @@ class Judge:
 
     def caution(self, stage: StageSettings) -> str | None:
         """Why the margin is not used up; None where it is."""
-        doubts = self.forecast.of_stage(stage.name).doubts
-        if self.budget.margin <= SURE_MARGIN or not doubts:
+        caveats = self.forecast.of_stage(stage.name).caveats
+        if self.budget.margin <= SURE_MARGIN or not caveats:
             return None
         spared = show_share(1 - self.budget.margin)
-        return f"a margin of {show_share(self.budget.margin)} spares {spared}, and {doubts[0]}"
+        return f"a margin of {show_share(self.budget.margin)} spares {spared}, and {caveats[0]}"
 
     def peak(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
         """What a step holds where nothing stops it."""
@@ -78,15 +189,15 @@ class Judge:
         forecast = self.forecast.of_stage(stage.name)
         return forecast.trains(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
 
-    def largest(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> LargestBatch:
+    def largest(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> BatchBounds:
         """The largest batches within the margin, of which `tight` is recommended."""
         forecast = self.forecast.of_stage(stage.name)
-        found = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes)
+        found = forecast.largest_within(sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes)
         if found.tight is None or found.tight == found.safe:
             return found
         if self.caution(stage) is not None:
             relied_bytes = self._relied_bytes(stage)
-            sure = forecast.largest_batch(sizes, recipe=recipe, capacity_bytes=relied_bytes).tight
+            sure = forecast.largest_within(sizes, recipe=recipe, capacity_bytes=relied_bytes).tight
             found = dataclasses.replace(found, tight=max(found.safe or 0, sure or 0) or None)
         if found.tight is None or self.fits(stage, {**sizes, "batch_size": found.tight}, recipe=recipe):
             return found
@@ -94,7 +205,7 @@ class Judge:
 
     def largest_of_loader(
         self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe
-    ) -> LargestBatch:
+    ) -> BatchBounds:
         """The same for training and, where it goes through the same loader, evaluation.
 
         Evaluation is asked whether it takes the batch of training, not how much it would take.
@@ -108,10 +219,10 @@ class Judge:
         return least([found, self.largest(stage, sizes, recipe=evaluation)])
 
 
-def least(found: Iterable[LargestBatch]) -> LargestBatch:
+def least(found: Iterable[BatchBounds]) -> BatchBounds:
     """What the worst of several takes; None where one takes nothing."""
     each = list(found)
-    return LargestBatch(safe=_least(one.safe for one in each), tight=_least(one.tight for one in each))
+    return BatchBounds(safe=_least(one.safe for one in each), tight=_least(one.tight for one in each))
 
 
 def _least(numbers: Iterable[int | None]) -> int | None:

@@ -14,11 +14,10 @@ from itertools import product
 from flatout.errors import BadInput, BatchDoesNotFit
 from flatout.hardware.matching import all_datasheets
 from flatout.memory.jobs.job import Recipe
+from flatout.memory.predict.forecast import traced
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.budget import Budget
-from flatout.planner.fit.fits import Judge, evaluation_recipe, job_sizes
+from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes
 from flatout.planner.fit.show import room
-from flatout.planner.forecast.questions import Forecast, traced
 from flatout.units import show_bytes
 
 

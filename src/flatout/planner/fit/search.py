@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.memory.jobs.job import Recipe
+from flatout.memory.predict.forecast import TRACED_ACCUMULATION, BatchBounds, Peak, traced
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.batches import divisors, is_sensible, nearest_choices
-from flatout.planner.fit.budget import Budget
-from flatout.planner.fit.covering import uncovered
-from flatout.planner.fit.evaluation import fit_evaluation
-from flatout.planner.fit.fits import Judge, evaluation_recipe, job_sizes, least
+from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes, least
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.remedies import does_not_fit, lower_sizes
 from flatout.planner.fit.suggestions import (
@@ -34,26 +31,29 @@ from flatout.planner.fit.suggestions import (
     SAFEST,
     WITH,
     WITHOUT,
+    EvaluationFit,
     GroupFit,
     Suggestion,
     Wish,
+    divisors,
+    is_sensible,
     merged,
+    nearest_choices,
 )
-from flatout.planner.forecast.questions import TRACED_ACCUMULATION, Forecast, LargestBatch, Peak, traced
 from flatout.units import show_share
 
 SAFEST_SHARE = 0.8  # of the margin, which this one never holds more than
 # Gradients that wait are at most half of what a step holds, since the parameters are as large as they are: in
 # one piece no step fits that needs more than this many times the capacity in several.
 MOST_WAITING = 1.5
-NOTHING = LargestBatch(safe=None, tight=None)
+NOTHING = BatchBounds(safe=None, tight=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Best:
     """The largest batch that keeps every effective batch, and how far a batch could go."""
 
-    largest: LargestBatch
+    largest: BatchBounds
     suggestion: Suggestion | None = None
 
 
@@ -196,7 +196,7 @@ class GroupSearch:
         over = self.lowered.get(stage.name)
         return job_sizes(stage, self.forecast, batch_size=batch_size, over=over)
 
-    def _largest(self, checkpointing: bool, *, accumulation: int = TRACED_ACCUMULATION) -> LargestBatch:
+    def _largest(self, checkpointing: bool, *, accumulation: int = TRACED_ACCUMULATION) -> BatchBounds:
         """The largest batch of the worst stage, evaluation included where it goes through the same loader."""
         return least(
             self.judge.largest_of_loader(
@@ -363,3 +363,75 @@ def expected_traces(stages: Sequence[StageSettings]) -> list[int]:
 def _named(stages: Sequence[StageSettings]) -> str:
     names = [stage.name for stage in stages]
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def uncovered(
+    stages: Sequence[StageSettings],
+    *,
+    sizes_of: Callable[[StageSettings], Mapping[str, int]],
+    ways_of: Callable[[StageSettings], object],
+) -> tuple[StageSettings, ...]:
+    """Stages that no other one covers: trained in the same way (`ways_of`) at sizes nowhere below; of
+    equals the first.
+    """
+    kept: list[StageSettings] = []
+    for number, stage in enumerate(stages):
+        sizes, way = sizes_of(stage), ways_of(stage)
+        alike = [other for other in (*kept, *stages[number + 1 :]) if ways_of(other) == way]
+        if not any(
+            _covers(sizes_of(other), sizes) and (other in kept or sizes_of(other) != sizes) for other in alike
+        ):
+            kept.append(stage)
+    return tuple(kept)
+
+
+def _covers(sizes: Mapping[str, int], others: Mapping[str, int]) -> bool:
+    return all(size >= others[name] for name, size in sizes.items())
+
+
+def fit_evaluation(
+    stages: Sequence[StageSettings],
+    *,
+    judge: Judge,
+    training_batch: int,
+    may_raise: bool = False,
+    lowered: Mapping[str, Mapping[str, int]] | None = None,
+) -> EvaluationFit:
+    """The evaluation of stages that share a batch size; `lowered` are sizes by stage that a plan changed."""
+
+    def sizes(stage: StageSettings, batch_size: int) -> dict[str, int]:
+        over = (lowered or {}).get(stage.name)
+        return job_sizes(stage, judge.forecast, batch_size=batch_size, over=over)
+
+    def peak(batch_size: int) -> Peak:
+        found = (
+            judge.peak(stage, sizes(stage, batch_size), recipe=evaluation_recipe(stage)) for stage in stages
+        )
+        return judge.held(max(found, key=lambda one: one.process_bytes))
+
+    if any(stage.eval_batch_size is None for stage in stages):
+        return EvaluationFit(
+            batch_size=training_batch,
+            largest=None,
+            suggested=None,
+            peak=peak(training_batch),
+            reason="it has no size of its own and uses the batch of training",
+        )
+    configured = max(stage.eval_batch for stage in stages)
+    largest = least(
+        judge.largest(stage, sizes(stage, 1), recipe=evaluation_recipe(stage)) for stage in stages
+    ).tight
+    suggested, reason = None, "kept: some metrics depend on it (--allow eval_batch_size raises it)"
+    if largest is None:
+        reason = "not even a batch of 1 fits"
+    elif configured > largest:
+        suggested, reason = largest, "the configured size does not fit"
+    elif may_raise and largest > configured:
+        suggested, reason = largest, "raised, as allowed on the command line"
+    return EvaluationFit(
+        batch_size=configured,
+        largest=largest,
+        suggested=suggested,
+        peak=peak(suggested or configured),
+        reason=reason,
+    )

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from flatout.memory.predict.forecast import BatchBounds, Peak, traced
 from flatout.planner.config.settings import Settings, StageSettings
-from flatout.planner.fit.batches import largest_divisor
-from flatout.planner.fit.budget import Budget
-from flatout.planner.fit.fits import Judge, evaluation_recipe, job_sizes
+from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
-from flatout.planner.forecast.questions import Forecast, LargestBatch, Peak, traced
+from flatout.planner.fit.suggestions import largest_divisor
 from flatout.units import show_bytes, show_share
 
 # "held back": the stage has room, and another that shares its batch size has not
@@ -30,7 +29,7 @@ class StageMemory:
     effective_batch: int
     training: Peak | None = None
     evaluation: Peak | None = None
-    largest: LargestBatch | None = None
+    largest: BatchBounds | None = None
     caution: str | None = None  # why the margin is not used up
     device_share: float | None = None  # of the device's total
     verdict: Verdict = "unknown"

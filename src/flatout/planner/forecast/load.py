@@ -1,22 +1,36 @@
-"""What a plan asks the memory room for: one job on one device, and where its stored traces are."""
+"""The forecast behind a plan: a job and a device named on the command line, and the cache of its traces.
+
+PyTorch reads how its allocator is set from the environment of the job: `PYTORCH_ALLOC_CONF`, or where that is
+not set `PYTORCH_CUDA_ALLOC_CONF`.  A plan takes it from where it is made, unless a flag says otherwise, and
+says which it took: the job may run elsewhere.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flatout.decisions import Decision
+from flatout.errors import BadInput
 from flatout.hardware.device import Device
+from flatout.memory.jobs.from_name import load_job
+from flatout.memory.jobs.job import Job, adamw, optimizer_named
+from flatout.memory.predict.allocator import expandable_segments_of
+from flatout.memory.predict.forecast import Forecaster
+from flatout.memory.process.child import run_in_child
+from flatout.planner.config.knobs import PLANNED
 from flatout.planner.fit.progress import silent
-from flatout.planner.forecast.segments import find_segments
+from flatout.planner.forecast.trace_cache import TraceCache, fingerprint
 
 if TYPE_CHECKING:
-    from flatout.memory.jobs.job import Job
     from flatout.planner.config.documents import Value
-    from flatout.planner.forecast.trace_cache import TraceStore
-    from flatout.planner.forecast.traced import TracedForecast
+
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +53,7 @@ class ForecastRequest:
     keys_of: Callable[[Iterable[str]], frozenset[str]] | None = None  # of knobs and sizes, in `values`
     cache: bool = True
     on_progress: Callable[[str], None] = silent
-    on_traces: Callable[[int], None] | None = None  # called with how many are about to be made
+    on_traces: Callable[[int], None] = lambda num_traces: None  # called with how many are about to be made
 
     @property
     def segments(self) -> Decision[bool]:
@@ -47,7 +61,7 @@ class ForecastRequest:
         return find_segments(self.expandable_segments, profile=self.profile)
 
 
-def load_forecast(request: ForecastRequest) -> TracedForecast:
+def load_forecast(request: ForecastRequest) -> Forecaster:
     """The memory room behind a plan; a stage whose settings make another model has a forecast of its own."""
     job = _job(request, request.values)
     found = _forecast(request, job, request.values)
@@ -66,8 +80,6 @@ def load_forecast(request: ForecastRequest) -> TracedForecast:
 
 def describe(job: Job) -> str:
     """What a model is made of, from a copy without data: another text is another model."""
-    from flatout.memory.process.child import run_in_child
-
     return run_in_child(_described, job)
 
 
@@ -94,41 +106,31 @@ def _differing(request: ForecastRequest, job: Job) -> list[str]:
 
 
 def _varied(request: ForecastRequest, job: Job) -> frozenset[str]:
-    from flatout.planner.config.knobs import PLANNED
-
     return request.keys_of([*PLANNED, *job.sizes]) if request.keys_of else frozenset()
 
 
 def _job(request: ForecastRequest, values: Mapping[str, Value]) -> Job:
-    from flatout.memory.jobs.from_name import load_job
-    from flatout.planner.forecast.traced import nested, with_optimizer
-
     job, _recipe = load_job(
         request.model, settings=nested(values), make_batch=request.make_batch, task=request.task
     )
     return with_optimizer(job, request.optimizer, on_progress=request.on_progress)
 
 
-def _forecast(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -> TracedForecast:
-    from flatout.planner.forecast.traced import TracedForecast
-
-    return TracedForecast(
+def _forecast(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -> Forecaster:
+    return Forecaster(
         job,
         device=request.device,
         ranks=request.ranks,
         profile=request.profile,
         native=request.native,
         expandable_segments=request.segments.value,
-        store=_trace_store(request, job, values) if request.cache else None,
+        store=_trace_cache(request, job, values) if request.cache else None,
         on_progress=request.on_progress,
         on_traces=request.on_traces,
     )
 
 
-def _trace_store(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -> TraceStore | None:
-    from flatout.planner.forecast.fingerprint import fingerprint
-    from flatout.planner.forecast.trace_cache import TraceStore
-
+def _trace_cache(request: ForecastRequest, job: Job, values: Mapping[str, Value]) -> TraceCache | None:
     options = {"optimizer": request.optimizer, "task": request.task, "make_batch": request.make_batch}
     identity = fingerprint(
         request.model,
@@ -137,4 +139,67 @@ def _trace_store(request: ForecastRequest, job: Job, values: Mapping[str, Value]
         configs=request.configs,
         options=options,
     )
-    return None if identity is None else TraceStore(identity)
+    return None if identity is None else TraceCache(identity)
+
+
+def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], None]) -> Job:
+    """The job with the optimizer that its config names, where the job leaves it open."""
+    if name is None or job.make_optimizer is not adamw:
+        return job
+    make = optimizer_named(name)
+    if make is None:
+        on_progress(f"the optimizer {name!r} is not known; planned as AdamW, which keeps two values each")
+        return job
+    return dataclasses.replace(job, make_optimizer=make)
+
+
+def nested(values: Mapping[str, object]) -> dict[str, object]:
+    """Values by dotted key as what they stand for: {"a.b": 1, "c.0": 2} is {"a": {"b": 1}, "c": [2]}."""
+    result: dict[str, object] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        place = result
+        for name in path:
+            inner = place.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise BadInput(f"{key} lies below {name}, which has a value of its own")
+            place = inner
+        place[last] = value
+    return {key: _with_lists(value) for key, value in result.items()}
+
+
+def _with_lists(value: object) -> object:
+    """Keys that count from 0 are the places of a list."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _with_lists(item) for key, item in value.items()}
+    if [*inner] == [str(number) for number in range(len(inner))]:
+        return [*inner.values()]
+    return inner
+
+
+def find_segments(
+    wanted: bool | None = None, *, profile: bool = False, environment: Mapping[str, str] | None = None
+) -> Decision[bool]:
+    """Whether segments are expandable: what is `wanted`, else what the environment says.
+
+    A probe runs under the environment's setting, so that it cannot measure another.
+    """
+    found = _of_environment(os.environ if environment is None else environment)
+    if wanted is None:
+        return found
+    flag = "--expandable-segments" if wanted else "--no-expandable-segments"
+    if profile and wanted != found.value:
+        raise BadInput(
+            f"{flag} cannot be measured with --profile: the probe runs under {found.reason}",
+            hint=f"set {VARIABLES[0]}=expandable_segments:{wanted} instead of the flag",
+        )
+    return Decision(value=wanted, reason=f"{flag} was given", source="assumed")
+
+
+def _of_environment(environment: Mapping[str, str]) -> Decision[bool]:
+    for name in VARIABLES:
+        if name in environment:
+            value = expandable_segments_of(environment[name])
+            return Decision(value=value, reason=f"{name} as it is set here", source="assumed")
+    return Decision(value=False, reason="PyTorch's default, as nothing is set here", source="assumed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.jobs.job import Job, Recipe, Sizes
+from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.predict import forecast as forecast_module
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.estimate import add_workspaces
 from flatout.memory.predict.forecast import (
+    CONTEXT_BYTES,
     KEPT_FREE,
     SCATTER,
     Forecaster,
@@ -22,7 +24,7 @@ from flatout.memory.predict.forecast import (
 )
 from flatout.memory.predict.repeat_steps import repeated
 from flatout.memory.predict.replay import sized
-from flatout.memory.trace.record import Trace
+from flatout.memory.probe.probe_results import Measured, Receipt
 from tests.support.memory import job_of, language_model_job, mlp_job, traced
 
 MIB = 1 << 20
@@ -121,31 +123,6 @@ def test_a_low_rank_change_of_a_frozen_model_is_answered() -> None:
     assert reserved_at(job, found.safe, cap_bytes)
 
 
-class SizeDecides(nn.Module):
-    """Another operation at every batch size: nothing to replay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(len(x)):
-            x = self.layer(x).relu()
-        return x
-
-
-def test_a_step_that_cannot_be_replayed_is_traced() -> None:
-    messages: list[str] = []
-    job = job_of(SizeDecides, lambda batch_size: torch.empty(batch_size, 64))
-    forecaster = Forecaster(job, on_progress=messages.append)
-    found = forecaster.what_if(Recipe(), sizes={"batch_size": 5})
-    assert found.num_bytes.tolist() == sized(traced(job, batch_size=5)).num_bytes.tolist()
-    assert len(messages) == 2
-    assert messages[0].startswith("tracing job, fp32, train")
-    forecaster.what_if(Recipe(), sizes={"batch_size": 5})
-    assert len(messages) == 2  # traces are kept
-
-
 def test_an_estimate_names_the_device_and_adds_the_context() -> None:
     found = estimate_job(mlp_job(), device="A100-80GB")
     assert found.device == simulated_device("A100-80GB").name
@@ -156,32 +133,6 @@ def test_an_estimate_names_the_device_and_adds_the_context() -> None:
 def test_an_unknown_size_is_refused(forecaster: Forecaster) -> None:
     with pytest.raises(BadInput, match=r"negatives is no size of job .*batch_size, length"):
         forecaster.what_if(Recipe(), sizes={"negatives": 3})
-
-
-def test_several_knobs_are_replayed_from_one_set_of_traces() -> None:
-    messages: list[str] = []
-    job = job_of(
-        lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)),
-        lambda batch_size, length: torch.randn(batch_size, length, 64),
-        sizes={"batch_size": 8, "length": 64},
-    )
-    forecaster = Forecaster(job, device="H200", knobs=("length",), on_progress=messages.append)
-    for batch_size, length in ((40, 48), (3, 64)):
-        sizes = {"batch_size": batch_size, "length": length}
-        replayed = forecaster.what_if(Recipe(), sizes=sizes)
-        fresh = sized(traced(job, device=forecaster.device, **sizes))
-        assert replayed.num_bytes.tolist() == fresh.num_bytes.tolist()
-        assert replayed.sizes == sizes
-    assert len(messages) == 1  # six small traces at once, and none for any of these
-    assert messages[0].count(",") >= 5
-    between = {"batch_size": 9, "length": 50}  # which the knobs do not cover
-    assert forecaster.what_if(Recipe(), sizes=between).sizes == between
-    assert len(messages) > 1
-
-
-def test_a_knob_is_a_size_of_the_job() -> None:
-    with pytest.raises(BadInput, match="negatives is no size of"):
-        Forecaster(mlp_job(), knobs=("negatives",))
 
 
 def test_of_a_histogram_the_longest_decides() -> None:
@@ -232,21 +183,145 @@ def test_multiprocessors_that_are_assumed_are_said() -> None:
     assert "multiprocessors" not in str(estimate_job(mlp_job(), device="A100-80GB"))
 
 
-class FromElsewhere(Forecaster):
-    """Brings traces of its own for the batches that it knows."""
+def tower() -> Job:
+    def make_batch(*, batch_size: int, width: int) -> Any:
+        return torch.zeros(batch_size, width, 256)
 
-    known: dict[int, Trace]
+    return Job(
+        name="tower",
+        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
+        make_batch=make_batch,
+        loss=lambda model, batch: model(batch).square().mean(),
+        sizes={"batch_size": 8, "width": 32},
+    )
 
-    def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
-        found = []
-        for sizes in all_sizes:
-            made = self.known.get(sizes["batch_size"])
-            found.append(made or super().make_traces(recipe, [sizes], quick=quick)[0])
-        return found
+
+def forecast(**options: Any) -> Forecaster:
+    return Forecaster(tower(), **{"device": simulated_device("A100-80GB"), **options})
 
 
-def test_traces_can_come_from_elsewhere() -> None:
-    forecaster = FromElsewhere(mlp_job())
-    forecaster.known = {7: traced(mlp_job(), batch_size=3)}
-    assert forecaster.estimate(Recipe(), sizes={"batch_size": 7}).sizes["batch_size"] == 3
-    assert forecaster.estimate(Recipe(), sizes={"batch_size": 5}).sizes["batch_size"] == 5
+def test_a_peak_is_the_estimate_of_the_same_step() -> None:
+    found = forecast().peak_bytes({"batch_size": 40, "width": 32}, recipe=Recipe())
+    fresh = estimate_job(tower(), Recipe(), sizes={"batch_size": 40, "width": 32}, device="A100-80GB")
+    assert found.allocated_bytes == fresh.peak_allocated_bytes
+    assert found.reserved_bytes == fresh.peak_reserved_bytes
+    assert found.process_bytes > found.reserved_bytes
+
+
+def test_the_largest_batch_fits_and_one_much_larger_does_not() -> None:
+    subject = forecast()
+    capacity = 1500 * MIB
+    found = subject.largest_within({"width": 32}, recipe=Recipe(), capacity_bytes=capacity)
+    assert found.safe is not None and found.tight is not None
+    assert found.safe <= found.tight
+    at = subject.peak_bytes({"batch_size": found.safe, "width": 32}, recipe=Recipe())
+    above = subject.peak_bytes({"batch_size": round(found.tight * 1.2), "width": 32}, recipe=Recipe())
+    assert at.process_bytes <= capacity < above.process_bytes
+
+
+def test_what_is_recommended_trains_within_the_capacity_and_no_more_does() -> None:
+    """Also from traces of these very sizes, which a second forecast makes."""
+    capacity, sizes = 1500 * MIB, {"batch_size": 1, "width": 32}
+    subject = forecast()
+    tight = subject.largest_within(sizes, recipe=Recipe(), capacity_bytes=capacity).tight
+    assert tight is not None
+    for batch_size, trains in ((1, True), (tight // 2, True), (tight, True), (round(tight * 1.03), False)):
+        at = {**sizes, "batch_size": batch_size}
+        for asked in (subject, forecast()):
+            assert asked.trains(at, recipe=Recipe(), capacity_bytes=capacity) is trains
+    assert not subject.trains(sizes, recipe=Recipe(), capacity_bytes=100 * MIB)
+
+
+def test_what_a_real_run_held_beside_the_traces_is_taken_from_the_capacity() -> None:
+    """No GPU is here: the receipt of the run is written by hand, 200 MiB above what is traced."""
+    capacity, sizes = 1500 * MIB, {"batch_size": 1, "width": 32}
+    plain, probed = forecast(), forecast(profile=True)
+    measured = []
+    for batch_size in (2, 4):
+        traced_at = plain.peak_bytes({**sizes, "batch_size": batch_size}, recipe=Recipe())
+        measured.append(
+            Measured(
+                batch_size=batch_size,
+                num_steps=2,
+                peak_allocated_bytes=traced_at.allocated_bytes,
+                peak_reserved_bytes=traced_at.reserved_bytes + 200 * MIB,
+            )
+        )
+    parameters = sum(parameter.numel() for parameter in tower().make_model().parameters())
+    receipt = Receipt(
+        device="A100-SXM4-80GB", torch_version="2", cuda_version=None, cudnn_version=None, job="tower",
+        recipe=Recipe(), other_sizes={"width": 32}, num_parameters=parameters, num_trainable=parameters,
+        context_bytes=CONTEXT_BYTES - 100 * MIB, probes=tuple(measured),
+    )  # fmt: skip
+    probed._receipts[Recipe(), (("width", 32),)] = receipt
+    found = probed.largest_within(sizes, recipe=Recipe(), capacity_bytes=capacity)
+    expected = plain.largest_within(sizes, recipe=Recipe(), capacity_bytes=capacity - 100 * MIB)
+    assert found == expected
+    assert found.tight is not None
+    for batch_size, trains in ((found.tight, True), (round(found.tight * 1.03), False)):
+        at = {**sizes, "batch_size": batch_size}
+        assert probed.trains(at, recipe=Recipe(), capacity_bytes=capacity) is trains
+    assert plain.caveats and not probed.caveats
+
+
+def test_a_device_smaller_than_a_context_takes_no_batch() -> None:
+    found = forecast().largest_within({"width": 32}, recipe=Recipe(), capacity_bytes=100 * MIB)
+    assert found.safe is None and found.tight is None
+
+
+def test_the_setting_of_the_allocator_reaches_every_answer() -> None:
+    sizes = {"batch_size": 40, "width": 32}
+    subject = forecast(expandable_segments=True)
+    largest = subject.largest_within(sizes, recipe=Recipe(), capacity_bytes=1500 * MIB)
+    replayed = subject.peak_bytes(sizes, recipe=Recipe())
+    fresh = estimate_job(tower(), Recipe(), sizes=sizes, device="A100-80GB", expandable_segments=True)
+    fixed = estimate_job(tower(), Recipe(), sizes=sizes, device="A100-80GB")
+    assert replayed.reserved_bytes == fresh.peak_reserved_bytes != fixed.peak_reserved_bytes
+    assert largest.safe is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_native_forecast_is_refused_without_a_gpu() -> None:
+    with pytest.raises(BadInput, match=r"^a native trace needs a CUDA GPU; "):
+        forecast(native=True).peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
+
+
+def test_a_batch_too_large_to_be_made_follows_from_small_ones() -> None:
+    """Ten million rows of 32 KiB: nobody has the memory for the batch itself."""
+    sizes = {"batch_size": 10_000_000, "width": 32}
+    subject = forecast()
+    found = subject.peak_bytes(sizes, recipe=Recipe(mode="evaluate"))
+    assert found.allocated_bytes > 10_000_000 * 32 * 1024
+    assert not subject.trains(sizes, recipe=Recipe(mode="evaluate"), capacity_bytes=80 * 10**9)
+    assert subject.num_traced == 3
+
+
+def test_seconds_are_unknown_without_a_probe() -> None:
+    assert forecast().step_s({"batch_size": 8, "width": 32}, recipe=Recipe()) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_profiling_without_a_gpu_is_refused_in_one_line() -> None:
+    with pytest.raises(BadInput, match="GPU"):
+        forecast(profile=True).peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
+
+
+def test_a_peak_costs_one_trace_and_after_a_search_none() -> None:
+    subject = forecast()
+    subject.peak_bytes({"batch_size": 3, "width": 32}, recipe=Recipe())
+    assert subject.num_traced == 1
+    found = subject.largest_within({"width": 32}, recipe=Recipe(), capacity_bytes=1500 * MIB)
+    searched = subject.num_traced
+    for batch_size in (2, 9, 33, found.safe or 0):
+        subject.peak_bytes({"batch_size": batch_size, "width": 32}, recipe=Recipe())
+    assert subject.num_traced == searched
+
+
+@pytest.mark.parametrize(("accumulation", "expected"), [(1, 1), (2, 2), (16, 2)])
+def test_no_more_micro_batches_are_traced_than_memory_can_tell_apart(
+    accumulation: int, expected: int
+) -> None:
+    recipe = Recipe(precision="bf16", accumulation=accumulation, clip_norm=1.0, checkpointing=True)
+    assert forecast_module.traced(recipe) == Recipe(
+        precision="bf16", accumulation=expected, clip_norm=1.0, checkpointing=True
+    )

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
-from flatout.planner.config.documents import parse_document
-from flatout.planner.config.hydra import hydra_layers, is_hydra, package_header
+from flatout.planner.config.documents import is_hydra, package_header, parse_document
+from flatout.planner.config.hydra import hydra_layers
 from flatout.planner.config.job_config import read_config
 
 
@@ -105,7 +105,7 @@ def test_what_only_hydra_can_resolve_is_left_out_with_a_note(tmp_path: Path) -> 
     )
     assert found == [("config.yaml", "")]
     assert notes == [
-        "defaults of config.yaml: there is no model/registered.yaml, so its values are unknown",
+        "defaults of config.yaml: there is no model/registered.yaml; its values are unknown",
         "defaults of config.yaml: task: ??? is chosen at launch",
     ]
 

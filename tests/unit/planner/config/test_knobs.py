@@ -22,7 +22,7 @@ from flatout.planner.config.knobs import (
     read_mapping,
     recognise,
 )
-from flatout.planner.config.opened import open_config
+from flatout.planner.config.settings import open_config
 from tests.support import planner as plans
 
 

@@ -5,13 +5,24 @@ from typing import Any
 
 import pytest
 
+from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.memory.jobs.job import PRECISIONS as JOB_PRECISIONS
 from flatout.memory.jobs.job import Recipe
 from flatout.planner.config.job_config import read_config
 from flatout.planner.config.knobs import Mapped, recognise
-from flatout.planner.config.settings import PRECISIONS, Settings, StageSettings, read_settings
+from flatout.planner.config.settings import (
+    PRECISIONS,
+    SHOWN_SIZES,
+    OpenedConfig,
+    Settings,
+    StageSettings,
+    find_ranks,
+    open_config,
+    sharding_note,
+)
 from tests.support import planner as plans
+from tests.support.planner import write_curriculum
 
 
 def settings_of(
@@ -23,9 +34,8 @@ def settings_of(
     **values: Any,
 ) -> Settings:
     config = read_config(path, overrides={name.replace("__", "."): value for name, value in values.items()})
-    return read_settings(
-        config, style=recognise(config), mapped=mapped or Mapped(), size_names=size_names, ranks=ranks
-    )
+    opened = OpenedConfig(config=config, style=recognise(config), mapped=mapped or Mapped())
+    return opened.with_sizes(opened.settings(ranks=ranks), size_names)
 
 
 def stage_of(folder: Path, text: str, **options: Any) -> StageSettings:
@@ -187,3 +197,128 @@ def test_two_precisions_at_once_are_planned_as_one_and_said(tmp_path: Path) -> N
     settings = settings_of(tmp_path / "c.yaml")
     assert settings.stages[0].precision.value == "bf16"
     assert settings.notes == ("bf16 (c.yaml:3) and fp16 (c.yaml:2) are both on; planned as bf16",)
+
+
+def ranks(
+    folder: Path, devices: str, *, mapped: int | None = None, given: int | None = None
+) -> Decision[int]:
+    (folder / "cli.yaml").write_text(plans.LIGHTNING.replace("  devices: 4\n", devices))
+    (stage,) = open_config(folder / "cli.yaml").config.stages
+    return find_ranks(stage, Mapped(ranks=mapped), given=given)
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ("  devices: 4\n", 4),
+        ("  devices: '4'\n", 4),
+        ("  devices: [0, 2, 3]\n", 3),
+        ("  devices:\n  - 1\n  - 3\n", 2),
+        ("  devices: '0,1'\n", 2),
+        ("  devices: '3,'\n", 1),
+        ("  devices: 4\n  num_nodes: 2\n", 8),
+        ("  devices: [0, 1]\n  num_nodes: 2\n", 4),
+        ("  num_nodes: 2\n", 1),
+    ],
+)
+def test_devices_and_nodes_as_lightning_reads_them(tmp_path: Path, devices: str, expected: int) -> None:
+    assert ranks(tmp_path, devices).value == expected
+
+
+@pytest.mark.parametrize("devices", ["auto", "-1", "'-1'"])
+def test_as_many_as_there_are_is_no_number_and_said(tmp_path: Path, devices: str) -> None:
+    found = ranks(tmp_path, f"  devices: {devices}\n")
+    assert (found.value, found.source) == (1, "assumed")
+    assert found.reason.startswith("trainer.devices (cli.yaml:5) is ")
+    assert found.reason.endswith("which names no number: give it with --ranks")
+
+
+def test_the_command_line_goes_before_the_mapping_file_and_that_before_the_config(tmp_path: Path) -> None:
+    assert ranks(tmp_path, "  devices: 4\n", mapped=2).value == 2
+    assert ranks(tmp_path, "  devices: 4\n", mapped=2, given=3).value == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("fsdp: full_shard auto_wrap", "fsdp (c.yaml:2)"),
+        ("deepspeed: ds.json", "deepspeed (c.yaml:2)"),
+        ("trainer: {strategy: fsdp}", "trainer.strategy (c.yaml:2)"),
+        ("trainer: {strategy: deepspeed_stage_2}", "trainer.strategy (c.yaml:2)"),
+        (
+            "trainer: {strategy: {class_path: lightning.pytorch.strategies.FSDPStrategy}}",
+            "trainer.strategy.class_path (c.yaml:2)",
+        ),
+    ],
+)
+def test_a_model_that_is_sharded_is_planned_whole_and_that_is_said(
+    tmp_path: Path, line: str, where: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"batch_size: 4\n{line}\n")
+    opened = open_config(tmp_path / "c.yaml")
+    note = sharding_note(opened.config.stages[0])
+    assert note is not None and note.startswith(f"{where} shards the model")
+    assert note in opened.settings().notes
+
+
+@pytest.mark.parametrize("line", ["fsdp: ''", "deepspeed: null", "trainer: {strategy: ddp}", "fsdp: false"])
+def test_a_model_that_is_not_is_no_note(tmp_path: Path, line: str) -> None:
+    (tmp_path / "c.yaml").write_text(f"batch_size: 4\n{line}\n")
+    assert sharding_note(open_config(tmp_path / "c.yaml").config.stages[0]) is None
+
+
+def test_a_config_alone(tmp_path: Path) -> None:
+    opened = open_config(write_curriculum(tmp_path))
+    settings = opened.settings()
+    assert opened.style.value.name == settings.style.value == "plain config"
+    assert opened.mapped.model is None
+    assert settings.stages[0].sizes == {}
+    assert set(opened.with_sizes(settings).stages[0].sizes) == {"n_positives", "n_negatives"}
+    assert set(SHOWN_SIZES) == {"length", "n_positives", "n_negatives"}
+    assert set(opened.with_sizes(settings, ("n_negatives",)).stages[0].sizes) == {"n_negatives"}
+
+
+def test_a_mapping_file_beside_it_and_flags_over_that(tmp_path: Path) -> None:
+    conf = write_curriculum(tmp_path)
+    (conf / "flatout-plan.toml").write_text(
+        'model = "pkg:build"\nstages = "curriculum/01*.yaml"\n'
+        '[knobs]\nbatch_size = "data_loader.num_workers"\n'
+    )
+    opened = open_config(conf)
+    assert opened.mapped.model == "pkg:build"
+    (stage,) = opened.settings().stages
+    assert (stage.name, stage.batch_size.source) == ("01_stage", "data_loader.num_workers (config.yaml:4)")
+    flagged = open_config(
+        conf, knobs=["batch_size=data_loader.batch_size"], overrides=["training.trainer.precision=bf16-mixed"]
+    )
+    (stage,) = flagged.settings().stages
+    assert stage.batch_size.source == "data_loader.batch_size (config.yaml:3)"
+    assert stage.precision.value == "bf16"
+    assert flagged.overrides == {"training.trainer.precision": "bf16-mixed"}
+
+
+def test_a_mapping_file_by_name(tmp_path: Path) -> None:
+    conf = write_curriculum(tmp_path)
+    (tmp_path / "other.toml").write_text("ranks = 4\n")
+    opened = open_config(conf, mapping_file=tmp_path / "other.toml")
+    assert opened.settings().ranks.value == 4
+    assert opened.settings(ranks=2).ranks.value == 2
+    with pytest.raises(BadInput, match="--ranks 0 is no number of processes"):
+        opened.settings(ranks=0)
+    with pytest.raises(BadInput, match="no mapping file at"):
+        open_config(conf, mapping_file=tmp_path / "absent.toml")
+
+
+def test_every_stage_has_its_own_values(tmp_path: Path) -> None:
+    values = open_config(write_curriculum(tmp_path)).values()
+    assert [(name, found["n_negatives"]) for name, found in values.items()] == [
+        ("01_stage", 24),
+        ("02_stage", 8),
+    ]
+    assert all(found["data_loader.batch_size"] == 4 for found in values.values())
+
+
+def test_the_keys_of_knobs_are_found_and_two_candidates_are_none(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("batch_size: 4\na: {lr: 1}\nb: {lr: 2}\nmax_length: 8\n")
+    opened = open_config(tmp_path / "c.yaml")
+    assert opened.keys_of(["batch_size", "learning_rate", "length", "absent"]) == {"batch_size", "max_length"}

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
+from flatout.memory.predict.forecast import BatchBounds
 from flatout.planner.config.settings import StageSettings
 from flatout.planner.fit.fit_settings import changes_of, fit_settings, group_stages
 from flatout.planner.fit.suggestions import Fit, Wish
-from flatout.planner.forecast.questions import LargestBatch
 from tests.support import planner as plans
 from tests.support.planner import GIB, ToyForecast
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_allowed(name: str, words: str) -> None:
 
 def test_a_suggestion_that_does_not_exist_is_said_before_any_work() -> None:
     class NoWork(ToyForecast):
-        def largest_batch(self, sizes: object, **asked: object) -> LargestBatch:
+        def largest_within(self, sizes: object, **asked: object) -> BatchBounds:
             raise AssertionError("searched")
 
     with pytest.raises(BadInput, match=r"there is no suggestion 'safe' .*choose one of: .*safest"):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from flatout.errors import BadInput, BatchDoesNotFit
 from flatout.memory.jobs.job import Recipe
+from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.fits import evaluation_recipe
+from flatout.planner.fit.fits import Judge, evaluation_recipe
 from flatout.planner.fit.progress import Progress
-from flatout.planner.fit.search import SAFEST_SHARE, GroupSearch, expected_traces
-from flatout.planner.fit.suggestions import GroupFit, Suggestion, Wish
-from flatout.planner.forecast.questions import LargestBatch, Peak
+from flatout.planner.fit.search import SAFEST_SHARE, GroupSearch, expected_traces, fit_evaluation, uncovered
+from flatout.planner.fit.suggestions import EvaluationFit, GroupFit, Suggestion, Wish
 from tests.support import planner as plans
 from tests.support.planner import GIB, ToyForecast
 
@@ -174,10 +174,10 @@ def test_a_model_without_the_switch_that_nothing_fits_is_told_what_it_needs() ->
     class NoRoom(ToyForecast):
         """As on a device that the CUDA context alone fills: no batch is tried, so no model is made."""
 
-        def largest_batch(
+        def largest_within(
             self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int
-        ) -> LargestBatch:
-            return LargestBatch(safe=None, tight=None)
+        ) -> BatchBounds:
+            return BatchBounds(safe=None, tight=None)
 
     with pytest.raises(BatchDoesNotFit, match="batch_size=1 needs"):
         search(plans.stage(4, 16), usable_gib=0.1, forecast=NoRoom(can_checkpoint=False))
@@ -231,7 +231,7 @@ def test_evaluation_through_the_loader_of_training_bounds_the_batch() -> None:
     own = dataclasses.replace(stage, eval_batch_size=plans.setting(1, "eval_batch_size"))
     forecast = ToyForecast(evaluation_share=1.0)
     assert search(stage, forecast=forecast).largest < search(own, forecast=forecast).largest
-    bound = forecast.largest_batch(
+    bound = forecast.largest_within(
         {"batch_size": 1, "n_negatives": 1}, recipe=evaluation_recipe(stage), capacity_bytes=20 * GIB
     )
     assert search(stage, forecast=forecast).largest == bound.tight
@@ -265,12 +265,12 @@ class CountedForecast(ToyForecast):
     searched: list[tuple[int, str, bool]] = dataclasses.field(default_factory=list)
     peaks: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
-    def largest_batch(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> LargestBatch:
+    def largest_within(self, sizes: Mapping[str, int], *, recipe: Recipe, capacity_bytes: int) -> BatchBounds:
         self.searched.append((sizes["n_negatives"], recipe.mode, recipe.checkpointing))
         plain = ToyForecast(
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(ToyForecast)}
         )
-        return plain.largest_batch(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
+        return plain.largest_within(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
 
     def peak_bytes(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
         self.peaks.append((sizes["n_negatives"], sizes["batch_size"]))
@@ -338,3 +338,72 @@ def test_what_is_expected_is_what_is_asked() -> None:
         "[3 of 4] 02 at batch 8",
         "[4 of 4] 01, evaluation",
     ]
+
+
+def sizes_of(stage: StageSettings) -> dict[str, int]:
+    return {name: found.value for name, found in stage.sizes.items()}
+
+
+def names(*stages: StageSettings) -> list[str]:
+    found = uncovered(stages, sizes_of=sizes_of, ways_of=lambda stage: stage.precision.value)
+    return [stage.name for stage in found]
+
+
+def stage(name: str, a: int, b: int, **options: str) -> StageSettings:
+    return plans.stage(name=name, sizes={"a": a, "b": b}, **options)  # type: ignore[arg-type]
+
+
+def test_one_that_is_nowhere_above_another_is_left_out() -> None:
+    assert names(stage("01", 32, 24), stage("02", 16, 8), stage("03", 16, 8)) == ["01"]
+    assert names(stage("01", 16, 8), stage("02", 16, 8), stage("03", 16, 9)) == ["03"]
+
+
+def test_one_that_is_above_in_one_size_or_trains_otherwise_stays() -> None:
+    assert names(stage("01", 32, 8), stage("02", 16, 24)) == ["01", "02"]
+    assert names(stage("01", 32, 8), stage("02", 16, 4, precision="bf16")) == ["01", "02"]
+
+
+def test_of_equals_the_first_stays() -> None:
+    assert names(stage("01", 1, 1), stage("02", 1, 1)) == ["01"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6))
+def test_every_stage_is_covered_by_one_that_stays(pairs: list[tuple[int, int]]) -> None:
+    stages = {f"{number:02}": stage(f"{number:02}", *pair) for number, pair in enumerate(pairs)}
+    kept = [sizes_of(stages[name]) for name in names(*stages.values())]
+    assert kept
+    for one in stages.values():
+        sizes = sizes_of(one)
+        assert any(all(other[name] >= sizes[name] for name in sizes) for other in kept)
+    assert len({tuple(other.items()) for other in kept}) == len(kept)
+
+
+def fit(eval_batch_size: int | None, *, usable_gib: float = 20, may_raise: bool = False) -> EvaluationFit:
+    stages = [plans.stage(name=name, eval_batch_size=eval_batch_size) for name in ("01", "02")]
+    judge = Judge(budget=plans.budget(round(usable_gib * GIB)), forecast=ToyForecast())
+    return fit_evaluation(stages, judge=judge, training_batch=8, may_raise=may_raise)
+
+
+def test_a_size_that_fits_is_kept_unless_raising_it_is_allowed() -> None:
+    kept, raised = fit(16), fit(16, may_raise=True)
+    assert (kept.batch_size, kept.suggested) == (16, None)
+    assert kept.largest is not None and kept.largest > 16
+    assert raised.suggested == kept.largest
+    assert raised.peak.process_bytes > kept.peak.process_bytes
+
+
+def test_a_size_that_does_not_fit_is_lowered() -> None:
+    lowered = fit(100_000)
+    assert lowered.suggested == lowered.largest == fit(16).largest
+    assert lowered.reason == "the configured size does not fit"
+
+
+def test_without_a_size_of_its_own_it_has_that_of_training() -> None:
+    shared = fit(None)
+    assert (shared.batch_size, shared.suggested, shared.largest) == (8, None, None)
+    assert "uses the batch of training" in shared.reason
+
+
+def test_a_device_too_small_for_any_is_said() -> None:
+    found = fit(16, usable_gib=1)
+    assert (found.largest, found.suggested, found.reason) == (None, None, "not even a batch of 1 fits")

@@ -91,16 +91,16 @@ def test_a_stage_that_does_not_fit_is_named_with_what_there_is() -> None:
     assert room(plans.budget(17 * GIB, margin=0.85)) in said
 
 
-@pytest.mark.parametrize("doubts", [(), ("its sizes depend on data",)])
+@pytest.mark.parametrize("caveats", [(), ("its sizes depend on data",)])
 @pytest.mark.parametrize("margin", [0.5, 0.85, 0.95, 1.0])
 @pytest.mark.parametrize("evaluation_share", [0.125, 1.0])
 @pytest.mark.parametrize("eval_batch_size", [None, 4])
 def test_what_fit_recommends_is_what_show_calls_the_largest(
-    margin: float, doubts: tuple[str, ...], evaluation_share: float, eval_batch_size: int | None
+    margin: float, caveats: tuple[str, ...], evaluation_share: float, eval_batch_size: int | None
 ) -> None:
     """And a config that was written so is neither beyond the margin nor under-used."""
     budget = plans.budget(round(20 * GIB * margin), margin=margin)
-    forecast = ToyForecast(doubts=doubts, fragmentation=1.3, evaluation_share=evaluation_share)
+    forecast = ToyForecast(caveats=caveats, fragmentation=1.3, evaluation_share=evaluation_share)
 
     def stage(batch_size: int) -> StageSettings:
         return plans.stage(batch_size, 720720 // batch_size, eval_batch_size=eval_batch_size)
@@ -111,7 +111,7 @@ def test_what_fit_recommends_is_what_show_calls_the_largest(
     (after,) = overview(plans.settings(stage(best)), budget=budget, forecast=forecast).stages
     assert before.largest is not None and before.largest.tight == group.largest
     assert before.caution == after.caution == group.caution
-    assert (group.caution is None) == (not doubts or margin <= 0.9)
+    assert (group.caution is None) == (not caveats or margin <= 0.9)
     assert 0.5 * group.largest <= best <= group.largest
     assert (before.verdict, after.verdict) == ("under-used", "well used")
     assert after.training == group.suggestion(None).peak
@@ -144,7 +144,7 @@ def test_a_device_without_bfloat16_is_said() -> None:
 
 def test_why_only_the_safe_is_relied_on_is_said() -> None:
     budget = plans.budget(20 * GIB)
-    forecast = ToyForecast(doubts=("its sizes depend on data",))
+    forecast = ToyForecast(caveats=("its sizes depend on data",))
     found = overview(plans.settings(plans.stage(4, 16)), budget=budget, forecast=forecast)
     assert found.recommendations[-1] == (
         "the margin is not used up: a margin of 100 % spares 0 %, and its sizes depend on data"

@@ -1,4 +1,4 @@
-"""A job is loaded, and its stored traces are found again; nothing is traced here."""
+"""A job is loaded, and its stored traces are found again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+from flatout.api import apply_config, fit_config
 from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.from_name import load_job
+from flatout.memory.jobs.job import Job
+from flatout.memory.predict.forecast import Forecaster, estimate_job
 from flatout.planner.config.documents import Value
-from flatout.planner.forecast import fingerprint
-from flatout.planner.forecast.load import ForecastRequest, describe, load_forecast
+from flatout.planner.forecast import trace_cache
+from flatout.planner.forecast.load import (
+    VARIABLES,
+    ForecastRequest,
+    describe,
+    find_segments,
+    load_forecast,
+    nested,
+    with_optimizer,
+)
+from flatout.planner.plan import PlanOptions
 
 BUILD = """\
 import torch
@@ -42,7 +55,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     own = str(tmp_path)  # the tests' folders are no part of the job, and others may change them meanwhile
     monkeypatch.setattr(
-        fingerprint,
+        trace_cache,
         "loaded_modules",
         lambda: [each for each in sys.modules.values() if str(getattr(each, "__file__", "")).startswith(own)],
     )
@@ -116,3 +129,135 @@ def test_frozen_parameters_make_another_model(build: Path) -> None:
 
     assert describe(job) == describe(job)
     assert describe(dataclasses.replace(job, make_model=frozen)) != describe(job)
+
+
+ON = "max_split_size_mb:128,expandable_segments:True"
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_the_environment_decides_and_is_named(variable: str) -> None:
+    found = find_segments(environment={variable: ON})
+    assert found.value and found.reason.startswith(f"{variable} ")
+
+
+def test_the_older_variable_counts_only_where_the_other_is_not_set() -> None:
+    both = {VARIABLES[0]: "expandable_segments:False", VARIABLES[1]: ON}
+    assert not find_segments(environment=both).value
+
+
+def test_without_a_setting_it_is_the_default() -> None:
+    found = find_segments(environment={})
+    assert (found.value, "default" in found.reason) == (False, True)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_is_asked_for_counts_first(wanted: bool) -> None:
+    found = find_segments(wanted, environment={VARIABLES[0]: ON})
+    assert found.value is wanted and "expandable-segments was given" in found.reason
+
+
+def test_a_probe_cannot_run_under_another_setting() -> None:
+    assert find_segments(True, profile=True, environment={VARIABLES[1]: ON}).value
+    with pytest.raises(BadInput, match="--expandable-segments cannot be measured"):
+        find_segments(True, profile=True, environment={})
+
+
+def test_the_environment_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert not find_segments().value
+    monkeypatch.setenv(VARIABLES[1], ON)
+    assert find_segments().value
+
+
+def job() -> Job:
+    def make_batch(*, batch_size: int, width: int) -> Any:
+        return torch.zeros(batch_size, width, 256)
+
+    return Job(
+        name="tower",
+        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
+        make_batch=make_batch,
+        loss=lambda model, batch: model(batch).square().mean(),
+        sizes={"batch_size": 8, "width": 32},
+    )
+
+
+def test_dotted_keys_become_the_mapping_they_stand_for() -> None:
+    assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    lists = nested({"m.sizes.0": 64, "m.sizes.1": 32, "m.parts.0.k": 3, "m.epochs.0": 8, "m.epochs.4": 2})
+    assert lists == {"m": {"sizes": [64, 32], "parts": [{"k": 3}], "epochs": {"0": 8, "4": 2}}}
+
+
+def test_a_key_below_a_value_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"a\.b"):
+        nested({"a": 1, "a.b": 2})
+
+
+def test_the_optimizer_a_config_names_is_planned() -> None:
+    said: list[str] = []
+    plain = with_optimizer(job(), "sgd", on_progress=said.append)
+    parts = plain.make_optimizer([nn.Parameter(torch.zeros(1))])
+    assert isinstance(parts, torch.optim.SGD)
+    assert not said
+    bytes_of = {
+        name: estimate_job(with_optimizer(job(), name, on_progress=said.append)).by_component
+        for name in ("sgd", "adamw_torch")
+    }
+    assert not bytes_of["sgd"].get("optimizer state")
+    assert bytes_of["adamw_torch"]["optimizer state"] > 0
+
+
+def test_an_unknown_optimizer_is_said_and_planned_as_adamw() -> None:
+    said: list[str] = []
+    subject = job()
+    assert with_optimizer(subject, "lion_8bit", on_progress=said.append) is subject
+    assert "lion_8bit" in said[0]
+
+
+NEGATIVES = """\
+import torch
+from torch import nn
+
+def build(settings):
+    def make_batch(*, batch_size, n_negatives=1):
+        return torch.zeros(batch_size, 1 + n_negatives, 256)
+
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+    return model, make_batch, lambda model, batch: model(batch).square().mean()
+"""
+
+
+def test_a_curriculum_takes_few_traces_and_a_second_plan_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    own = str(tmp_path)  # the tests' folders are no part of the job, and others may change them meanwhile
+    monkeypatch.setattr(
+        trace_cache,
+        "loaded_modules",
+        lambda: [each for each in sys.modules.values() if str(getattr(each, "__file__", "")).startswith(own)],
+    )
+    conf = tmp_path / "conf"
+    (conf / "curriculum").mkdir(parents=True)
+    (conf / "config.yaml").write_text("batch_size: 8\naccumulation: 1024\n")
+    for number, count in enumerate((24, 8, 8), start=1):
+        (conf / "curriculum" / f"0{number}_stage.yaml").write_text(f"n_negatives: {count}\n")
+    (tmp_path / "build.py").write_text(NEGATIVES)
+    options = PlanOptions(model=f"{tmp_path / 'build.py'}:build", gpu_memory="2GB")
+    made: list[Forecaster] = []
+
+    def make(request: ForecastRequest) -> Forecaster:
+        made.append(load_forecast(request))
+        return made[-1]
+
+    first = fit_config(conf, options, make_forecast=make)
+    chosen = first.fit.groups[0].suggestion(None)
+    assert chosen.effective_batches == {f"0{number}_stage": 8192 for number in (1, 2, 3)}
+    assert chosen.peaks["02_stage"] == chosen.peaks["03_stage"] != chosen.peaks["01_stage"]
+    assert fit_config(conf, options, make_forecast=make).to_json() == first.to_json()
+    apply_config(first)
+    assert fit_config(conf, options, make_forecast=make).edits == ()
+    # One search of the worst stage, its evaluation twice, the others once; the model has no checkpointing.
+    assert made[0].num_traced <= 3 + 2 + 2 + 1
+    assert [forecast.num_traced for forecast in made[1:]] == [0, 0]

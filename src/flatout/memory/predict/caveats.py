@@ -18,16 +18,16 @@ MEASURED_CAPABILITY = "9.0"  # an H200
 LARGEST_ANSWERS = ("every element", "upper end")  # words of a guess that cannot be too low
 
 
-def doubts_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str, ...]:
-    """Each doubt as a clause; `device` is None where the job was run on it."""
+def caveats_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str, ...]:
+    """Each caveat as a clause; `device` is None where the job was run on it."""
     open_ones = [guess for guess in guesses if not any(words in guess.answer for words in LARGEST_ANSWERS)]
-    doubts = []
+    caveats = []
     if open_ones:
         answer = min(guess.answer for guess in open_ones)
         places = "a place" if len(open_ones) == 1 else f"{len(open_ones)} places"
-        doubts.append(f"what is computed depends on data in {places} ({answer})")
+        caveats.append(f"what is computed depends on data in {places} ({answer})")
     if device is not None and device.compute_capability is None:
-        doubts.append(f"which kernels run on {device.name} is not known")
+        caveats.append(f"which kernels run on {device.name} is not known")
     elif device is not None and device.compute_capability != MEASURED_CAPABILITY:
-        doubts.append(f"the kernels of {device.name} have not been measured")
-    return tuple(doubts)
+        caveats.append(f"the kernels of {device.name} have not been measured")
+    return tuple(caveats)

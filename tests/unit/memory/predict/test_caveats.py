@@ -5,9 +5,9 @@ from torch import nn
 
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.predict.caveats import caveats_of
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.trace.record import Trace
-from flatout.planner.forecast.caveats import doubts_of
 
 H200 = simulated_device("H200")
 
@@ -40,14 +40,14 @@ def trace(*, choose: bool) -> Trace:
 
 
 def test_a_choice_that_was_answered_evenly_is_a_doubt() -> None:
-    (doubt,) = doubts_of(trace(choose=True).guesses, device=H200)
+    (doubt,) = caveats_of(trace(choose=True).guesses, device=H200)
     assert doubt == "what is computed depends on data in a place (every choice equally often)"
 
 
 def test_the_largest_answer_there_can_be_is_none() -> None:
     guesses = trace(choose=False).guesses
     assert guesses
-    assert doubts_of(guesses, device=H200) == ()
+    assert caveats_of(guesses, device=H200) == ()
 
 
 def test_a_gpu_that_nobody_measured_is_one_unless_the_job_ran_there() -> None:
@@ -55,6 +55,6 @@ def test_a_gpu_that_nobody_measured_is_one_unless_the_job_ran_there() -> None:
         ("A100-80GB", "have not been measured"),
         ("24GB", "which kernels run on 24GB is not"),
     ):
-        (doubt,) = doubts_of((), device=simulated_device(name))
+        (doubt,) = caveats_of((), device=simulated_device(name))
         assert words in doubt
-    assert doubts_of((), device=None) == ()
+    assert caveats_of((), device=None) == ()
