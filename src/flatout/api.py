@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.verbs import Extracted, Fitted
     from flatout.hardware.datasheet import Datasheet
+    from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
     from flatout.hardware.snapshot import Snapshot
     from flatout.memory.jobs.job import Precision
