@@ -24,11 +24,11 @@ ARGUMENTS = [
 ]
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 COLOURED = (
-    "[...document.querySelectorAll('.matrix td.own[style], .matrix td.foreign[style]')]"
+    "[...document.querySelectorAll('.matrix td[style]')]"
     ".map(cell => getComputedStyle(cell).backgroundColor)"
 )
 DRAWN = (
-    "[...document.querySelectorAll('circle, rect.right, rect.used')]"
+    "[...document.querySelectorAll('circle, .rows rect')]"
     ".map(each => each.getBoundingClientRect()).map(box => box.width * box.height)"
 )
 

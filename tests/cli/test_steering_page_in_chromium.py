@@ -59,10 +59,10 @@ def test_the_page_is_silent_and_fits(
         assert opened.evaluate("document.querySelectorAll('script, img').length") == 0
         assert record.name[:20] in opened.inner_text("h1")
         cells = opened.evaluate(
-            "[...document.querySelectorAll('rect.up, rect.down, rect.winner')]"
+            "[...document.querySelectorAll('.matrix td[style], .matrix td.outlined')]"
             ".map(r => r.getBoundingClientRect()).map(b => b.width * b.height)"
         )
         assert cells and min(cells) > 0
-        assert opened.locator("rect.winner").count() == 1
+        assert opened.locator("td.outlined").count() == 1
     finally:
         context.close()
