@@ -13,6 +13,10 @@ import pytest
 # A framework under test must fail at once, not wait for a hub it cannot reach.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Without a GPU, Triton's kernels run in its interpreter.  Triton reads this once, when it is first imported.
+if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A deadline is an absolute time, and a shared machine has none to promise.  `make test` tries the same
 # examples every time, so that it fails for a change and not for a seed; `make fuzz` tries others, and what it
 # finds becomes an `@example` of its test.

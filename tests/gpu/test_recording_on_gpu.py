@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatout.engines.adapters.lora.graphs import capture
+from flatout.engines.adapters.lora.recorder import capture
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,7 @@
-"""Triton kernels under test: on a GPU, or, with TRITON_INTERPRET=1, in triton's interpreter on a CPU.
+"""Triton kernels under test: on a GPU, or in Triton's interpreter on a CPU (`tests/conftest.py` chooses).
 
-Importing this file skips the module that does so where triton is not installed.  Kernels are imported inside
-the tests, after that.  The interpreter of triton 3.6 needs a numpy below 2.4.
+Importing this file skips the module that does so where Triton is not installed.  Kernels are imported inside
+the tests, after that.  With numpy 2.4 the interpreter needs Triton 3.8.
 """
 
 from __future__ import annotations

@@ -11,17 +11,31 @@ from tests.support.kernels import DEVICE, needs_device
 from tests.support.multiplex import fusible_model, integer_factors, largest_error, logits_of
 
 PAIRS = Rows((0, 0, 1, 1, None, None), (1, -1, -1, -1, 1, 1))
+SMALL = {  # the interpreter goes through a reduction of several sums number by number
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 
 
 @needs_device
 @pytest.mark.parametrize(
-    ("family", "rank", "tile"),
-    [("llama", 0, 1), ("llama", 1, 2), ("qwen2", 3, 1), ("qwen3", 4, 2)],
+    ("family", "rank", "tile", "sizes"),
+    [
+        ("llama", 0, 1, {}),
+        ("llama", 1, 2, {"num_attention_heads": 2}),
+        ("qwen2", 3, 1, SMALL),
+        ("qwen3", 4, 2, SMALL),
+    ],
+    ids=["plain", "rank1", "rank3", "rank4"],
 )
 @torch.no_grad()
-def test_every_row_is_its_materialised_weights(family: str, rank: int, tile: int) -> None:
+def test_every_row_is_its_materialised_weights(
+    family: str, rank: int, tile: int, sizes: dict[str, int]
+) -> None:
     """With a tile of 2, rows of one program share their factors and have each their own sign."""
-    decoder = read_decoder(fusible_model(family).to(DEVICE))
+    decoder = read_decoder(fusible_model(family, **sizes).to(DEVICE))
     factors = integer_factors(decoder, num_variants=2, rank=rank) if rank else {}
     rows = PAIRS if rank else Rows.plain(3)
     assert largest_error(decoder, factors, rows, tile=tile) < 1e-4

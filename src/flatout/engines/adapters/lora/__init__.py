@@ -7,7 +7,7 @@ preparation     what the shapes of a batch decide
 encoder         the packed encoder; encoder_layers, attention and added_norm are its parts
 optimizer       an AdamW, a schedule and a norm to clip to for each adapter
 fused_step      a training step of all adapters
-recorder        when a step is recorded as a CUDA graph; graphs records it
+recorder        a step recorded as a CUDA graph, and when that pays
 precision       the numbers the encoder computes in
 chunked_loss    cross-entropy over a vocabulary without whole logits
 """

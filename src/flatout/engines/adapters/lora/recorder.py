@@ -1,4 +1,9 @@
-"""When a step is recorded as a CUDA graph, and when it is run operator by operator.
+"""A training step recorded once as a CUDA graph and replayed for every batch of the same shapes.
+
+A small step is bound by the host: a thousand kernels of a few microseconds each, and each must be launched.
+A graph launches them at once.  It reads its inputs from fixed addresses, so a batch is first copied there,
+all its tensors in a few kernels; everything else that a step reads and writes (factors, gradients, moments,
+learning rates) has its fixed address anyway.
 
 Recording pays where the same shapes come again, so shapes are counted first; the first time they run eagerly,
 which a recording needs anyway.  Steps whose kernels outlast their launches gain nothing.  What cannot be
@@ -7,15 +12,19 @@ recorded runs eagerly, and the decision says why.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gc
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flatout.decisions import Decision
-from flatout.engines.adapters.lora import graphs
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer
@@ -24,6 +33,124 @@ GRAPH_TOKENS = 65_536  # tokens of a step beyond which its kernels outlast their
 SEEN_BEFORE = 1  # times that shapes must have occurred before they are worth recording
 KEPT_GRAPHS = 48  # joint training has six kinds of batches, each in as many shapes as there are buckets
 KEPT_COUNTS = 4096  # shapes whose occurrences are counted
+ATTEMPTS = 2  # recordings that may break off before steps run eagerly for good
+
+Step = Callable[[Sequence[Any]], Tensor]
+
+
+def tensors_of(batch: Any, prefix: str = "") -> dict[str, Tensor]:
+    """All tensors of a batch (a dataclass), of its dataclasses and dicts, by where they are."""
+    found: dict[str, Tensor] = {}
+    for name, value in _parts(batch).items():
+        if isinstance(value, Tensor):
+            found[prefix + name] = value
+        elif isinstance(value, dict) or dataclasses.is_dataclass(value):
+            found |= tensors_of(value, f"{prefix}{name}.")
+    return found
+
+
+def with_tensors(batch: Any, tensors: dict[str, Tensor], prefix: str = "") -> Any:
+    """The batch with other tensors in the places that `tensors_of` names."""
+    changes: dict[str, Any] = {}
+    for name, value in _parts(batch).items():
+        if isinstance(value, Tensor):
+            changes[name] = tensors[prefix + name]
+        elif isinstance(value, dict) or dataclasses.is_dataclass(value):
+            changes[name] = with_tensors(value, tensors, f"{prefix}{name}.")
+    return {**batch, **changes} if isinstance(batch, dict) else dataclasses.replace(batch, **changes)
+
+
+def _parts(batch: Any) -> dict[str, Any]:
+    if isinstance(batch, dict):
+        return batch
+    return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+
+
+def signature(batches: Sequence[Any]) -> Hashable:
+    """What must be equal for two lists of batches to share a graph."""
+    return tuple(
+        (
+            batch.block.adapter,
+            tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors_of(batch).items()),
+        )
+        for batch in batches
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """A recorded step: its inputs, its result, and what it reads that must not be freed."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    losses: Tensor
+    kept: object
+
+    def replay(self, batches: Sequence[Any]) -> Tensor:
+        """Run the step on these batches; the losses are the caller's own."""
+        given = [tensor for batch in batches for tensor in tensors_of(batch).values()]
+        torch._foreach_copy_(self.inputs, given, non_blocking=True)
+        self.graph.replay()
+        return self.losses.clone()
+
+
+def capture(step: Step, batches: Sequence[Any], *, device: torch.device, pool: Any, kept: object) -> Captured:
+    """Record `step` on copies of these batches; nothing is computed until it is replayed.
+
+    The step must have run before with batches of these shapes: what libraries and optimizers make on first
+    use cannot be made while recording.
+    """
+    own = [
+        {name: tensor.to(device).clone() for name, tensor in tensors_of(batch).items()} for batch in batches
+    ]
+    fixed = [with_tensors(batch, tensors) for batch, tensors in zip(batches, own, strict=True)]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    stream, drawn = torch.cuda.current_stream(device), torch.cuda.get_rng_state(device)
+    # In this mode only this thread's calls can break the recording: a loader that pins memory, or a monitor,
+    # may go on in another one.
+    recording = torch.cuda.graph(
+        graph, pool=pool, stream=_recording_stream(device), capture_error_mode="thread_local"
+    )
+    try:
+        with _without_collection(), recording:
+            losses = step(fixed)
+    except RuntimeError:
+        torch.cuda.set_stream(stream)  # a recording that breaks off leaves its own stream behind
+        _draw_on(device, drawn)
+        raise
+    return Captured(
+        graph=graph,
+        inputs=[tensor for tensors in own for tensor in tensors.values()],
+        losses=losses,
+        kept=kept,
+    )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage: destroying a graph, an event or pinned memory would break a recording off."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _draw_on(device: torch.device, drawn: Tensor) -> None:
+    """Random numbers go on from `drawn`: a recording that breaks off leaves their source waiting for more."""
+    fresh = torch.Generator(device)
+    fresh.set_state(drawn)
+    number = torch.empty(0, device=device).get_device()
+    torch.cuda.default_generators[number].graphsafe_set_state(fresh)
+
+
+@functools.cache
+def _recording_stream(device: torch.device) -> Any:
+    """The graph keeps its priority: what runs beside it (`side_stream`) takes what it leaves of the GPU."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Recorder:
@@ -39,8 +166,9 @@ class Recorder:
     ) -> None:
         self._encoder, self._wish = encoder, graph
         self._seen: Counter[Hashable] = Counter()
-        self.graphs: OrderedDict[Hashable, graphs.Captured] = OrderedDict()
+        self.graphs: OrderedDict[Hashable, Captured] = OrderedDict()
         self._pool: Any = None
+        self._failures = 0
         reason = None
         if encoder.device.type != "cuda":
             reason = "CUDA graphs need a GPU"
@@ -60,13 +188,11 @@ class Recorder:
             else Decision(value="eager", reason=reason, source="computed")
         )
 
-    def __call__(
-        self, step: Callable[[Sequence[Any]], Tensor], batches: Sequence[Any], *, key: Hashable
-    ) -> Tensor:
+    def __call__(self, step: Step, batches: Sequence[Any], *, key: Hashable) -> Tensor:
         """What `step` gives for these batches; `key` tells steps apart that differ in more than shapes."""
         if self.decision.value == "eager":
             return step(batches)
-        whole = (graphs.signature(batches), key)
+        whole = (signature(batches), key)
         captured = self.graphs.get(whole)
         if captured is None:
             if len(self._seen) >= KEPT_COUNTS:
@@ -84,16 +210,16 @@ class Recorder:
         self.graphs.move_to_end(whole)
         return captured.replay(batches)
 
-    def _capture(
-        self, step: Callable[[Sequence[Any]], Tensor], batches: Sequence[Any]
-    ) -> graphs.Captured | None:
+    def _capture(self, step: Step, batches: Sequence[Any]) -> Captured | None:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         kept = self._encoder.prepare(shapes_of(tuple(batch.block for batch in batches)))
         try:
-            return graphs.capture(step, batches, device=self._encoder.device, pool=self._pool, kept=kept)
-        except RuntimeError as error:  # a loss that asks the device for a number cannot be recorded
-            reason = str(error).splitlines()[0]
-            self.decision = Decision(
-                value="eager", reason=f"the step cannot be recorded: {reason}", source="measured"
-            )
+            return capture(step, batches, device=self._encoder.device, pool=self._pool, kept=kept)
+        except RuntimeError as error:
+            # A loss that asks the device for a number breaks every recording off; another cause may pass.
+            self._failures += 1
+            self._pool = None
+            if self._failures >= ATTEMPTS:
+                reason = f"the step cannot be recorded: {str(error).splitlines()[0]}"
+                self.decision = Decision(value="eager", reason=reason, source="measured")
             return None

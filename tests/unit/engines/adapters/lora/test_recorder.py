@@ -1,18 +1,26 @@
-"""Where nothing can be recorded a step runs as it is; tests/gpu/test_adapters_on_gpu.py runs recordings."""
+"""What a recorded step reads, when two batches may share a recording, and when nothing is recorded.
+
+The recording itself runs in tests/gpu/test_adapters_on_gpu.py.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from flatout.engines.adapters.lora import recorder as module
 from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.lora.blocks import Block
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer, StepSettings
-from flatout.engines.adapters.lora.recorder import Recorder
+from flatout.engines.adapters.lora.recorder import Recorder, signature, tensors_of, with_tensors
 from tests.support.adapters_packed import batches, bert, blocks, specs
 
 
@@ -59,3 +67,76 @@ def test_the_decision_says_why(graph: Any, loss_scaling: bool, exchanges: bool, 
     optimizer = optimizer_of(bank, loss_scaling=loss_scaling)
     recorder = Recorder(encoder, optimizer=optimizer, graph=graph, exchanges=exchanges)
     assert str(recorder.decision).startswith(said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A batch with everything that a task may put into one."""
+
+    block: Block
+    targets: dict[str, Any]
+    count: Tensor
+    note: str = "kept"
+
+
+def given(*, seed: int = 0, types: bool = True, length: int = 6) -> Given:
+    (block,) = blocks(((2, length),), seed=seed, types=types)
+    return Given(
+        block=block,
+        targets={"start": torch.full((2,), seed), "unit": "tokens"},
+        count=torch.tensor(2.0 + seed),
+    )
+
+
+def test_all_tensors_are_found_and_can_be_replaced() -> None:
+    first, second = given(seed=0), given(seed=1)
+    found = tensors_of(first)
+    assert list(found) == ["block.ids", "block.lengths", "block.types", "targets.start", "count"]
+    changed = with_tensors(first, tensors_of(second))
+    assert changed.block.ids is second.block.ids and changed.block.types is second.block.types
+    assert changed.targets["start"] is second.targets["start"] and changed.targets["unit"] == "tokens"
+    assert changed.count is second.count and changed.note == "kept"
+    assert "block.types" not in tensors_of(given(types=False))
+
+
+def test_only_batches_of_the_same_shapes_share_a_recording() -> None:
+    assert signature([given(seed=0)]) == signature([given(seed=1)])
+    others = [given(types=False), given(length=7)]
+    assert len({signature([one]) for one in (given(), *others)}) == 3
+    assert signature([given(), given()]) != signature([given()])
+    assert hash(signature([given()]))
+
+
+def test_a_recording_that_breaks_off_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread does at the wrong moment must not cost a run its graphs."""
+    model = bert(num_layers=1)
+    bank = AdapterBank(model, specs())
+
+    def break_off(*_: Any, **__: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(module, "capture", break_off)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    with PackedEncoder(model, bank) as encoder:
+        on_gpu: Any = OnGpu()
+        on_gpu.prepare = encoder.prepare
+        recorder = Recorder(on_gpu, optimizer=optimizer_of(bank), graph="on")
+        decisions = []
+        for _ in range(4):
+            recorder(lambda given: torch.ones(len(given)), batches(blocks()), key=None)
+            decisions.append(recorder.decision.value)
+    assert decisions == ["graph", "graph", "eager", "eager"]
+    assert recorder.decision.reason.endswith("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_collected_while_a_step_is_recorded(was_enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with suppress(RuntimeError), module._without_collection():
+            assert not gc.isenabled()
+            raise RuntimeError
+        assert gc.isenabled() == was_enabled
+    finally:
+        (gc.enable if before else gc.disable)()

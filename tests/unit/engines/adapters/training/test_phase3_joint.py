@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.lora import graphs
+from flatout.engines.adapters.lora import recorder
 from flatout.engines.adapters.settings import PhaseThree
 from flatout.engines.adapters.training.phase3_joint import (
     JointStep,
@@ -93,7 +93,7 @@ def test_a_step_tells_every_loss_by_its_name_and_is_recorded_only_on_a_gpu(
         assert {"sentiment", "translation", "router", "consistency", "total"} <= losses.keys()
         assert all(math.isfinite(loss) for loss in losses.values())
         for batch in step.batches(0, step=3):
-            assert "features" in graphs.tensors_of(batch), "a replay copies what the router sees"
+            assert "features" in recorder.tensors_of(batch), "a replay copies what the router sees"
 
 
 def test_everything_learns_and_rates_differ_tenfold(assembly: Any) -> None:
