@@ -52,3 +52,20 @@ def show_ratio(ratio: float | None) -> str:
 def _three_digits(value: float) -> str:
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def show_joules(joules: float) -> str:
+    """0.76 J, 48.9 J, 480 kJ, 2.1 MJ"""
+    for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
+        if abs(joules) >= scale:
+            return f"{joules / scale:.3g} {unit}"
+    return f"{joules:.3g} J"
+
+
+def show_time(seconds: float) -> str:
+    """Time since a run began: 0:42, 12:05, 3:20:00, 2 d 4 h."""
+    whole = round(max(seconds, 0.0))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

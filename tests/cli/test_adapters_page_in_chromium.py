@@ -24,8 +24,7 @@ ARGUMENTS = [
 ]
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 COLOURED = (
-    "[...document.querySelectorAll('.matrix td[style]')]"
-    ".map(cell => getComputedStyle(cell).backgroundColor)"
+    "[...document.querySelectorAll('.matrix td[style]')].map(cell => getComputedStyle(cell).backgroundColor)"
 )
 DRAWN = (
     "[...document.querySelectorAll('circle, .rows rect')]"

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.units import UNKNOWN, show_bytes, show_ratio, show_rough, show_seconds, show_share
+from flatout.units import (
+    UNKNOWN,
+    show_bytes,
+    show_joules,
+    show_ratio,
+    show_rough,
+    show_seconds,
+    show_share,
+    show_time,
+)
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -82,3 +91,19 @@ def test_shown_seconds_are_the_seconds_to_three_digits(seconds: float) -> None:
 def test_shown_bytes_are_the_bytes_to_three_digits(num_bytes: int) -> None:
     number, unit = show_bytes(num_bytes).split()
     assert float(number) * BYTES[unit] == pytest.approx(num_bytes, rel=5.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (42.4, "0:42"), (725, "12:05"), (12000, "3:20:00"), (187200, "2 d 4 h"), (-1, "0:00")],
+)
+def test_times(seconds: float, text: str) -> None:
+    assert show_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("joules", "shown"),
+    [(0.0004, "0.0004 J"), (0.76, "760 mJ"), (48.9, "48.9 J"), (480e3, "480 kJ"), (2.1e6, "2.1 MJ")],
+)
+def test_joules(joules: float, shown: str) -> None:
+    assert show_joules(joules) == shown

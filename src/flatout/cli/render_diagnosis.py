@@ -17,7 +17,7 @@ from rich.text import Text
 
 from flatout.cli.output import bullet, plain_table, render_lines
 from flatout.doctor.finding import Finding
-from flatout.doctor.report import (
+from flatout.doctor.readings import (
     SAFETY,
     bound,
     ended_early,

@@ -93,8 +93,7 @@ def _summary_table(summary: Summary) -> Any:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    from flatout.monitor.past.charts import show_joules
-    from flatout.page.scales import show_time
+    from flatout.units import show_joules, show_time
 
     yield "run", f"{summary.name} ({summary.folder}), {summary.state}"
     yield "lasted", show_time(summary.duration_s)
@@ -166,7 +165,7 @@ def show(value: float | None, unit: Unit) -> str:
     if unit == "share":
         return show_share(value)
     if unit == "J":
-        from flatout.monitor.past.charts import show_joules
+        from flatout.units import show_joules
 
         return show_joules(value)
     return f"{value:.4g} W" if unit == "W" else f"{value:.4g}/s"

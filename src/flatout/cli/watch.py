@@ -170,7 +170,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
     from rich.text import Text
 
     from flatout.page.printable import printable
-    from flatout.page.scales import show_time
+    from flatout.units import show_time
 
     console = plain_console()
     is_narrow = console.width < NARROW  # a run begins with its date, and ends with its script

@@ -5,7 +5,7 @@ A section is left out where its instrument was not run; the list of what was not
 
 from __future__ import annotations
 
-from flatout.doctor.report import straggler_words
+from flatout.doctor.readings import straggler_words
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory
 from flatout.page.markup import Html, code, facts, section, table, tag

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flatout.doctor.report import Reading
+from flatout.doctor.readings import Reading
 from flatout.measure import PHASES
 from flatout.measure.evidence import Arm, Step
 from flatout.page.charts import Column, Drawing, Frame, Key, Row, Rows, columns

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.codec import encode
 from flatout.doctor.finding import Finding
-from flatout.doctor.report import bound, show_ceiling
+from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
 from flatout.measure.evidence import Evidence
 from flatout.units import UNKNOWN

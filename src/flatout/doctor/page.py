@@ -19,7 +19,7 @@ from flatout.doctor.appendix import (
 )
 from flatout.doctor.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.finding import Finding
-from flatout.doctor.report import (
+from flatout.doctor.readings import (
     SAFETY,
     bound,
     ended_early,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from flatout.units import show_time
+
 Show = Callable[[float], str]
 
 
@@ -116,12 +118,3 @@ def show_value(value: float) -> str:
     if size >= 10:
         return f"{value:.1f}"
     return f"{value:.3g}" if size >= 1e-3 or size < 1e-12 else f"{value:.0e}"
-
-
-def show_time(seconds: float) -> str:
-    """Time since a run began: 0:42, 12:05, 3:20:00, 2 d 4 h."""
-    whole = round(max(seconds, 0.0))
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from flatout.doctor.charts import HEIGHT, arm_band, arm_keys, bars, cut_off, timeline, whiskers
-from flatout.doctor.report import readings
+from flatout.doctor.readings import readings
 from flatout.measure import PHASES
 from flatout.measure.evidence import Step
 from flatout.page.charts import Mark

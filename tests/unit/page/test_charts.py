@@ -22,8 +22,8 @@ from flatout.page.charts import (
     stacked_row,
     thinned,
 )
-from flatout.page.scales import Scale, round_scale, show_time, span_scale, time_scale, zero_scale
-from flatout.units import show_bytes, show_share
+from flatout.page.scales import Scale, round_scale, span_scale, time_scale, zero_scale
+from flatout.units import show_bytes, show_share, show_time
 
 GIB = 2.0**30
 SHARES = Scale(low=0.0, high=1.0)

@@ -9,8 +9,8 @@ import pytest
 
 from flatout.page.charts import Cell, Chart, Frame, Key, Line, Mark, Matrix, Row, Rows, curves, scatter, stack
 from flatout.page.inline import inline, legend, svg_mark
-from flatout.page.scales import Scale, round_scale, show_time, time_scale, zero_scale
-from flatout.units import show_share
+from flatout.page.scales import Scale, round_scale, time_scale, zero_scale
+from flatout.units import show_share, show_time
 
 HOSTILE = "</svg><script>alert(1)</script>\x1b"
 BOX = Frame(across=time_scale(10.0), up=zero_scale(1.0, show_share), name_across=HOSTILE)

@@ -15,7 +15,6 @@ from flatout.page.scales import (
     round_scale,
     round_step,
     round_ticks,
-    show_time,
     show_value,
     span_scale,
     step_scale,
@@ -104,14 +103,6 @@ def test_steps_and_times_are_marked_at_their_ends() -> None:
     assert shown(step_scale(0, 12_000)) == ["0", "12,000 steps"]
     assert shown(time_scale(420.0)) == ["0:00", "1:45", "3:30", "5:15", "7:00"]
     assert time_scale(0.0).share(0.0) == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (42.4, "0:42"), (725, "12:05"), (12000, "3:20:00"), (187200, "2 d 4 h"), (-1, "0:00")],
-)
-def test_times(seconds: float, text: str) -> None:
-    assert show_time(seconds) == text
 
 
 def test_values_are_short() -> None:

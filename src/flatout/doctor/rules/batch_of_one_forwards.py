@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.arithmetic import computed_ceiling, counted_step_s, rows_per_step, share_of
+from flatout.doctor.ceilings import computed_ceiling, counted_step_s, rows_per_step, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of

@@ -34,7 +34,7 @@ Exact: the same numbers in the same places.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import (
+from flatout.doctor.ceilings import (
     batches_per_step,
     loading_ceiling,
     loading_costs_nothing,

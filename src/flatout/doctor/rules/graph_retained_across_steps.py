@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flatout.doctor.arithmetic import on_gpu
+from flatout.doctor.ceilings import on_gpu
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Memory, Place

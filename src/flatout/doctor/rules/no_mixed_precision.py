@@ -32,7 +32,7 @@ float32. Compare loss curves over several seeds.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, on_gpu, rows_cost_nothing, share_of
+from flatout.doctor.ceilings import computed_ceiling, on_gpu, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Gpu, Kernels, ModuleCall

@@ -31,7 +31,7 @@ Reordered: the same recurrence, summed in another order.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, share_of
+from flatout.doctor.ceilings import computed_ceiling, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, lines_of, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of

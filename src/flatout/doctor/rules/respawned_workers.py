@@ -31,7 +31,7 @@ the exception: persistent workers keep the copy they began with.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import batches_per_step, share_of
+from flatout.doctor.ceilings import batches_per_step, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Loader

@@ -34,7 +34,7 @@ otherwise.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, share_of
+from flatout.doctor.ceilings import computed_ceiling, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of

@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from flatout.doctor.arithmetic import RESOLVABLE_SPEEDUP, measured_ceiling, wait_share
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, measured_ceiling, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Counterfactual, Evidence, Loader

@@ -33,7 +33,7 @@ Exact: the same numbers, read later.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, on_gpu, share_of
+from flatout.doctor.ceilings import computed_ceiling, on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, lines_of, show_calls, show_ops
 from flatout.doctor.rule import title_of

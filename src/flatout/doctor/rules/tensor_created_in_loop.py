@@ -32,7 +32,7 @@ Exact: the same values, created once.
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import MOST, computed_ceiling, on_gpu, share_of
+from flatout.doctor.ceilings import MOST, computed_ceiling, on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of

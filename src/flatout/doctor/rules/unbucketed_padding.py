@@ -28,7 +28,7 @@ and a loss averaged over positions weighs samples differently. Compare loss curv
 
 from __future__ import annotations
 
-from flatout.doctor.arithmetic import computed_ceiling, rows_cost_nothing, share_of
+from flatout.doctor.ceilings import computed_ceiling, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader

@@ -13,8 +13,8 @@ from flatout.monitor.past.summary import job_gpu
 from flatout.monitor.sample import Sample, merge
 from flatout.page.charts import Chart, Drawing, Frame, Key, Line, Row, Rows, curves, stack
 from flatout.page.figures import Panel, write_figure
-from flatout.page.scales import Scale, Show, binary_unit, show_time, span_scale, time_scale, zero_scale
-from flatout.units import show_bytes, show_share
+from flatout.page.scales import Scale, Show, binary_unit, span_scale, time_scale, zero_scale
+from flatout.units import show_bytes, show_joules, show_share, show_time
 
 COLOURS = ("forward", "wait", "backward")
 BOUND_COLOURS = {
@@ -31,14 +31,6 @@ BOUND_COLOURS = {
 NEAR = 1.6  # a limit this many times the highest value is drawn, one further above is named
 
 Value = Callable[[Sample], float | None]
-
-
-def show_joules(joules: float) -> str:
-    """0.76 J, 48.9 J, 480 kJ, 2.1 MJ"""
-    for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
-        if abs(joules) >= scale:
-            return f"{joules / scale:.3g} {unit}"
-    return f"{joules:.3g} J"
 
 
 def _plain(value: float) -> str:

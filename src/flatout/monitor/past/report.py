@@ -16,7 +16,6 @@ from flatout.monitor.past.charts import (
     bound_colour,
     bounds_over_time,
     phases_over_time,
-    show_joules,
     time_chart,
 )
 from flatout.monitor.past.recorded import Recorded
@@ -26,8 +25,7 @@ from flatout.page.charts import Rows, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, paint
 from flatout.page.markup import Html, code, facts, section, table, tag
-from flatout.page.scales import show_time
-from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
+from flatout.units import UNKNOWN, show_bytes, show_joules, show_seconds, show_share, show_time
 
 MOST_NOTES = 20
 LONGEST_COMMAND = 400

@@ -14,7 +14,6 @@ from flatout.monitor.past.charts import (
     bounds_over_time,
     phases_over_time,
     plot_run,
-    show_joules,
     time_chart,
 )
 from flatout.monitor.past.recorded import Recorded, Stretch, read_recorded
@@ -91,11 +90,3 @@ def test_the_strip_has_a_cell_per_stretch(tmp_path: Path) -> None:
     assert [mark.colour for mark in row.marks] == ["wait", "line"]
     assert [mark.at[1][0] - mark.at[0][0] for mark in row.marks] == pytest.approx([0.5, 0.5])
     assert row.marks[0].title == "0:00: data: the loader is <slow>"
-
-
-@pytest.mark.parametrize(
-    ("joules", "shown"),
-    [(0.0004, "0.0004 J"), (0.76, "760 mJ"), (48.9, "48.9 J"), (480e3, "480 kJ"), (2.1e6, "2.1 MJ")],
-)
-def test_joules(joules: float, shown: str) -> None:
-    assert show_joules(joules) == shown

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from flatout.doctor.finding import Ceiling
-from flatout.doctor.report import (
+from flatout.doctor.readings import (
     bound,
     ended_early,
     instruments,

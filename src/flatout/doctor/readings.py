@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flatout.doctor.arithmetic import RESOLVABLE_SPEEDUP
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
 from flatout.doctor.finding import Ceiling, FixSafety
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Job, Rank
