@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, RobertaConfig
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import Block
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
+from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks import TaskBatch, task_named
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.memory.jobs.job import Job, Recipe
@@ -42,7 +42,7 @@ class PlannedEncoder(PackedEncoder):
 class Fused(nn.Module):
     """Everything that a step of phase 1 reads and writes."""
 
-    def __init__(self, config: AdaptConfig, shape: Any) -> None:
+    def __init__(self, config: AdaptSettings, shape: Any) -> None:
         super().__init__()
         self.base = AutoModel.from_config(shape, add_pooling_layer=False)
         specs = [
@@ -88,7 +88,7 @@ def _batch(number: int, tensors: dict[str, Tensor]) -> TaskBatch:
     )
 
 
-def batches(config: AdaptConfig, *, batch_size: int) -> list[dict[str, Tensor]]:
+def batches(config: AdaptSettings, *, batch_size: int) -> list[dict[str, Tensor]]:
     """A block of `batch_size` tokens per task, every row as long as it may be: the worst step there is."""
     found = []
     for name, given in config.tasks.items():
@@ -117,7 +117,7 @@ def batches(config: AdaptConfig, *, batch_size: int) -> list[dict[str, Tensor]]:
     return found
 
 
-def plan(config: AdaptConfig, shape: Any) -> MemoryEstimate:
+def plan(config: AdaptSettings, shape: Any) -> MemoryEstimate:
     """The memory of one step of phase 1 on a T4."""
     job = Job(
         name="five adapters",
@@ -136,11 +136,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of one task's block")
     given = parser.parse_args()
     if given.config is not None:
-        config = make_config(read_file(given.config))
+        config = make_settings(read_settings(given.config))
         shape = AutoConfig.from_pretrained(config.model)
     else:
         tasks = {name: {"rank": rank} for name, rank in RANKS.items()}
-        config = make_config({"model": "-", "tasks": tasks, "phase1": {"tokens": given.tokens}})
+        config = make_settings({"model": "-", "tasks": tasks, "phase1": {"tokens": given.tokens}})
         shape = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
     print(plan(config, shape))
 

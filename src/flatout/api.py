@@ -14,8 +14,8 @@ from flatout.measure.evidence_file import load_evidence
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.predict import Answer
     from flatout.engines.adapters.evaluation.results import Evaluation
-    from flatout.engines.adapters.run_folder import Status as AdaptStatus
-    from flatout.engines.adapters.verbs import Outcome as Adaptation
+    from flatout.engines.adapters.run_folder import AdaptStatus
+    from flatout.engines.adapters.verbs import AdaptOutcome
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
     from flatout.engines.steering.report.record import Example, StudyRecord
@@ -223,14 +223,18 @@ def adapt(
     heads_only: bool = False,
     on_line: OnText = lambda line: None,
     on_progress: OnText = lambda message: None,
-) -> Adaptation:
+) -> AdaptOutcome:
     """Train adapters for several tasks and the router among them, as `flatout adapt train` does."""
-    from flatout.engines.adapters.run_folder import read_given
+    from flatout.engines.adapters.run_folder import read_settings
     from flatout.engines.adapters.verbs import train
 
-    given = _given(settings, changes, read=read_given)
     return train(
-        given, phases=phases, resume=resume, heads_only=heads_only, on_line=on_line, on_note=on_progress
+        _given(settings, changes, read=read_settings),
+        phases=phases,
+        resume=resume,
+        heads_only=heads_only,
+        on_line=on_line,
+        on_progress=on_progress,
     )
 
 
@@ -247,7 +251,7 @@ def adapt_evaluate(
     """Score a run on rows held out; return the scores and the page that shows them."""
     from flatout.engines.adapters.verbs import evaluate
 
-    return evaluate(_folder_of(run), on_note=on_progress, **options)
+    return evaluate(_folder_of(run), on_progress=on_progress, **options)
 
 
 def adapt_predict(run: str | Path, texts: Sequence[str], **options: Any) -> list[Answer]:

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from flatout.engines.adapters import verbs
-from flatout.engines.adapters.training import checkpoint
-from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING
+from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING, checkpoints_of
 from tests.support.adapters import save_tiny, tiny_settings
 
 # Sums of more threads round in another order: the runs that are compared have one each.
@@ -40,9 +39,9 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(out: Path, phase: str, name: str = TRAINING) -> dict[str, Any]:
-    found = checkpoint.latest(out / phase)
+    found = checkpoints_of(out, phase).latest()
     assert found is not None and found.state.finished
-    return load_file(found.path / name)
+    return load_file(found.path / f"{name}.safetensors")
 
 
 def config_file(model: Path, out: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.adapters import verbs
-from flatout.engines.adapters.settings import AdaptConfig, make_config, read_file
+from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks import known_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,8 @@ def example(name: str) -> ModuleType:
 
 
 def test_the_config_runs_all_phases_and_learns(encoder: Path, tmp_path: Path) -> None:
-    given = read_file(FOLDER / "generated.yaml")
-    assert set(make_config(given).tasks) == set(known_tasks())
+    given = read_settings(FOLDER / "generated.yaml")
+    assert set(make_settings(given).tasks) == set(known_tasks())
     given |= {"model": str(encoder), "out": str(tmp_path / "run")}
     given["phase1"] |= {"steps": 40, "evaluate_every": 20}
     given["phase3"] |= {"steps": 6, "evaluate_every": 3}
@@ -54,7 +54,7 @@ def test_the_config_runs_all_phases_and_learns(encoder: Path, tmp_path: Path) ->
 
 
 def test_the_real_config_names_what_the_scripts_make() -> None:
-    config = make_config(read_file(FOLDER / "real.yaml"))
+    config = make_settings(read_settings(FOLDER / "real.yaml"))
     assert set(config.tasks) == set(known_tasks())
     assert all(task.data["path"] == f".flatout/real-data/{name}" for name, task in config.tasks.items())
     assert config.model in (FOLDER / "real.yaml").read_text().partition("model:")[0]
@@ -66,7 +66,7 @@ def test_a_step_fits_a_t4_that_is_not_here() -> None:
     from transformers import BertConfig
 
     plan = example("plan_t4")
-    config = make_config(read_file(FOLDER / "real.yaml"))
+    config = make_settings(read_settings(FOLDER / "real.yaml"))
     minilm = BertConfig(
         vocab_size=30522,
         hidden_size=384,
@@ -95,8 +95,8 @@ def test_the_page_names_every_task_and_only_settings_that_exist() -> None:
     assert config.phase3.adapter_lr_share == 0.1 and config.tasks["qa"].rank == 24
 
 
-def _read(text: str) -> AdaptConfig:
+def _read(text: str) -> AdaptSettings:
     from ruamel.yaml import YAML
 
     given: dict[str, Any] = YAML(typ="safe").load(text)
-    return make_config(given)
+    return make_settings(given)

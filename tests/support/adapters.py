@@ -105,19 +105,19 @@ def with_phase(settings: dict[str, Any], phase: str, **changes: Any) -> dict[str
 
 def opened(model: Path, out: Path, **changes: Any) -> Any:
     """The parts of a tiny run in this process."""
-    from flatout.engines.adapters.assembly import Assembly
-    from flatout.engines.adapters.settings import make_config
-    from flatout.engines.adapters.training.processes import Processes
+    from flatout.engines.adapters.assembly import AdapterAssembly
+    from flatout.engines.adapters.settings import make_settings
+    from flatout.engines.run.ranks import Ranks
 
-    config = make_config(tiny_settings(model, out, **changes))
-    return Assembly(config, processes=Processes(device=torch.device(changes.get("device", "cpu"))))
+    settings = make_settings(tiny_settings(model, out, **changes))
+    return AdapterAssembly(settings, ranks=Ranks(device=torch.device(changes.get("device", "cpu"))))
 
 
 def phase_run(assembly: Any, phase: str, *, steps: int, lines: list[str] | None = None) -> Any:
     """A phase that begins, which tells its lines and keeps its checkpoints as in earnest."""
     from flatout.engines.adapters.training.live_line import LiveLine
     from flatout.engines.adapters.training.phase import PhaseRun
-    from flatout.engines.adapters.training.stopping import StopRequest
+    from flatout.interrupts import Interrupts
 
     told: list[str] = [] if lines is None else lines
     return PhaseRun(
@@ -127,9 +127,9 @@ def phase_run(assembly: Any, phase: str, *, steps: int, lines: list[str] | None 
         found=None,
         log=None,
         live=LiveLine(cuda_index=None),
-        stop=StopRequest(),
+        stop=Interrupts(ask=True),
         on_line=told.append,
-        on_note=told.append,
+        on_progress=told.append,
     )
 
 

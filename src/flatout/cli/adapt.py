@@ -22,7 +22,7 @@ from flatout.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.results import Evaluation
-    from flatout.engines.adapters.run_folder import PhaseStatus, Status
+    from flatout.engines.adapters.run_folder import AdaptStatus, PhaseStatus
 
 adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -253,7 +253,7 @@ def export(
         typer.echo(folder)
 
 
-def _show_status(found: Status) -> None:
+def _show_status(found: AdaptStatus) -> None:
     typer.echo(found.out)
     for phase in found.phases:
         took = f", {show_seconds(phase.elapsed_s)}" if phase.elapsed_s is not None else ""

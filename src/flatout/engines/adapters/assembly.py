@@ -1,4 +1,4 @@
-"""Everything that a config names, opened: encoder, adapters, tasks with their heads, decoder, router.
+"""The parts of a run, opened: encoder, adapters, tasks with their heads, decoder, router.
 
 Weights have one flat list of names, which checkpoints use:
 
@@ -10,24 +10,21 @@ Each part is drawn from a seed of its own name, so that adding a task changes no
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters import loading
 from flatout.engines.adapters.lora.bank import DEFAULT_TARGETS, AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.lora.precision import choose_precision
-from flatout.engines.adapters.routing.features import width_of
-from flatout.engines.adapters.routing.router import Router
-from flatout.engines.adapters.settings import AdaptConfig, TaskConfig
+from flatout.engines.adapters.routing.features import features_of, width_of
+from flatout.engines.adapters.routing.router import Route, Router
+from flatout.engines.adapters.settings import AdaptSettings, TaskSettings
 from flatout.engines.adapters.tasks import (
     AdapterTask,
     DataOptions,
@@ -39,10 +36,15 @@ from flatout.engines.adapters.tasks import (
 )
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import end_id_of
-from flatout.engines.adapters.training.checkpoint import Checkpoint, check_model, fingerprint
-from flatout.engines.adapters.training.processes import Processes
+from flatout.engines.adapters.tasks.rows import SPLITS
+from flatout.engines.adapters.training.checkpoint import BEST, PhaseCheckpoint
+from flatout.engines.run import models
+from flatout.engines.run.fingerprint import check_model, weights_fingerprint
+from flatout.engines.run.folder import OnProgress, ignore
+from flatout.engines.run.ranks import Ranks
+from flatout.errors import BadInput
 
-OnNote = Callable[[str], None]
+DEFAULT_TARGET_LENGTH = 64  # of a task that writes and does not say how much
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,68 +54,64 @@ class TaskPart:
     name: str
     adapter: int
     task: AdapterTask
-    settings: TaskConfig
+    settings: TaskSettings
     head: nn.Module
     max_length: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class TaskSplit:
     """Examples and the records they were made of; example i is record `examples[i].index`."""
 
     examples: list[Example]
     records: list[Record]
 
-    def first(self, number: int | None) -> Rows:
-        return Rows(examples=self.examples[:number], records=self.records[:number])
+    def first(self, number: int | None) -> TaskSplit:
+        return TaskSplit(examples=self.examples[:number], records=self.records[:number])
 
 
-class Assembly:
+class AdapterAssembly:
     """The parts of a run on one device; close it, or use it in a `with`."""
 
-    def __init__(
-        self, config: AdaptConfig, *, processes: Processes, on_note: OnNote = lambda note: None
-    ) -> None:
-        self.config, self.processes, self.device = config, processes, processes.device
-        self._on_note = on_note
-        self._rows: dict[tuple[str, str], Rows] = {}
+    def __init__(self, settings: AdaptSettings, *, ranks: Ranks, on_progress: OnProgress = ignore) -> None:
+        self.settings, self.ranks, self.device = settings, ranks, ranks.device
+        self._on_progress = on_progress
+        self._rows: dict[tuple[str, str], TaskSplit] = {}
+        folder = None if settings.tasks_folder is None else Path(settings.tasks_folder)
         tasks = {
-            name: task_named(given.kind or name, folder=_folder(config), **given.settings)
-            for name, given in config.tasks.items()
+            name: task_named(given.kind or name, folder=folder, **given.settings)
+            for name, given in settings.tasks.items()
         }
-        for name, given in config.tasks.items():
-            DataOptions.of(given.data, task=name)  # what is wrong there is said before anything is loaded
-        folder = Path(config.model)
-        self.model = loading.open_encoder(folder, device=self.device)
-        self.tokenizer = loading.open_tokenizer(folder)
-        self.fingerprint = fingerprint(self.model.named_parameters())
-        capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
-        self.precision = choose_precision(
-            config.precision, device_type=self.device.type, capability=capability
-        )
-        on_note(f"precision: {self.precision}")
+        for name, given in settings.tasks.items():
+            DataOptions.of(given.data, task=name)  # refuse what is wrong there before anything is loaded
+        self.model = open_encoder(Path(settings.model), device=self.device)
+        self.tokenizer = open_tokenizer(Path(settings.model))
+        self.fingerprint = weights_fingerprint(self.model)
+        self.precision = models.choose_dtype(settings.precision, capability=models.capability_of(self.device))
+        on_progress(f"precision: {self.precision}")
         dtype: torch.dtype = getattr(torch, self.precision.value)
         self.bank = AdapterBank(
             self.model,
-            [_spec(name, given, heads_only=config.heads_only) for name, given in config.tasks.items()],
-            seed=config.seed,
+            [_spec(name, given, heads_only=settings.heads_only) for name, given in settings.tasks.items()],
+            seed=settings.seed,
             dtype=dtype,
             device=self.device,
         )
         words = self.model.get_input_embeddings().weight  # type: ignore[operator]
         self.encoder = PackedEncoder(self.model, self.bank, dtype=dtype)
         writing = [task for task in tasks.values() if task.needs_decoder]
-        self.decoder = self._decoder(words, writing) if writing else None
+        self.decoder = self._make_decoder(words, writing) if writing else None
         self.parts = {
-            name: self._part(name, task, adapter=number) for number, (name, task) in enumerate(tasks.items())
+            name: self._make_part(name, task, adapter=number)
+            for number, (name, task) in enumerate(tasks.items())
         }
         with self._seeded("router"):
             self.router = Router(
                 width_of(self.encoder),
                 num_tasks=len(self.parts),
-                hidden=config.router.hidden,
-                dropout=config.router.dropout,
-                temperature=config.router.temperature,
+                hidden=settings.router.hidden,
+                dropout=settings.router.dropout,
+                temperature=settings.router.temperature,
             ).to(self.device)
 
     @property
@@ -131,26 +129,26 @@ class Assembly:
         for name, part in self.parts.items():
             found[name] = part.task.records(DataOptions.of(part.settings.data, task=name))
             counts = ", ".join(f"{len(getattr(found[name], each))} {each}" for each in SPLITS)
-            self._on_note(f"{name}: {counts}; {found[name].origin}")
+            self._on_progress(f"{name}: {counts}; {found[name].origin}")
         return found
 
-    def rows(self, name: str, split: str, *, number: int | None = None) -> Rows:
-        """A split of a task as numbers, made once: of the training split what has something to learn."""
+    def rows(self, name: str, split: str, *, number: int | None = None) -> TaskSplit:
+        """A split of a task as numbers, made once; training rows with nothing to learn are left out."""
         if (name, split) not in self._rows:
-            self._rows[name, split] = self._encoded(name, split)
+            self._rows[name, split] = self._encode(name, split)
         return self._rows[name, split].first(number)
 
-    def _encoded(self, name: str, split: str) -> Rows:
+    def _encode(self, name: str, split: str) -> TaskSplit:
         part, records = self.parts[name], getattr(self.splits[name], split)
         examples, num_left_out = encode_all(
             part.task, records, self.tokenizer, max_length=part.max_length, training=split == "train"
         )
         if num_left_out:
-            self._on_note(
+            self._on_progress(
                 f"{name}: {num_left_out} of {len(records)} {split} rows have no target within "
                 f"{part.max_length} tokens and are left out"
             )
-        return Rows(examples=examples, records=records)
+        return TaskSplit(examples=examples, records=records)
 
     def modules(self) -> dict[str, nn.Module]:
         """What is trained beside the adapters, by the prefix of its weights."""
@@ -182,10 +180,15 @@ class Assembly:
         for prefix, module in self.modules().items():
             module.load_state_dict(under(weights, prefix))
 
-    def load_best(self, found: Checkpoint) -> None:
-        """The best weights of a finished phase."""
-        check_model(found.state, fingerprint=self.fingerprint, model=self.config.model, path=found.path)
-        self.load_weights(found.best())
+    def load_best(self, found: PhaseCheckpoint) -> None:
+        """Take the best weights of a phase, if they belong to this encoder."""
+        self.check(found)
+        self.load_weights(found.tensors(BEST))
+
+    def check(self, found: PhaseCheckpoint) -> None:
+        """BadInput where a checkpoint belongs to another encoder."""
+        if found.state.fingerprint != self.fingerprint:
+            check_encoder(found, self.settings.model)
 
     def train(self, mode: bool = True) -> None:
         """Dropout of heads, decoder and router on or off."""
@@ -197,19 +200,38 @@ class Assembly:
         part = self.parts[self.names[adapter]]
         return part.task.loss(part.head, states_BLH, batch)
 
+    def features(self, examples: Sequence[Example]) -> Tensor:
+        """What the router sees of examples, on the device; computed once per run folder."""
+        return features_of(
+            self.encoder,
+            examples,
+            pad_id=self.pad_id,
+            fingerprint=f"{self.fingerprint} {self.precision.value}",
+            folder=self.settings.folder / "features" if self.ranks.first else None,
+            tokens=self.settings.evaluation.tokens,
+        ).to(self.device)
+
+    def route(self, features_NH: Tensor) -> Route:
+        """Choose adapters as the settings say."""
+        given = self.settings.router
+        return self.router.route(
+            features_NH.to(self.device),
+            threshold=given.threshold,
+            top_k=min(given.top_k, len(self.parts)),
+            fallback=given.fallback,
+        )
+
     def close(self) -> None:
         self.encoder.close()
 
-    def __enter__(self) -> Assembly:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _decoder(self, words_VH: Tensor, writing: list[AdapterTask]) -> TextDecoder:
-        given = self.config.decoder
+    def _make_decoder(self, words_VH: Tensor, writing: list[AdapterTask]) -> TextDecoder:
+        given = self.settings.decoder
         with self._seeded("decoder"):
             return TextDecoder(
                 words_VH,
@@ -221,8 +243,8 @@ class Assembly:
                 dropout=given.dropout,
             ).to(self.device)
 
-    def _part(self, name: str, task: AdapterTask, *, adapter: int) -> TaskPart:
-        settings = self.config.tasks[name]
+    def _make_part(self, name: str, task: AdapterTask, *, adapter: int) -> TaskPart:
+        settings = self.settings.tasks[name]
         with self._seeded(f"heads/{name}"):
             head = task.head(self.encoder.width, decoder=self.decoder if task.needs_decoder else None)
         return TaskPart(
@@ -231,18 +253,46 @@ class Assembly:
             task=task,
             settings=settings,
             head=head.to(self.device),
-            max_length=settings.max_length or self.config.max_length,
+            max_length=settings.max_length or self.settings.max_length,
         )
 
     @contextmanager
     def _seeded(self, name: str) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(self.config.seed, name))
+            torch.manual_seed(seed_of(self.settings.seed, name))
             yield
 
 
-DEFAULT_TARGET_LENGTH = 64  # of a task that writes and does not say how much
-SPLITS = ("train", "validation", "test")
+def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:
+    """Load the encoder in float32, frozen; what computes in less casts it."""
+    model = models.load_pretrained(
+        "AutoModel", folder, what="encoder", extra="adapters", unread="pooler.", dtype=torch.float32
+    )
+    if getattr(model.config, "is_encoder_decoder", False) or getattr(model.config, "is_decoder", False):
+        raise BadInput(
+            f"{folder} holds a {model.config.model_type} model, which is not an encoder",
+            hint="take BERT, RoBERTa, MiniLM or the like",
+        )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # nothing here reads it, and where a folder has none it would be drawn at random
+    loaded: nn.Module = model.to(device)
+    return loaded
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """Load the fast tokenizer beside a model: spans need its offsets."""
+    tokenizer = models.open_tokenizer(folder, extra="adapters")
+    if not tokenizer.is_fast:
+        raise BadInput(f"the tokenizer of {folder} is not a fast one", hint="save one with tokenizer.json")
+    if tokenizer.pad_token_id is None:
+        raise BadInput(f"the tokenizer of {folder} has no padding token", hint="set its pad_token")
+    return tokenizer
+
+
+def check_encoder(found: PhaseCheckpoint, model: str) -> None:
+    """BadInput where a checkpoint does not belong to the encoder in the folder `model`."""
+    encoder = open_encoder(Path(model), device=torch.device("cpu"))
+    check_model(found.state.fingerprint, encoder, name=model, checkpoint=found.path)
 
 
 def seed_of(seed: int, *names: str | int) -> int:
@@ -263,11 +313,7 @@ def _prefixed(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": value.detach() for name, value in module.state_dict().items()}
 
 
-def _folder(config: AdaptConfig) -> Path | None:
-    return None if config.tasks_folder is None else Path(config.tasks_folder)
-
-
-def _spec(name: str, given: TaskConfig, *, heads_only: bool) -> AdapterSpec:
+def _spec(name: str, given: TaskSettings, *, heads_only: bool) -> AdapterSpec:
     return AdapterSpec(
         name=name,
         rank=0 if heads_only else given.rank,

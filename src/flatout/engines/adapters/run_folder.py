@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout.engines.adapters.settings import AdaptConfig, check_unchanged, make_config, read_file
-from flatout.engines.adapters.training import checkpoint
-from flatout.engines.adapters.training.checkpoint import PHASES, Checkpoint, Progress
+from flatout.engines.adapters import settings as adapt_settings
+from flatout.engines.adapters.settings import AdaptSettings, check_resume, make_settings
+from flatout.engines.adapters.training.checkpoint import PHASES, BestSoFar, PhaseCheckpoint, checkpoints_of
 from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run import log
+from flatout.engines.run.folder import check_empty
+from flatout.engines.run.settings import FILE
 from flatout.errors import BadInput
 
 HEADS_ONLY = "heads-only"
@@ -20,7 +22,7 @@ HEADS_ONLY = "heads-only"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseStatus:
-    """How far a phase is; `step` None: no checkpoint was kept yet, `logged_step` None: no report was made.
+    """How far a phase is; `step` None: no checkpoint yet, `logged_step` None: no report yet.
 
     A phase that is begun is going on while its run lives, and else interrupted; it is only `begun` where the
     file system cannot tell.
@@ -33,11 +35,11 @@ class PhaseStatus:
     finished: bool = False
     logged_step: int | None = None
     elapsed_s: float | None = None
-    progress: dict[str, Progress] = field(default_factory=dict)
+    progress: dict[str, BestSoFar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
+class AdaptStatus:
     """How far a run is; `resume` is the command that goes on with an interrupted one."""
 
     out: str
@@ -45,23 +47,22 @@ class Status:
     resume: str | None = None
 
 
-def status(out: Path) -> Status:
-    """How far the run in a folder is."""
+def read_status(out: Path) -> AdaptStatus:
+    """Read how far the run in a folder is."""
     lives = log.is_written(out)
-    found = {phase: checkpoint.latest(out / phase) for phase in PHASES}
+    found = latest_checkpoints(out)
     # In the order of the lines: a resumed run does steps again, and its last line says where it is.
-    logged = log.read_records(out, KIND) if _is_log_of_adapters(out) else ()
-    reports = {record.phase: record for record in logged}
+    reports = {record.phase: record for record in log.read_records(out, KIND)} if _has_log(out) else {}
     if not any(found.values()) and not reports and not lives:
-        raise BadInput(f"{out} holds no run of adapters", hint="name the folder that train was given as out")
-    phases = tuple(_status(phase, found[phase], reports.get(phase), lives=lives) for phase in PHASES)
+        raise _no_run(out)
+    phases = tuple(_phase_status(phase, found[phase], reports.get(phase), lives=lives) for phase in PHASES)
     stopped = any(each.state in ("interrupted", "begun") for each in phases)
     command = f"flatout adapt train {shlex.quote(str(out))} --resume"
-    return Status(out=str(out), phases=phases, resume=command if stopped else None)
+    return AdaptStatus(out=str(out), phases=phases, resume=command if stopped else None)
 
 
-def _status(
-    phase: str, found: Checkpoint | None, report: StepRecord | None, *, lives: bool | None
+def _phase_status(
+    phase: str, found: PhaseCheckpoint | None, report: StepRecord | None, *, lives: bool | None
 ) -> PhaseStatus:
     if found is None and report is None:
         return PhaseStatus(name=phase)
@@ -81,86 +82,76 @@ def _status(
     )
 
 
-def read_given(path: Path) -> dict[str, Any]:
-    """The keys of a config file, or those that the run in a folder was given."""
-    if not path.is_dir():
-        return read_file(path)
-    kept = [found for phase in PHASES if (found := checkpoint.latest(path / phase)) is not None]
-    if kept:
-        return {**kept[-1].state.config, "out": str(path)}
-    if not _is_log_of_adapters(path):
-        raise BadInput(f"{path} holds no run of adapters", hint="name a config file, or the folder of a run")
-    return {**(log.logged_settings(path, KIND) or {}), "out": str(path)}
+def latest_checkpoints(out: Path) -> dict[str, PhaseCheckpoint | None]:
+    """The last checkpoint of every phase."""
+    return {phase: checkpoints_of(out, phase).latest() for phase in PHASES}
 
 
-def furthest(out: Path) -> Checkpoint:
+def furthest(out: Path) -> PhaseCheckpoint:
     """The last checkpoint of the last phase that has one: its best weights are what the run can do."""
-    for phase in reversed(PHASES):
-        if (found := checkpoint.latest(out / phase)) is not None:
-            return found
-    raise BadInput(f"{out} holds no run of adapters", hint="name the folder that train was given as out")
+    found = [each for each in latest_checkpoints(out).values() if each is not None]
+    if not found:
+        raise _no_run(out)
+    return found[-1]
 
 
-def before(out: Path, phase: str) -> Checkpoint:
-    """The finished phase that `phase` begins with."""
-    found = checkpoint.latest(out / PHASES[PHASES.index(phase) - 1])
-    assert found is not None, "to_do has looked"
-    return found
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read the keys of a settings file, or those of the run in a folder."""
+    if path.is_dir() and not (path / FILE).is_file() and any(latest_checkpoints(path).values()):
+        return {**furthest(path).state.config, "out": str(path)}  # a run that wrote no settings file
+    return adapt_settings.read_settings(path)
 
 
-def config_of(
+def settings_of(
     out: Path,
     *,
     model: str | None = None,
     device: str | None = None,
     top_k: int | None = None,
     threshold: float | None = None,
-) -> AdaptConfig:
+) -> AdaptSettings:
     """The settings of the run in a folder; where it lies, what it runs on and how it routes may change."""
     kept = furthest(out).state.config
-    changed: dict[str, Any] = {"out": str(out)}
-    changed |= {} if model is None else {"model": model}
-    changed |= {"device": device or "auto"}
     asked = {"top_k": top_k, "threshold": threshold}
     routing = {name: value for name, value in asked.items() if value is not None}
-    return make_config({**kept, **changed, "router": {**kept.get("router", {}), **routing}})
+    changed = {"out": str(out), "device": device or "auto", "model": model or kept["model"]}
+    return make_settings({**kept, **changed, "router": {**kept.get("router", {}), **routing}})
 
 
-def without_adapters(config: AdaptConfig) -> AdaptConfig:
+def without_adapters(settings: AdaptSettings) -> AdaptSettings:
     """The same run with heads alone, in a folder of its own."""
-    return dataclasses.replace(config, heads_only=True, out=str(Path(config.out) / HEADS_ONLY))
+    return dataclasses.replace(settings, heads_only=True, out=str(settings.folder / HEADS_ONLY))
 
 
-def to_do(
-    config: AdaptConfig, phases: tuple[str, ...], *, resume: bool
-) -> tuple[dict[str, Checkpoint | None], list[str]]:
-    """The phases to run with what each goes on from, and what is to be said of those that are not run."""
-    out = Path(config.out)
-    found = {phase: checkpoint.latest(out / phase) for phase in PHASES}
+def phases_to_run(
+    settings: AdaptSettings, phases: tuple[str, ...], *, resume: bool
+) -> tuple[dict[str, PhaseCheckpoint | None], list[str]]:
+    """Return (phases to run, each with what it resumes from; what to say of those that are not run)."""
+    out = settings.folder
+    found = latest_checkpoints(out)
     if not resume:
         _check_fresh(out, {phase: found[phase] for phase in phases})
-    before = PHASES[: PHASES.index(phases[0])]
-    for phase in before:
+    for phase in PHASES[: PHASES.index(phases[0])]:
         done = found[phase]
         if done is None or not done.state.finished:
             raise BadInput(
                 f"{phases[0]} needs {phase}, which is not finished in {out}",
                 hint=f"--phase {phase.removeprefix('phase')} first, or --phase all",
             )
-        check_unchanged(done.state.config, config, phase=None)
-    running: dict[str, Checkpoint | None] = {}
+        check_resume(done.state.config, settings, phase=None)
+    running: dict[str, PhaseCheckpoint | None] = {}
     notes = []
     for phase in phases:
         done = found[phase]
         if done is not None and done.state.finished:
-            check_unchanged(done.state.config, config, phase=phase)
+            check_resume(done.state.config, settings, phase=phase)
             notes.append(f"{phase} is finished at step {done.state.step}: it is not trained again")
         else:
             running[phase] = done
     return running, notes
 
 
-def _check_fresh(out: Path, found: dict[str, Checkpoint | None]) -> None:
+def _check_fresh(out: Path, found: dict[str, PhaseCheckpoint | None]) -> None:
     for phase, each in found.items():
         if each is not None:
             how_far = "finished" if each.state.finished else "begun"
@@ -168,15 +159,17 @@ def _check_fresh(out: Path, found: dict[str, Checkpoint | None]) -> None:
                 f"{phase} in {out} is {how_far}, at step {each.state.step}",
                 hint="go on with --resume, or take another --out",
             )
-    if "phase1" in found and out.is_dir():
-        foreign = sorted(path.name for path in out.iterdir() if path.name != HEADS_ONLY)
-        if foreign and not _is_log_of_adapters(out):
-            raise BadInput(f"{out} is not empty: it holds {foreign[0]}", hint="take another --out")
+    if "phase1" in found and not _has_log(out):
+        check_empty(out, besides=(HEADS_ONLY,))
 
 
-def _is_log_of_adapters(out: Path) -> bool:
+def _has_log(out: Path) -> bool:
     """Whether a run of adapters left a log here, which it does before its first checkpoint."""
     try:
         return log.logged_settings(out, KIND) is not None
     except BadInput:
         return False
+
+
+def _no_run(out: Path) -> BadInput:
+    return BadInput(f"{out} holds no run of adapters", hint="name the folder that train was given as out")

@@ -1,10 +1,10 @@
-"""What `flatout adapt` does: train, evaluate, predict, export."""
+"""What `flatout adapt` does: train, status, evaluate, predict, export, report."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from flatout.codec import encode
 from flatout.engines.adapters import peft_format, run_folder
-from flatout.engines.adapters.assembly import Assembly
+from flatout.engines.adapters.assembly import AdapterAssembly, check_encoder
 from flatout.engines.adapters.evaluation.predict import Answer, answer
 from flatout.engines.adapters.evaluation.results import (
     FILE,
@@ -23,26 +23,28 @@ from flatout.engines.adapters.evaluation.results import (
     save_evaluation,
     with_heads_only,
 )
-from flatout.engines.adapters.evaluation.score_routings import Decider, Subject
-from flatout.engines.adapters.evaluation.score_routings import evaluate as score_routings
-from flatout.engines.adapters.loading import open_encoder
+from flatout.engines.adapters.evaluation.score_routings import Decider, Subject, score_routings
 from flatout.engines.adapters.report.charts import plot_report
 from flatout.engines.adapters.report.page import page as report_page
 from flatout.engines.adapters.report.run_report import RunReport
-from flatout.engines.adapters.run_folder import Status
-from flatout.engines.adapters.settings import AdaptConfig, make_config
-from flatout.engines.adapters.training.checkpoint import PHASES, Checkpoint, check_model, fingerprint
+from flatout.engines.adapters.run_folder import AdaptStatus
+from flatout.engines.adapters.settings import VERB, AdaptSettings, make_settings
+from flatout.engines.adapters.training.checkpoint import PHASES, PhaseCheckpoint
 from flatout.engines.adapters.training.live_line import LiveLine
-from flatout.engines.adapters.training.log import RunLog, read_log
+from flatout.engines.adapters.training.log import KIND
 from flatout.engines.adapters.training.phase import PhaseRun
 from flatout.engines.adapters.training.phase1_adapters import train_adapters
-from flatout.engines.adapters.training.phase2_router import frozen_features, train_router
+from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
-from flatout.engines.adapters.training.processes import Processes
-from flatout.engines.adapters.training.stopping import StopRequest
-from flatout.engines.run.log import log_path
+from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignore, recorded
+from flatout.engines.run.log import RunLog, log_path, read_log
+from flatout.engines.run.ranks import Ranks, choose_device
+from flatout.engines.run.settings import save_settings
 from flatout.errors import BadInput, MissingExtra
+from flatout.hardware.host import read_host
+from flatout.interrupts import Interrupts
 from flatout.page.document import write_page
+from flatout.torchrun import read_launch
 
 PLOT, PAGE = "run.png", "report.html"
 HELD_OUT = ("test", "validation")
@@ -51,14 +53,13 @@ TRAIN: dict[str, Callable[[PhaseRun], None]] = {
     "phase2": train_router,
     "phase3": train_jointly,
 }
-OnText = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class AdaptOutcome(Outcome):
     """What training left."""
 
-    status: Status
+    status: AdaptStatus
     plots: tuple[str, ...]
     skipped: tuple[str, ...]  # phases that were finished before
 
@@ -69,34 +70,90 @@ def train(
     phases: tuple[str, ...] = PHASES,
     resume: bool = False,
     heads_only: bool = False,
-    on_line: OnText = lambda line: None,
-    on_note: OnText = lambda note: None,
-) -> Outcome:
-    """Train some phases of the config that is `given`, as one of the launcher's processes.
+    on_line: OnProgress = ignore,
+    on_progress: OnProgress = ignore,
+) -> AdaptOutcome:
+    """Train some phases of the settings that are `given`, as one of the launcher's processes.
 
     A process that torchrun started again after a crash resumes, whether it was asked to or not.
     """
-    config = make_config(given)
-    if heads_only and not config.heads_only:
-        config = run_folder.without_adapters(config)
-    if config.heads_only:
-        phases = ("phase1",)
-    resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with Processes.join(config.device) as processes:
-        if not processes.first:
-            on_line = on_note = _nothing
-        waiting, notes = run_folder.to_do(config, phases, resume=resume)
-        processes.agree("the phases to train", len(waiting))
-        if not waiting:
-            _check_same_model(config)
+    settings = make_settings(given)
+    resume = resume or read_launch().restarts > 0
+    with Ranks.join(settings.device) as ranks:
+        if not ranks.first:
+            on_line = on_progress = ignore
+        chosen = choose_folder(settings.out, kind=VERB, name=Path(settings.model).name, resume=resume)
+        settings = dataclasses.replace(settings, out=ranks.share_text(str(chosen)))
+        if heads_only and not settings.heads_only:
+            settings = run_folder.without_adapters(settings)
+        if settings.heads_only:
+            phases = ("phase1",)
+        waiting, notes = run_folder.phases_to_run(settings, phases, resume=resume)
+        ranks.agree("the phases to train", len(waiting))
         for note in notes:
-            on_note(note)
+            on_progress(note)
         if waiting:
-            with Assembly(config, processes=processes, on_note=on_note) as assembly:
-                _train_phases(assembly, waiting, on_line=on_line, on_note=on_note)
-        plots = _plots(config, on_note=on_note) if processes.first else ()
-    skipped = tuple(phase for phase in phases if phase not in waiting)
-    return Outcome(status=run_folder.status(Path(config.out)), plots=plots, skipped=skipped)
+            with AdapterAssembly(settings, ranks=ranks, on_progress=on_progress) as assembly:
+                _train_phases(assembly, waiting, on_line=on_line, on_progress=on_progress)
+        else:
+            check_encoder(run_folder.furthest(settings.folder), settings.model)
+        plots = _plot(settings, on_progress=on_progress) if ranks.first else ()
+    return AdaptOutcome(
+        out=str(settings.folder),
+        status=run_folder.read_status(settings.folder),
+        plots=plots,
+        skipped=tuple(phase for phase in phases if phase not in waiting),
+    )
+
+
+def _train_phases(
+    assembly: AdapterAssembly,
+    waiting: Mapping[str, PhaseCheckpoint | None],
+    *,
+    on_line: OnProgress,
+    on_progress: OnProgress,
+) -> None:
+    settings, device = assembly.settings, assembly.device
+    out = settings.folder
+    assembly.splits  # noqa: B018 - rows that cannot be read are refused before a file is written
+    if (first := next(iter(waiting))) != "phase1":
+        before = run_folder.latest_checkpoints(out)[PHASES[PHASES.index(first) - 1]]
+        assert before is not None, "phases_to_run has looked"
+        assembly.load_best(before)
+    # The steps of the router's phase are known when its rows are counted.
+    steps = {
+        "phase1": settings.phase1.steps,
+        "phase2": settings.phase2.epochs,
+        "phase3": settings.phase3.steps,
+    }
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Interrupts(ask=True))
+        live = stack.enter_context(LiveLine(cuda_index=device.index if device.type == "cuda" else None))
+        log = None
+        if assembly.ranks.first:
+            log = stack.enter_context(RunLog(out, KIND, settings=encode(settings)))
+            stack.enter_context(recorded(out, kind=VERB, name=Path(settings.model).name))
+            save_settings(out, settings)
+        for phase, found in waiting.items():
+            run = PhaseRun(
+                assembly,
+                phase=phase,
+                steps=steps[phase],
+                found=found,
+                log=log,
+                live=live,
+                stop=stop,
+                on_line=on_line,
+                on_progress=on_progress,
+            )
+            TRAIN[phase](run)
+            assembly.load_weights(run.best)
+            on_progress(f"{phase} is finished at step {run.step}")
+
+
+def status(out: Path) -> AdaptStatus:
+    """Read how far the run in a folder is."""
+    return run_folder.read_status(out)
 
 
 def evaluate(
@@ -109,28 +166,29 @@ def evaluate(
     top_k: int | None = None,
     threshold: float | None = None,
     html: Path | None = None,
-    on_note: OnText = lambda note: None,
+    on_progress: OnProgress = ignore,
 ) -> tuple[Evaluation, Path]:
-    """Score the run in a folder on rows held out, beside the one without adapters where there is one.
+    """Score the run in a folder on held-out rows; return (what was found, the page).
 
-    `top_k` and `threshold` route otherwise than the run's config says; choose them on `split="validation"`.
+    A run without adapters in DIR/heads-only stands beside it.  `top_k` and `threshold` route otherwise than
+    the run's settings say; choose them on `split="validation"`.
     """
     if rows is not None and rows < 1:
         raise BadInput(f"--rows {rows}", hint="take at least 1")
     if split not in HELD_OUT:
         raise BadInput(f"--split {split}", hint=f"take {' or '.join(HELD_OUT)}")
-    config = run_folder.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
-    found = _evaluated(config, rows=rows, split=split, on_note=on_note)
+    settings = run_folder.settings_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
+    found = _score(settings, rows=rows, split=split, on_progress=on_progress)
     other = out / run_folder.HEADS_ONLY
     if (other / "phase1").is_dir():
-        heads = run_folder.config_of(other, model=model, device=device)
-        plain = _evaluated(heads, rows=rows, split=split, on_note=on_note)
+        heads = run_folder.settings_of(other, model=model, device=device)
+        plain = _score(heads, rows=rows, split=split, on_progress=on_progress)
         save_evaluation(plain, other / FILE)
         found = with_heads_only(found, plain)
     save_evaluation(found, out / FILE)
     page = html or out / PAGE
-    write_page(report_page(_report(config, found)), page)
-    _plots(config, on_note=on_note)
+    write_page(report_page(_read_report(settings, device=_device_name(settings))), page)
+    _plot(settings, on_progress=on_progress)
     return found, page
 
 
@@ -146,9 +204,8 @@ def predict(
     threshold: float | None = None,
 ) -> list[Answer]:
     """Answer texts with what the run in a folder learned."""
-    config = run_folder.config_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
-    with _opened(config) as (assembly, found):
-        routed = found.state.phase != "phase1"
+    settings = run_folder.settings_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
+    with _open_best(settings) as (assembly, routed):
         return answer(assembly, texts, context=context, task=task, routed=routed)
 
 
@@ -156,83 +213,36 @@ def export(
     out: Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
     """Write adapters as folders that PEFT loads."""
-    with _opened(run_folder.config_of(out, model=model, device="cpu")) as (assembly, _):
+    with _open_best(run_folder.settings_of(out, model=model, device="cpu")) as (assembly, _):
         chosen = list(tasks or assembly.names)
         for name in chosen:
-            assembly.bank.number(name)  # an unknown name is said before anything is written
+            assembly.bank.number(name)  # refuses an unknown name before anything is written
         for name in chosen:
-            peft_format.export(assembly.bank, name, to / name, base_model_name=assembly.config.model)
+            peft_format.export(assembly.bank, name, to / name, base_model_name=assembly.settings.model)
     return [to / name for name in chosen]
 
 
-def status(out: Path) -> Status:
-    """How far the run in a folder is."""
-    return run_folder.status(out)
-
-
-def _check_same_model(config: AdaptConfig) -> None:
-    """A run with nothing left to train: its model is looked at all the same, as where it goes on."""
-    found = run_folder.furthest(Path(config.out))
-    model = open_encoder(Path(config.model), device=torch.device("cpu"))
-    name = fingerprint(model.named_parameters())
-    check_model(found.state, fingerprint=name, model=config.model, path=found.path)
-
-
-def _train_phases(
-    assembly: Assembly, waiting: Mapping[str, Checkpoint | None], *, on_line: OnText, on_note: OnText
-) -> None:
-    config, processes = assembly.config, assembly.processes
-    out = Path(config.out)
-    assembly.splits  # noqa: B018 - rows that cannot be read are said before a file is written
-    first = next(iter(waiting))
-    if first != "phase1":
-        assembly.load_best(run_folder.before(out, first))
-    cuda_index = assembly.device.index if assembly.device.type == "cuda" else None
-    with (
-        StopRequest() as stop,
-        LiveLine(cuda_index=cuda_index) as live,
-        RunLog(out, settings=encode(config)) if processes.first else contextlib.nullcontext() as log,
-    ):
-        for phase, found in waiting.items():
-            run = PhaseRun(
-                assembly,
-                phase=phase,
-                steps=_steps(config, phase),
-                found=found,
-                log=log,
-                live=live,
-                stop=stop,
-                on_line=on_line,
-                on_note=on_note,
-            )
-            TRAIN[phase](run)
-            assembly.load_weights(run.best)
-            on_note(f"{phase} is finished at step {run.step}")
-
-
-def _steps(config: AdaptConfig, phase: str) -> int:
-    """Optimizer steps of a phase; those of the router are known when its rows are counted."""
-    return {"phase1": config.phase1.steps, "phase2": config.phase2.epochs, "phase3": config.phase3.steps}[
-        phase
-    ]
+def report(out: Path, *, html: Path | None = None) -> Path:
+    """Write the page of the run in a folder from its log and its last evaluation, without the model."""
+    page = html or out / PAGE
+    write_page(report_page(_read_report(run_folder.settings_of(out), device=None)), page)
+    return page
 
 
 @contextlib.contextmanager
-def _opened(config: AdaptConfig) -> Any:
-    """A run's parts with the best weights of its last phase."""
-    found = run_folder.furthest(Path(config.out))
-    processes = Processes.join(config.device)
-    with Assembly(config, processes=processes) as assembly:
-        check_model(found.state, fingerprint=assembly.fingerprint, model=config.model, path=found.path)
-        assembly.load_weights(found.best())
+def _open_best(settings: AdaptSettings) -> Iterator[tuple[AdapterAssembly, bool]]:
+    """Open a run with the best weights of its last phase; (its parts, whether its router is trained)."""
+    found = run_folder.furthest(settings.folder)
+    ranks = Ranks(device=choose_device(settings.device))
+    with AdapterAssembly(settings, ranks=ranks) as assembly:
+        assembly.load_best(found)
         assembly.train(False)
-        yield assembly, found
+        yield assembly, found.state.phase != "phase1"
 
 
-def _evaluated(config: AdaptConfig, *, rows: int | None, split: str, on_note: OnText) -> Evaluation:
-    with _opened(config) as (assembly, found):
-        routed = found.state.phase != "phase1"
-        number = rows or config.evaluation.rows
+def _score(settings: AdaptSettings, *, rows: int | None, split: str, on_progress: OnProgress) -> Evaluation:
+    with _open_best(settings) as (assembly, routed):
+        number = rows or settings.evaluation.rows
         subjects = {}
         for name, part in assembly.parts.items():
             chosen = assembly.rows(name, split, number=number)
@@ -241,10 +251,10 @@ def _evaluated(config: AdaptConfig, *, rows: int | None, split: str, on_note: On
                 head=part.head,
                 examples=chosen.examples,
                 records=chosen.records,
-                features=frozen_features(assembly, chosen.examples) if routed else None,
+                features=assembly.features(chosen.examples) if routed else None,
             )
-        on_note(f"{config.out}: {sum(len(each.examples) for each in subjects.values())} {split} rows")
-        given = config.router
+        on_progress(f"{settings.out}: {sum(len(each.examples) for each in subjects.values())} {split} rows")
+        given = settings.router
         decider = Decider(
             router=assembly.router,
             threshold=given.threshold,
@@ -257,44 +267,38 @@ def _evaluated(config: AdaptConfig, *, rows: int | None, split: str, on_note: On
             tokenizer=assembly.tokenizer,
             pad_id=assembly.pad_id,
             decider=decider if routed else None,
-            tokens=config.evaluation.tokens,
-            seed=config.seed,
+            tokens=settings.evaluation.tokens,
+            seed=settings.seed,
             split=split,
-            routings=("oracle",) if config.heads_only else ROUTINGS,
+            routings=("oracle",) if settings.heads_only else ROUTINGS,
         )
 
 
-def _report(config: AdaptConfig, evaluation: Evaluation | None) -> RunReport:
-    out = Path(config.out)
-    records = tuple(read_log(out)) if log_path(out).exists() else ()
+def _read_report(settings: AdaptSettings, *, device: str | None) -> RunReport:
+    out = settings.folder
+    path = out / FILE
+    records = tuple(read_log(out, KIND)) if log_path(out).exists() else ()
     return RunReport(
         name=out.name,
-        model=Path(config.model).name,
-        evaluation=evaluation,
+        model=Path(settings.model).name,
+        evaluation=load_evaluation(path) if path.exists() else None,
         records=records,
-        device=_device_name(config),
+        device=device,
         notes=tuple(f"{record.phase}: {note}." for record in records for note in record.notes),
     )
 
 
-def _device_name(config: AdaptConfig) -> str | None:
-    if config.device != "cpu" and torch.cuda.is_available():
+def _device_name(settings: AdaptSettings) -> str | None:
+    if settings.device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    from flatout.hardware.host import read_host
-
     return read_host().cpu_model
 
 
-def _plots(config: AdaptConfig, *, on_note: OnText) -> tuple[str, ...]:
-    """The picture of a run; without matplotlib the run is whole, and says what is missing."""
-    path = Path(config.out) / FILE
-    evaluation = load_evaluation(path) if path.exists() else None
+def _plot(settings: AdaptSettings, *, on_progress: OnProgress) -> tuple[str, ...]:
+    """Draw the picture of a run; without matplotlib the run is whole, and says what is missing."""
     try:
-        return (str(plot_report(_report(config, evaluation), Path(config.out) / PLOT)),)
+        report = _read_report(settings, device=_device_name(settings))
+        return (str(plot_report(report, settings.folder / PLOT)),)
     except MissingExtra as error:
-        on_note(f"no plot: {error}")
+        on_progress(f"no plot: {error}")
         return ()
-
-
-def _nothing(text: str) -> None:
-    return None

@@ -1,7 +1,8 @@
-"""The parts of a run: names of weights, seeds by name, rows read once."""
+"""The parts of a run: an encoder that is whole, names of weights, seeds by name, rows read once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.assembly import seed_of, under
+from flatout.engines.adapters.assembly import open_encoder, open_tokenizer, seed_of, under
+from flatout.engines.run.fingerprint import weights_fingerprint
 from flatout.errors import BadInput
 from tests.support.adapters import generated, opened, save_tiny
+from tests.support.evolution import save_tiny as save_tiny_llama
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +97,42 @@ def test_heads_alone_have_no_adapter_to_train(model: Path, tmp_path: Path) -> No
     with opened(model, tmp_path, heads_only=True) as made:
         assert made.bank.rank == 0
         assert not [name for name in made.weights() if name.startswith("adapters/")]
+
+
+def test_an_encoder_is_frozen_and_the_same_every_time(tmp_path: Path) -> None:
+    """The folder has no pooler; one drawn at random would make another model of it at every start."""
+    folder = save_tiny(tmp_path / "tiny")
+    first, second = open_encoder(folder, device=CPU), open_encoder(folder, device=CPU)
+    assert weights_fingerprint(first) == weights_fingerprint(second)
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+    assert not first.training
+
+
+def test_what_is_no_encoder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no model folder at"):
+        open_encoder(tmp_path / "absent", device=CPU)
+    with pytest.raises(BadInput, match=r"has no config\.json"):
+        open_encoder(tmp_path, device=CPU)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nothing-like-it"}))
+    with pytest.raises(BadInput, match="no encoder that can be loaded") as caught:
+        open_encoder(tmp_path, device=CPU)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(BadInput, match="no tokenizer that can be read"):
+        open_tokenizer(save_tiny_llama(tmp_path / "llama"))
+
+
+def test_a_folder_that_lacks_weights_is_said(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(BadInput, match=r"lacks \d+ weights of its encoder, first encoder\.layer\.1"):
+        open_encoder(folder, device=CPU)
+
+
+def test_a_tokenizer_must_pad(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    tokenizer = open_tokenizer(folder)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(BadInput, match="no padding token"):
+        open_tokenizer(folder)

@@ -9,11 +9,10 @@ import pytest
 
 from flatout.codec import encode
 from flatout.engines.adapters.settings import (
-    AdaptConfig,
-    check_unchanged,
-    make_config,
-    read_file,
-    with_setting,
+    AdaptSettings,
+    check_resume,
+    make_settings,
+    read_settings,
 )
 from flatout.errors import BadInput
 
@@ -24,13 +23,13 @@ def given(**changes: Any) -> dict[str, Any]:
 
 def refusal(**changes: Any) -> str:
     with pytest.raises(BadInput) as caught:
-        make_config(given(**changes))
+        make_settings(given(**changes))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_what_is_missing_has_its_default() -> None:
-    config = make_config(given(phase1={"steps": 7}))
+    config = make_settings(given(phase1={"steps": 7}))
     assert (config.phase1.steps, config.phase1.lr) == (7, 5e-4)
     assert config.tasks["sentiment"].rank == 4
     assert config.tasks["qa"].rank == 16
@@ -57,43 +56,35 @@ def test_every_value_out_of_range_is_named() -> None:
 
 
 def test_wrong_types_and_what_is_needed() -> None:
-    assert "config.phase1.steps is str" in refusal(phase1={"steps": "many"})
+    assert "settings.phase1.steps is str" in refusal(phase1={"steps": "many"})
     assert "no tasks are given" in refusal(tasks={})
     with pytest.raises(BadInput, match="no model is given"):
-        make_config({"tasks": {"qa": {}}})
+        make_settings({"tasks": {"qa": {}}})
 
 
 def test_a_file_is_named_in_the_message(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: m\ntasks:\n  qa:\n    rank: 3\nphase2:\n  epoch: 1\n")
     with pytest.raises(BadInput, match=r"run\.yaml sets 'epoch', which is not a setting of adapt's phase2"):
-        read_file(path)
+        read_settings(path)
     path.write_text("model: m\ntasks:\n  qa:\n    rank: 3\n")
-    assert make_config(read_file(path)).tasks["qa"].rank == 3
-
-
-def test_dotted_keys_reach_into_tables() -> None:
-    assert with_setting(given(), "phase1.steps", 3)["phase1"] == {"steps": 3}
-    assert with_setting(given(), "tasks.qa.rank", 3)["tasks"]["qa"] == {"rank": 3}
-    assert with_setting(given(), "seed", 3)["seed"] == 3
-    with pytest.raises(BadInput, match="'model' is no table"):
-        with_setting(given(), "model.steps", 3)
+    assert make_settings(read_settings(path)).tasks["qa"].rank == 3
 
 
 def test_a_config_survives_json() -> None:
-    config = make_config(given(router={"hidden": [8, 4]}, tasks={"qa": {"targets": ["query"]}}))
-    assert make_config(encode(config)) == config
+    config = make_settings(given(router={"hidden": [8, 4]}, tasks={"qa": {"targets": ["query"]}}))
+    assert make_settings(encode(config)) == config
 
 
 def test_a_phase_that_goes_on_keeps_what_it_rests_on() -> None:
-    saved = encode(make_config(given()))
+    saved = encode(make_settings(given()))
 
-    def changed(**changes: Any) -> AdaptConfig:
-        return make_config(given(**changes))
+    def changed(**changes: Any) -> AdaptSettings:
+        return make_settings(given(**changes))
 
-    check_unchanged(saved, changed(out="elsewhere", log_every=1, phase2={"epochs": 1}), phase="phase1")
+    check_resume(saved, changed(out="elsewhere", log_every=1, phase2={"epochs": 1}), phase="phase1")
     with pytest.raises(BadInput, match=r"the run has phase1\.steps=1000, and 5 is given"):
-        check_unchanged(saved, changed(phase1={"steps": 5}), phase="phase1")
-    check_unchanged(saved, changed(phase1={"steps": 5}), phase="phase2")
+        check_resume(saved, changed(phase1={"steps": 5}), phase="phase1")
+    check_resume(saved, changed(phase1={"steps": 5}), phase="phase2")
     with pytest.raises(BadInput, match=r"tasks\.sentiment\.rank=4, and 8"):
-        check_unchanged(saved, changed(tasks={"sentiment": {"rank": 8}, "qa": {}}), phase=None)
+        check_resume(saved, changed(tasks={"sentiment": {"rank": 8}, "qa": {}}), phase=None)

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from flatout.engines.adapters import run_folder, verbs
-from flatout.engines.adapters.assembly import Assembly
+from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.evaluation.results import load_evaluation
-from flatout.engines.adapters.training import checkpoint
-from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING
-from flatout.engines.adapters.training.log import read_log
+from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING, checkpoints_of
+from flatout.engines.adapters.training.log import KIND
+from flatout.engines.run.log import read_log
+from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, Interrupted
 from tests.support.adapters import generated, save_tiny, tiny_settings, with_phase
 
@@ -46,9 +47,9 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(out: Path, phase: str, name: str = TRAINING) -> dict[str, Any]:
-    found = checkpoint.latest(out / phase)
+    found = checkpoints_of(out, phase).latest()
     assert found is not None and found.state.finished
-    return load_file(found.path / name)
+    return load_file(found.path / f"{name}.safetensors")
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
@@ -76,7 +77,7 @@ def test_a_run_leaves_what_it_says(whole: Path) -> None:
     assert {"accuracy", "macro_f1", "loss"} == set(status.phases[0].progress["sentiment"].scores)
     assert (whole / "run.png").stat().st_size > 10_000
     assert list((whole / "tensorboard").iterdir())
-    records = read_log(whole)
+    records = read_log(whole, KIND)
     last = {record.phase: record for record in records}
     assert set(last) == set(PHASES)
     assert {"sentiment", "translation"} <= set(last["phase1"].losses)
@@ -87,7 +88,9 @@ def test_a_run_leaves_what_it_says(whole: Path) -> None:
 
 def test_the_schedule_counts_optimizer_steps_and_ends_at_its_end(whole: Path) -> None:
     """Two batches make one step here: a schedule of batches would have stopped halfway."""
-    rates = [record.learning_rates["sentiment"] for record in read_log(whole) if record.phase == "phase1"]
+    rates = [
+        record.learning_rates["sentiment"] for record in read_log(whole, KIND) if record.phase == "phase1"
+    ]
     assert rates == sorted((rate for rate in rates if rate is not None), reverse=True)
     assert rates[-1] == 0.0 and rates[-2] == pytest.approx(0.001 / 6)
 
@@ -102,10 +105,10 @@ def test_an_interrupted_phase_goes_on_bit_for_bit(
     given = tiny_settings(model, out)
     with pytest.raises(Interrupted, match=f"of {phase} is kept .*--resume"):
         verbs.train(given, on_line=interrupting(moment))
-    stopped = checkpoint.latest(out / phase)
+    stopped = checkpoints_of(out, phase).latest()
     assert stopped is not None and not stopped.state.finished and stopped.state.step < stopped.state.steps
     notes: list[str] = []
-    verbs.train(given, resume=True, on_note=notes.append)
+    verbs.train(given, resume=True, on_progress=notes.append)
     assert any(note.startswith(f"{phase}: going on after step {stopped.state.step}") for note in notes)
     for each in PHASES:
         assert same(weights(out, each), weights(whole, each)), each
@@ -123,7 +126,7 @@ def test_an_adapter_that_has_left_stays_away(model: Path, tmp_path: Path) -> Non
         verbs.train(given("broken"), phases=("phase1",), on_line=interrupting("phase1 4/"))
     lines: list[str] = []
     verbs.train(given("broken"), phases=("phase1",), resume=True, on_line=lines.append)
-    last = read_log(tmp_path / "broken")[-1]
+    last = read_log(tmp_path / "broken", KIND)[-1]
     assert set(last.losses) == {"translation"}
     for name in (TRAINING, BEST):
         assert same(weights(tmp_path / "broken", "phase1", name), weights(tmp_path / "whole", "phase1", name))
@@ -132,7 +135,7 @@ def test_an_adapter_that_has_left_stays_away(model: Path, tmp_path: Path) -> Non
 def test_a_finished_phase_is_skipped_and_said_so(model: Path, whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
     notes: list[str] = []
-    outcome = verbs.train(tiny_settings(model, whole), resume=True, on_note=notes.append)
+    outcome = verbs.train(tiny_settings(model, whole), resume=True, on_progress=notes.append)
     assert outcome.skipped == PHASES
     assert [note for note in notes if "is finished" in note] == [
         f"{phase} is finished at step {step}: it is not trained again"
@@ -203,11 +206,11 @@ def test_heads_alone_are_trained_in_a_folder_of_their_own_and_stand_beside(
 
 
 def test_a_run_is_scored_and_asked_under_another_routing_than_its_own(whole: Path) -> None:
-    kept = run_folder.config_of(whole).router
+    kept = run_folder.settings_of(whole).router
     found, _ = verbs.evaluate(whole, split="validation", top_k=2, threshold=0.25)
     assert found.routing is not None and found.split == "validation"
     assert (found.routing.top_k, found.routing.threshold) == (2, 0.25)
-    assert run_folder.config_of(whole).router == kept
+    assert run_folder.settings_of(whole).router == kept
     (mixed,) = verbs.predict(whole, ["the film is deeply moving"], top_k=2)
     assert len(mixed.weights) == 2
     for wrong in ({"top_k": 0}, {"threshold": 2.0}, {"split": "train"}):
@@ -238,14 +241,9 @@ def test_what_is_exported_is_what_peft_computes(model: Path, whole: Path, tmp_pa
     folders = verbs.export(whole, to=tmp_path / "peft")
     assert [folder.name for folder in folders] == ["sentiment", "translation"]
     assert json.loads((folders[0] / "adapter_config.json").read_text())["r"] == 2
-    from flatout.engines.adapters.assembly import Assembly
-    from flatout.engines.adapters.run_folder import config_of, furthest
-    from flatout.engines.adapters.training.processes import Processes
-
-    with Assembly(
-        config_of(whole, device="cpu"), processes=Processes(device=torch.device("cpu"))
-    ) as assembly:
-        assembly.load_weights(furthest(whole).best())
+    settings = run_folder.settings_of(whole, device="cpu")
+    with AdapterAssembly(settings, ranks=Ranks(device=torch.device("cpu"))) as assembly:
+        assembly.load_best(run_folder.furthest(whole))
         batch = assembly.parts["sentiment"].task.collate(
             assembly.rows("sentiment", "test", number=3).examples, adapter=0, pad_id=assembly.pad_id
         )
@@ -265,11 +263,11 @@ def test_half_precision_with_and_without_scaled_losses(precision: str, model: Pa
     out = tmp_path / "run"
     given = tiny_settings(model, out, precision=precision)
     verbs.train(given)
-    found = checkpoint.latest(out / "phase1")
+    found = checkpoints_of(out, "phase1").latest()
     assert found is not None
     assert bool(found.state.extra["scalers"]) == (precision == "float16")
-    assert {tensor.dtype for tensor in found.training().values()} == {torch.float32}
-    losses = [record.losses["translation"] for record in read_log(out) if record.phase == "phase1"]
+    assert {tensor.dtype for tensor in found.tensors(TRAINING).values()} == {torch.float32}
+    losses = [record.losses["translation"] for record in read_log(out, KIND) if record.phase == "phase1"]
     assert all(loss is not None for loss in losses)
     assert verbs.predict(out, ["a film"], task="sentiment")[0].text in ("negative", "positive")
 
@@ -302,21 +300,21 @@ def test_bad_rows_are_named_by_their_line_before_anything_is_written(model: Path
 def test_why_an_adapter_left_is_in_the_log_the_status_and_the_report(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Assembly.loss
+    plain = AdapterAssembly.loss
 
     def spoilt(self: Any, adapter: int, states: Any, batch: Any) -> Any:
         loss = plain(self, adapter, states, batch)
         return loss * float("nan") if self.names[adapter] == "sentiment" else loss
 
-    monkeypatch.setattr(Assembly, "loss", spoilt)
+    monkeypatch.setattr(AdapterAssembly, "loss", spoilt)
     out = tmp_path / "run"
     settings = tiny_settings(model, out, log_every=100, checkpoint_every=100)
     settings = with_phase(settings, "phase1", steps=21, accumulate=1, evaluate_every=100)
     notes: list[str] = []
-    outcome = verbs.train(settings, phases=("phase1",), on_note=notes.append)
+    outcome = verbs.train(settings, phases=("phase1",), on_progress=notes.append)
     said = "sentiment left at step 20: its loss is not a number"
     assert said in notes
-    assert [record.notes for record in read_log(out) if record.step == 20] == [(said,)]
+    assert [record.notes for record in read_log(out, KIND) if record.step == 20] == [(said,)]
     progress = outcome.status.phases[0].progress["sentiment"]
     assert (progress.done, progress.left_because) == (20, "its loss is not a number")
     _, page = verbs.evaluate(out)

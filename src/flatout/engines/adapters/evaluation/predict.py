@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatout.engines.adapters.assembly import Assembly, TaskPart
+from flatout.engines.adapters.assembly import AdapterAssembly, TaskPart
 from flatout.engines.adapters.routing.features import features_of
-from flatout.engines.adapters.routing.router import Route
 from flatout.engines.adapters.tasks import Example, Record
 from flatout.engines.adapters.training.batches import evaluation_batches
 from flatout.errors import BadInput
@@ -35,7 +34,7 @@ class Answer:
 
 
 def answer(
-    assembly: Assembly,
+    assembly: AdapterAssembly,
     texts: Sequence[str],
     *,
     context: str | None = None,
@@ -53,21 +52,23 @@ def answer(
     return [_routed(assembly, text, context=context) for text in texts]
 
 
-def _forced(assembly: Assembly, text: str, *, context: str | None, name: str) -> Answer:
+def _forced(assembly: AdapterAssembly, text: str, *, context: str | None, name: str) -> Answer:
     part = assembly.parts[name]
     record = record_of(part, text, context=context)
     weights = F.one_hot(torch.tensor([part.adapter]), len(assembly.names)).float()
     return Answer(task=name, text=_said(assembly, part, record, weights_1T=weights))
 
 
-def _routed(assembly: Assembly, text: str, *, context: str | None) -> Answer:
+def _routed(assembly: AdapterAssembly, text: str, *, context: str | None) -> Answer:
     asked = "with a context" if context is not None else "without a context"
     able = [part for part in assembly.parts.values() if takes_context(part) == (context is not None)]
     if not able:
         raise BadInput(f"no task of this run takes a text {asked}", hint="give --task")
     # Tasks of one kind read a text alike, whichever will answer it.
     example = _encoded(assembly, able[0], record_of(able[0], text, context=context))
-    route = _route(assembly, example)
+    route = assembly.route(
+        features_of(assembly.encoder, [example], pad_id=assembly.pad_id, fingerprint=assembly.fingerprint)
+    )
     chosen = assembly.names[int(route.chosen[0, 0])]
     part = assembly.parts[chosen]
     if part not in able:
@@ -95,36 +96,23 @@ def record_of(part: TaskPart, text: str, *, context: str | None) -> Record:
     """A text as a record of a task, without its answer."""
     if takes_context(part) != (context is not None):
         needs = "needs a context" if takes_context(part) else "takes no context"
-        raise BadInput(f"{part.name} {needs}", hint="give --context" if context is None else "leave it away")
+        raise BadInput(f"{part.name} {needs}", hint="give --context" if context is None else "omit it")
     row = {name: context if name == CONTEXT else text for name in part.task.inputs}
     return part.task.record_of(row, answered=False)
 
 
-def _encoded(assembly: Assembly, part: TaskPart, record: Record) -> Example:
+def _encoded(assembly: AdapterAssembly, part: TaskPart, record: Record) -> Example:
     return part.task.encode(record, assembly.tokenizer, max_length=part.max_length)
 
 
-def _route(assembly: Assembly, example: Example) -> Route:
-    given = assembly.config.router
-    features = features_of(
-        assembly.encoder, [example], pad_id=assembly.pad_id, fingerprint=assembly.fingerprint
-    )
-    return assembly.router.route(
-        features.to(assembly.device),
-        threshold=given.threshold,
-        top_k=min(given.top_k, len(assembly.names)),
-        fallback=given.fallback,
-    )
-
-
-def _said(assembly: Assembly, part: TaskPart, record: Record, *, weights_1T: Tensor) -> str:
+def _said(assembly: AdapterAssembly, part: TaskPart, record: Record, *, weights_1T: Tensor) -> str:
     """The answer under a mixture of adapters; one that has the whole weight runs alone."""
     sole = int(weights_1T.argmax()) if float(weights_1T.max()) == 1.0 else None
     (batch,) = evaluation_batches(
         part.task,
         [_encoded(assembly, part, record)],
         adapter=part.adapter if sole is None else sole,
-        tokens=assembly.config.evaluation.tokens,
+        tokens=assembly.settings.evaluation.tokens,
         pad_id=assembly.pad_id,
         device=assembly.device,
     )

@@ -67,7 +67,7 @@ class Decider:
         )
 
 
-def evaluate(
+def score_routings(
     subjects: Mapping[str, Subject],
     *,
     encoder: PackedEncoder,

@@ -1,17 +1,11 @@
-"""The log of a run of adapters: a line per report of a phase.
-
-A run that resumes does some steps a second time, and the later line counts.
-"""
+"""The log of a run of adapters: a line per report of a phase."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from flatout.codec import encode
-from flatout.engines.run import log
+from flatout.engines.run.log import LogKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +16,7 @@ class StepRecord:
     step: int
     losses: dict[str, float | None] = field(default_factory=dict)  # by task, or by the router's losses
     learning_rates: dict[str, float | None] = field(default_factory=dict)
-    # By task: scores on rows held out, in points, and their loss.
+    # By task: scores on held-out rows, in points, and their loss.
     validation: dict[str, dict[str, float | None]] = field(default_factory=dict)
     routing: dict[str, float | None] = field(default_factory=dict)  # accuracy and the like
     tokens_per_s: float | None = None
@@ -31,7 +25,7 @@ class StepRecord:
     notes: tuple[str, ...] = ()  # what happened since the last report
 
 
-KIND = log.LogKind(
+KIND = LogKind(
     format="flatout-adapters-log",
     version=1,
     what="an adapters run",
@@ -41,18 +35,3 @@ KIND = log.LogKind(
         record.phase: {name: value for name, value in encode(record).items() if name not in ("phase", "step")}
     },
 )
-
-
-class RunLog(log.RunLog[StepRecord]):
-    """Writes the log of a run in `folder`."""
-
-    def __init__(
-        self, folder: Path, *, settings: Mapping[str, Any] | None = None, tensorboard: bool | None = None
-    ) -> None:
-        """`tensorboard` None means where it is installed; True insists on it."""
-        super().__init__(folder, KIND, settings=settings, tensorboard=tensorboard)
-
-
-def read_log(folder: Path) -> list[StepRecord]:
-    """The reports of a run by phase and step, each as it was made last."""
-    return log.read_log(folder, KIND)

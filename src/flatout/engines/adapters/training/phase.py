@@ -1,7 +1,7 @@
-"""What every phase does beside training: it counts steps, tells how it goes, keeps checkpoints, and stops.
+"""What every phase does beside training: count steps, report, keep checkpoints, stop.
 
-Everything happens at the border of an optimizer step, where weights and optimizer states belong together.
-Losses stay on the device until a report is due: reading one would wait for the GPU.
+All of it happens at the end of an optimizer step, where weights and optimizer states belong together.  Losses
+stay on the device until a report is due: reading one would wait for the GPU.
 """
 
 from __future__ import annotations
@@ -10,29 +10,37 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatout.codec import encode
-from flatout.engines.adapters.assembly import Assembly, seed_of, under
-from flatout.engines.adapters.settings import check_unchanged
-from flatout.engines.adapters.training import checkpoint
-from flatout.engines.adapters.training.checkpoint import Checkpoint, Progress, State
+from flatout.engines.adapters.assembly import AdapterAssembly, seed_of, under
+from flatout.engines.adapters.settings import check_resume
+from flatout.engines.adapters.training.checkpoint import (
+    BEST,
+    TRAINING,
+    BestSoFar,
+    PhaseCheckpoint,
+    PhaseState,
+    checkpoints_of,
+)
 from flatout.engines.adapters.training.live_line import LiveLine
-from flatout.engines.adapters.training.log import RunLog, StepRecord
-from flatout.engines.adapters.training.stopping import StopRequest, after_evaluation
-from flatout.errors import Interrupted
+from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.run.checkpoints import thread_note
+from flatout.engines.run.folder import OnProgress
+from flatout.engines.run.log import RunLog
+from flatout.errors import BadInput, Interrupted
+from flatout.interrupts import Interrupts
 
 TOTAL = "total"  # the name of what is minimised, where that is more than the mean of the tasks
-ASK_EVERY = 10  # steps between two questions whether another process was told to stop
+ASK_EVERY = 10  # steps between two questions whether another rank was told to stop
 
 TrainingState = Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 
 
-class Window:
+class LossWindow:
     """Losses since the last report, summed on the device."""
 
     def __init__(self) -> None:
@@ -49,8 +57,8 @@ class Window:
         self._counts[names] += 1
         self.tokens += tokens
 
-    def closed(self) -> tuple[dict[str, float], float]:
-        """The mean losses and the seconds since the window was opened."""
+    def means(self) -> tuple[dict[str, float], float]:
+        """Return (mean losses by name, seconds since the window was opened)."""
         sums: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for names, totals in self._sums.items():
@@ -65,64 +73,59 @@ class PhaseRun:
 
     def __init__(
         self,
-        assembly: Assembly,
+        assembly: AdapterAssembly,
         *,
         phase: str,
         steps: int,
-        found: Checkpoint | None,
-        log: RunLog | None,
+        found: PhaseCheckpoint | None,
+        log: RunLog[StepRecord] | None,
         live: LiveLine,
-        stop: StopRequest,
-        on_line: Callable[[str], None],
-        on_note: Callable[[str], None],
+        stop: Interrupts,
+        on_line: OnProgress,
+        on_progress: OnProgress,
     ) -> None:
         self.assembly, self.phase, self.steps, self.found = assembly, phase, steps, found
-        self.on_note = on_note
-        self.folder = Path(assembly.config.out) / phase
+        self.on_progress = on_progress
+        self.checkpoints = checkpoints_of(assembly.settings.folder, phase)
         self._log, self._live, self._stop, self._on_line = log, live, stop, on_line
         self.step = 0
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, BestSoFar] = {}
         self.best: dict[str, Tensor] = {}
-        self.window = Window()
+        self.window = LossWindow()
         self._notes: list[str] = []  # since the last report
         self.training_state: TrainingState = lambda: ({}, {})
         self._kept_at: int | None = None
         self._elapsed_s = 0.0
         if found is not None:
-            self._go_on(found)
+            self._resume(found)
         else:
-            self.best = self._copied(assembly.weights())
+            self.best = _copies(assembly.weights())
         self._began_s = time.perf_counter()
 
-    def _go_on(self, found: Checkpoint) -> None:
-        state, config = found.state, self.assembly.config
-        checkpoint.check_model(
-            state, fingerprint=self.assembly.fingerprint, model=config.model, path=found.path
-        )
-        check_unchanged(state.config, config, phase=self.phase)
-        if state.threads != torch.get_num_threads() and self.assembly.device.type == "cpu":
-            self.on_note(
-                f"the run had {state.threads} threads and has {torch.get_num_threads()} here: "
-                "it may differ from an uninterrupted one in the last bits"
-            )
-        self.assembly.load_weights(under(found.training(), "weights"))
-        self.best = found.best()
+    def _resume(self, found: PhaseCheckpoint) -> None:
+        state, assembly = found.state, self.assembly
+        assembly.check(found)
+        check_resume(state.config, assembly.settings, phase=self.phase)
+        if (note := thread_note(state.threads, on_cpu=assembly.device.type == "cpu")) is not None:
+            self.on_progress(note)
+        assembly.load_weights(under(found.tensors(TRAINING), "weights"))
+        self.best = found.tensors(BEST)
         self.step, self.progress, self._elapsed_s = state.step, dict(state.progress), state.elapsed_s
         self._kept_at = state.step
-        self.on_note(f"{self.phase}: going on after step {state.step} of {self.steps}")
+        self.on_progress(f"{self.phase}: going on after step {state.step} of {self.steps}")
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `training_state` gave when the checkpoint was kept."""
+        """What `training_state` gave when the checkpoint was saved."""
         assert self.found is not None
-        return under(self.found.training(), "training"), self.found.state.extra
+        return under(self.found.tensors(TRAINING), "training"), self.found.state.extra
 
     def seed(self, number: int) -> None:
-        """Dropout of batch `number` is a function of the run's seed and the number."""
-        torch.manual_seed(seed_of(self.assembly.config.seed, self.phase, number))
+        """Make dropout of batch `number` a function of the run's seed and the number."""
+        torch.manual_seed(seed_of(self.assembly.settings.seed, self.phase, number))
 
     def begin(self) -> None:
-        """The first step is about to be made: what was loaded before it does not count as its time."""
-        self.window = Window()
+        """Start the clock of the first report: what was loaded before does not count."""
+        self.window = LossWindow()
 
     def elapsed_s(self) -> float:
         return self._elapsed_s + time.perf_counter() - self._began_s
@@ -135,25 +138,21 @@ class PhaseRun:
         scores: Mapping[str, dict[str, float]],
         patience: int | None,
     ) -> bool:
-        """Note an evaluation of parts that are judged together; whether their weights are the best so far."""
+        """Count an evaluation of parts that are judged together; return whether it is their best so far."""
         is_best = False
         for name in names:
-            self.progress[name], is_best = after_evaluation(
-                self.progress.get(name, Progress()),
-                score=score,
-                scores=scores.get(name, {}),
-                step=self.step,
-                patience=patience,
+            self.progress[name], is_best = self.progress.get(name, BestSoFar()).after(
+                score=score, scores=scores.get(name, {}), step=self.step, patience=patience
             )
         return is_best
 
     def tell(self, note: str) -> None:
-        """Say what happened, here and in the next report, which is due at this step's border."""
-        self.on_note(note)
+        """Report what happened at once, and in the report at the end of this step."""
+        self.on_progress(note)
         self._notes.append(note)
 
     def keep_best(self, weights: Mapping[str, Tensor]) -> None:
-        self.best |= self._copied(weights)
+        self.best |= _copies(weights)
 
     def look(
         self, *, validation: Mapping[str, dict[str, float | None]], routing: Mapping[str, float | None]
@@ -161,7 +160,7 @@ class PhaseRun:
         """Report an evaluation that was made before the first step."""
         self._report({}, validation=validation, routing=routing)
 
-    def border(
+    def end_step(
         self,
         *,
         learning_rates: Mapping[str, float],
@@ -169,38 +168,38 @@ class PhaseRun:
         routing: Mapping[str, float | None] | None = None,
         last: bool = False,
     ) -> None:
-        """The end of a step: report, keep a checkpoint, stop, each where it is due."""
-        config = self.assembly.config
+        """Report, save a checkpoint and stop, each where it is due."""
+        settings = self.assembly.settings
         self.window.steps += 1
-        if self.step % config.log_every == 0 or validation or routing or self._notes or last:
+        if self.step % settings.log_every == 0 or validation or routing or self._notes or last:
             self._report(learning_rates, validation=validation or {}, routing=routing or {})
-        if self.step % config.checkpoint_every == 0 or last:
-            self.keep(finished=last)
+        if self.step % settings.checkpoint_every == 0 or last:
+            self.save(finished=last)
         self._stop_if_asked()
 
-    def keep(self, *, finished: bool) -> None:
-        if not self.assembly.processes.first or (self._kept_at == self.step and not finished):
+    def save(self, *, finished: bool) -> None:
+        if not self.assembly.ranks.first or (self._kept_at == self.step and not finished):
             return
         tensors, extra = self.training_state()
         weights = {f"weights/{name}": value for name, value in self.assembly.weights().items()}
-        state = State(
+        state = PhaseState(
             phase=self.phase,
             step=self.step,
             steps=self.steps,
             finished=finished,
-            config=encode(self.assembly.config),
+            config=encode(self.assembly.settings),
             fingerprint=self.assembly.fingerprint,
             threads=torch.get_num_threads(),
             progress=self.progress,
             extra=extra,
             elapsed_s=self.elapsed_s(),
         )
-        checkpoint.save(
-            self.folder,
+        training = {**weights, **{f"training/{name}": value for name, value in tensors.items()}}
+        self.checkpoints.save(
+            self.step,
             state=state,
-            training={**weights, **{f"training/{name}": value for name, value in tensors.items()}},
-            best=self.best,
-            keep=self.assembly.config.keep_checkpoints,
+            files={TRAINING: training, BEST: self.best},
+            keep=self.assembly.settings.keep_checkpoints,
         )
         self._kept_at = self.step
 
@@ -211,8 +210,8 @@ class PhaseRun:
         validation: Mapping[str, dict[str, float | None]],
         routing: Mapping[str, float | None],
     ) -> None:
-        losses, seconds = self.window.closed()
-        steps, tokens = self.window.steps, self.window.tokens * self.assembly.processes.num
+        losses, seconds = self.window.means()
+        steps, tokens = self.window.steps, self.window.tokens * self.assembly.ranks.num_ranks
         steps_per_s = steps / seconds if steps and seconds else None
         record = StepRecord(
             phase=self.phase,
@@ -242,23 +241,33 @@ class PhaseRun:
         if accuracy is not None:
             scores += f" · routing {accuracy:.1f} %"
         self._on_line(f"{self.phase} {self.step}/{self.steps} | {line}{scores}")
-        self.window, self._notes = Window(), []
+        self.window, self._notes = LossWindow(), []
 
     def _stop_if_asked(self) -> None:
-        # Other processes are asked seldom: the answer waits for the GPU.
-        processes = self.assembly.processes
-        if processes.num == 1:
+        # Other ranks are asked seldom: the answer waits for the GPU.
+        ranks = self.assembly.ranks
+        if ranks.num_ranks == 1:
             asked = self._stop.came
         else:
-            asked = self.step % ASK_EVERY == 0 and processes.any(self._stop.came)
+            asked = self.step % ASK_EVERY == 0 and ranks.any(self._stop.came)
         if asked:
-            self.keep(finished=False)
-            out = self.folder.parent
+            self.save(finished=False)
+            out = self.assembly.settings.folder
             raise Interrupted(
                 f"interrupted; step {self.step} of {self.steps} of {self.phase} is kept in {out}",
                 hint="go on with --resume",
             )
 
-    @staticmethod
-    def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.detach().cpu().clone() for name, value in weights.items()}
+
+def check_share(assembly: AdapterAssembly, accumulate: int, *, phase: str) -> None:
+    """BadInput unless the batches of a step can be shared out evenly among the ranks."""
+    num_ranks = assembly.ranks.num_ranks
+    if accumulate % num_ranks:
+        raise BadInput(
+            f"{phase}.accumulate={accumulate} batches cannot be shared among {num_ranks} processes",
+            hint=f"--set {phase}.accumulate={-(-accumulate // num_ranks) * num_ranks}",
+        )
+
+
+def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in weights.items()}

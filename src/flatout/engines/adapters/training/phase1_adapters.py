@@ -1,7 +1,7 @@
 """Phase 1: an adapter and a head per task, all of them in every step.
 
 Every adapter is trained as if it were alone: own learning rate, schedule, clipping and patience.  One that no
-longer gets better leaves, and the batch gets shorter by its block; so does one whose loss stays no number.
+longer improves leaves, and the batch gets shorter by its block; so does one whose loss stays not a number.
 Tasks that write share a decoder, and their weights fit together only if they are of the same step: they are
 judged together, by the mean of their scores, and leave together.
 """
@@ -9,20 +9,19 @@ judged together, by the mean of their scores, and leave together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.assembly import Assembly
+from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.lora.precision import needs_scaler
-from flatout.engines.adapters.tasks.task import TaskBatch
+from flatout.engines.adapters.settings import PhaseOne, PhaseThree, PhaseTwo
+from flatout.engines.adapters.tasks import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
-from flatout.engines.adapters.training.checkpoint import Progress
-from flatout.engines.adapters.training.phase import PhaseRun
-from flatout.engines.adapters.training.validation import Judged, Validation, agreed
+from flatout.engines.adapters.training.checkpoint import BestSoFar
+from flatout.engines.adapters.training.phase import PhaseRun, check_share
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
 
 LOOK_EVERY = 10  # steps between two looks at losses that are not numbers: a look waits for the GPU
 LOST_AFTER = 20  # steps in a row without a loss that is a number
@@ -31,31 +30,31 @@ LOST = "its loss is not a number"
 
 def train_adapters(run: PhaseRun) -> None:
     """Train from where `run` stands to its last step, or until every adapter has left."""
-    assembly, settings = run.assembly, run.assembly.config.phase1
-    processes = assembly.processes
-    processes.check_share(settings.accumulate, phase=run.phase)
+    assembly, settings = run.assembly, run.assembly.settings.phase1
+    ranks = assembly.ranks
+    check_share(assembly, settings.accumulate, phase=run.phase)
     tokens = {name: part.settings.tokens or settings.tokens for name, part in assembly.parts.items()}
     batches = training_batches(assembly, tokens=tokens, num_buckets=settings.buckets)
-    validation = Validation(assembly, rows=settings.validate_rows, tokens=assembly.config.evaluation.tokens)
+    validation = Validation(assembly, rows=settings.validate_rows)
     optimizer = make_optimizer(assembly)
     step = FusedStep(
         assembly.encoder,
         optimizer=optimizer,
         loss=assembly.loss,
-        accumulation=settings.accumulate // processes.num,
-        graph=graph_wish(assembly.config.graphs),
-        reduce=processes.mean if processes.num > 1 else None,
+        accumulation=settings.accumulate // ranks.num_ranks,
+        graph=assembly.settings.graph_choice,
+        reduce=ranks.mean if ranks.num_ranks > 1 else None,
     )
     if run.found is not None:
         step.load_state(*run.optimizer_state())
     run.training_state = step.state
     chosen = step.decision
-    run.on_note(f"steps are {chosen}")
+    run.on_progress(f"steps are {chosen}")
     assembly.train()
     run.begin()
     while run.step < run.steps and optimizer.active:
         first = run.step * settings.accumulate
-        for number in processes.own(range(first, first + settings.accumulate)):
+        for number in ranks.own(range(first, first + settings.accumulate)):
             run.seed(number)
             taken = batches.at(number, tasks=optimizer.active)
             losses = step(taken)
@@ -69,13 +68,13 @@ def train_adapters(run: PhaseRun) -> None:
         if run.step % LOOK_EVERY == 0:
             _drop_lost(run, step, optimizer)
         judged = _evaluate(run, validation, optimizer)
-        run.border(
+        run.end_step(
             learning_rates=rates,
             validation={name: each.all() for name, each in judged.items()},
             last=run.step == run.steps or not optimizer.active,
         )
     if step.decision != chosen:
-        run.on_note(f"steps became {step.decision}")
+        run.on_progress(f"steps became {step.decision}")
 
 
 def _of_present(losses: Tensor, taken: Sequence[TaskBatch]) -> Tensor:
@@ -85,9 +84,10 @@ def _of_present(losses: Tensor, taken: Sequence[TaskBatch]) -> Tensor:
     return torch.stack([losses[batch.block.adapter] for batch in taken])
 
 
-def training_batches(assembly: Assembly, *, tokens: dict[str, int], num_buckets: int) -> TrainingBatches:
+def training_batches(
+    assembly: AdapterAssembly, *, tokens: Mapping[str, int], num_buckets: int
+) -> TrainingBatches:
     """The training rows of every task, in blocks of so many tokens."""
-    config = assembly.config
     rows = {
         name: TaskRows(
             part.task,
@@ -97,40 +97,53 @@ def training_batches(assembly: Assembly, *, tokens: dict[str, int], num_buckets:
             tokens=tokens[name],
             num_buckets=num_buckets,
             pad_id=assembly.pad_id,
-            seed=config.seed,
+            seed=assembly.settings.seed,
             device=assembly.device,
         )
         for name, part in assembly.parts.items()
     }
-    return TrainingBatches(rows, seed=config.seed)
+    return TrainingBatches(rows, seed=assembly.settings.seed)
 
 
-def make_optimizer(assembly: Assembly) -> AdapterOptimizer:
+def make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
     """An AdamW per adapter with the settings of its task, or else of the phase."""
-    config, phase = assembly.config, assembly.config.phase1
+    phase = assembly.settings.phase1
     settings = {
-        name: StepSettings(
-            learning_rate=phase.lr if given.lr is None else given.lr,
+        name: step_settings(
+            phase,
             num_steps=steps_of(assembly, name),
-            warmup_share=phase.warmup_share,
-            weight_decay=phase.weight_decay if given.weight_decay is None else given.weight_decay,
-            clip_norm=phase.clip if given.clip is None else given.clip,
+            lr=given.lr,
+            weight_decay=given.weight_decay,
+            clip=given.clip,
         )
-        for name, given in config.tasks.items()
+        for name, given in assembly.settings.tasks.items()
     }
     writing = [name for name, part in assembly.parts.items() if part.task.needs_decoder]
-    settings[SHARED] = StepSettings(
-        learning_rate=phase.lr,
-        num_steps=max((steps_of(assembly, name) for name in writing), default=phase.steps),
-        warmup_share=phase.warmup_share,
-        weight_decay=phase.weight_decay,
-        clip_norm=phase.clip,
-    )
+    num_steps = max((steps_of(assembly, name) for name in writing), default=phase.steps)
+    settings[SHARED] = step_settings(phase, num_steps=num_steps)
     return optimizer_of(assembly, settings, shared=assembly.decoder, shared_by=writing)
 
 
+def step_settings(
+    phase: PhaseOne | PhaseTwo | PhaseThree,
+    *,
+    num_steps: int,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    clip: float | None = None,
+) -> StepSettings:
+    """The schedule of a phase over `num_steps`; what is given replaces the phase's."""
+    return StepSettings(
+        learning_rate=phase.lr if lr is None else lr,
+        num_steps=num_steps,
+        warmup_share=phase.warmup_share,
+        weight_decay=phase.weight_decay if weight_decay is None else weight_decay,
+        clip_norm=phase.clip if clip is None else clip,
+    )
+
+
 def optimizer_of(
-    assembly: Assembly,
+    assembly: AdapterAssembly,
     settings: dict[str, StepSettings],
     *,
     shared: nn.Module | None,
@@ -143,38 +156,34 @@ def optimizer_of(
         heads={name: part.head for name, part in assembly.parts.items()},
         shared=shared,
         shared_by=shared_by,
-        loss_scaling=needs_scaler(assembly.precision.value),
+        loss_scaling=assembly.precision.value == "float16",  # whose gradients below 6e-8 become zero
     )
 
 
-def graph_wish(given: bool | None) -> Literal["auto", "on", "off"]:
-    return "auto" if given is None else "on" if given else "off"
-
-
-def judged_together(assembly: Assembly) -> list[tuple[str, ...]]:
+def judged_together(assembly: AdapterAssembly) -> list[tuple[str, ...]]:
     """Tasks by what they share: those with the decoder in one group, every other alone."""
     writing = tuple(name for name, part in assembly.parts.items() if part.task.needs_decoder)
     groups: list[tuple[str, ...]] = [(name,) for name in assembly.names if name not in writing]
     return [*groups, writing] if writing else groups
 
 
-def steps_of(assembly: Assembly, name: str) -> int:
+def steps_of(assembly: AdapterAssembly, name: str) -> int:
     """Optimizer steps of a task: its own, or the phase's; tasks that share the decoder go together."""
     (names,) = (names for names in judged_together(assembly) if name in names)
-    return max(assembly.config.tasks[each].steps or assembly.config.phase1.steps for each in names)
+    return max(assembly.settings.tasks[each].steps or assembly.settings.phase1.steps for each in names)
 
 
-def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer) -> dict[str, Judged]:
+def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer) -> dict[str, HeldOutScores]:
     """Judge what is due; keep what is better, and let go what is finished."""
-    assembly, phase = run.assembly, run.assembly.config.phase1
+    assembly, phase = run.assembly, run.assembly.settings.phase1
     is_round = run.step % phase.evaluate_every == 0
     due = [name for name in optimizer.active if is_round or run.step == steps_of(assembly, name)]
-    judged = agreed({name: validation.judge(name) for name in due}, assembly=assembly)
+    judged = average_over_ranks({name: validation.judge(name) for name in due}, ranks=assembly.ranks)
     for every in judged_together(assembly):
         names = tuple(name for name in every if name in judged)
         if not names:
             continue
-        patiences = [assembly.config.tasks[name].patience or phase.patience for name in names]
+        patiences = [assembly.settings.tasks[name].patience or phase.patience for name in names]
         known = [patience for patience in patiences if patience is not None]
         is_best = run.better(
             names,
@@ -191,7 +200,7 @@ def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer
 
 
 def _let_go(run: PhaseRun, names: tuple[str, ...], optimizer: AdapterOptimizer) -> None:
-    """Adapters that no longer get better leave, and those whose schedule is at its end."""
+    """Let adapters leave that no longer improve, and those whose schedule is at its end."""
     at_end = run.step == steps_of(run.assembly, names[0])
     for name in names:
         if at_end:
@@ -200,34 +209,35 @@ def _let_go(run: PhaseRun, names: tuple[str, ...], optimizer: AdapterOptimizer) 
             optimizer.finish(name)
             if run.step < run.steps:
                 best = run.progress[name].best_step
-                run.on_note(f"{name} leaves at step {run.step}; best at step {best}")
+                run.on_progress(f"{name} leaves at step {run.step}; best at step {best}")
 
 
 def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> None:
-    """Adapters whose loss stays no number leave: a step with such a loss teaches nothing, and in a decoder
-    that several tasks share it teaches none of them.
+    """Let adapters leave whose loss stays not a number: such a step teaches nothing.
+
+    In a decoder that several tasks share it teaches none of them.
     """
     assembly = run.assembly
-    calls = LOST_AFTER * (assembly.config.phase1.accumulate // assembly.processes.num)
+    calls = LOST_AFTER * (assembly.settings.phase1.accumulate // assembly.ranks.num_ranks)
     counts = step.num_not_finite()
-    lost = [name for name in optimizer.active if assembly.processes.any(counts[name] >= calls)]
+    lost = [name for name in optimizer.active if assembly.ranks.any(counts[name] >= calls)]
     for name in lost:
-        progress = run.progress.get(name, Progress())
+        progress = run.progress.get(name, BestSoFar())
         run.progress[name] = dataclasses.replace(progress, done=run.step, left_because=LOST)
         optimizer.finish(name)
         run.tell(f"{name} left at step {run.step}: {LOST}")
     for names in judged_together(assembly):
         if any(name in lost for name in names):
             for name in set(names) & set(optimizer.active) & run.progress.keys():
-                # The mean that its best score was is one of other tasks.
+                # Its best score is a mean that counted the task that left.
                 run.progress[name] = dataclasses.replace(
                     run.progress[name], best_score=None, evaluations_without_better=0
                 )
 
 
-def _score(assembly: Assembly, name: str, judged: Judged) -> float:
+def _score(assembly: AdapterAssembly, name: str, judged: HeldOutScores) -> float:
     """What says which weights are better: higher is better."""
     part = assembly.parts[name]
-    if (part.settings.select or assembly.config.phase1.select) == "loss":
+    if (part.settings.select or assembly.settings.phase1.select) == "loss":
         return -judged.loss
     return judged.scores[part.task.metric]

@@ -2,14 +2,14 @@
 
 The features are computed once and kept; an epoch is then a few products on a matrix that lies on the device.
 Rows of all tasks are mixed, and the target of a row is the task it belongs to: no row is ever set against the
-target of a foreign task.  On rows held out the router is calibrated, and what is best is what is least
-surprised by them once it is: a network that goes on learning gets too certain before it gets worse, and
-certainty can be set right.
+target of a foreign task.  The router is calibrated on held-out rows, and the best epoch is the one whose
+calibrated router is least surprised by them: a network that goes on learning gets too certain before it gets
+worse, and certainty can be corrected.
 
 A run is judged by the mean of its tasks' scores, where a task counts the same however few rows it has.  A
-router that is true of the rows as they come settles every doubt in favour of the task with more of them, and
-the smallest pays; so the shares of the tasks are taken out of its logits (see `router`), and rows held out
-are weighed alike.  `equal: rows` leaves them in, for whoever counts rows.
+router that is true to the rows as they come settles every doubt in favour of the task with more of them, and
+the smallest pays; so the shares of the tasks are taken out of its logits (see `router`), and held-out rows
+are weighed alike.  `equal: rows` leaves the shares in, for whoever counts rows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.assembly import Assembly, under
-from flatout.engines.adapters.lora.fused_step import StepSettings
-from flatout.engines.adapters.routing.features import features_of
+from flatout.engines.adapters.assembly import AdapterAssembly, under
+from flatout.engines.adapters.lora.optimizer import StepSettings
 from flatout.engines.adapters.routing.losses import RouterLosses
 from flatout.engines.adapters.routing.router import Router
-from flatout.engines.adapters.tasks import Example
 from flatout.engines.adapters.training.phase import TOTAL, PhaseRun
+from flatout.engines.adapters.training.phase1_adapters import step_settings
 from flatout.errors import BadInput
 
-NAME, FOLDER = "router", "features"
+NAME = "router"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,25 +46,15 @@ class RoutingRows:
 
 
 def train_router(run: PhaseRun) -> None:
-    """Train from where `run` stands to its last step, or until it no longer gets better."""
-    assembly, phase = run.assembly, run.assembly.config.phase2
+    """Train from where `run` stands to its last step, or until it no longer improves."""
+    assembly, phase = run.assembly, run.assembly.settings.phase2
     router = assembly.router
     losses = router_losses(phase.losses)
-    train = routing_rows(assembly, "train")
-    held_out = routing_rows(assembly, "validation")
+    train, held_out = routing_rows(assembly, "train"), routing_rows(assembly, "validation")
     log_shares_T = log_shares(train.tasks, num_tasks=router.num_tasks) if phase.equal == "tasks" else None
     steps_per_epoch = -(-len(train) // phase.rows)
     run.steps = phase.epochs * steps_per_epoch
-    optimizer = RouterOptimizer(
-        router,
-        StepSettings(
-            learning_rate=phase.lr,
-            num_steps=run.steps,
-            warmup_share=phase.warmup_share,
-            weight_decay=phase.weight_decay,
-            clip_norm=phase.clip,
-        ),
-    )
+    optimizer = RouterOptimizer(router, step_settings(phase, num_steps=run.steps))
     if run.found is not None:
         optimizer.load_state(*run.optimizer_state())
     run.training_state = optimizer.state
@@ -90,11 +78,11 @@ def train_router(run: PhaseRun) -> None:
         last = run.step == run.steps or is_done(run)
         if last:
             calibrate_best(run, held_out, log_shares_T=log_shares_T)
-        run.border(learning_rates={NAME: rate}, routing=figures, last=last)
+        run.end_step(learning_rates={NAME: rate}, routing=figures, last=last)
 
 
 def router_losses(given: Mapping[str, float]) -> RouterLosses:
-    """The losses with the weights that a config changes."""
+    """The losses with the weights that the settings change."""
     known = [each.name for each in dataclasses.fields(RouterLosses)]
     for name in given:
         if name not in known:
@@ -102,28 +90,18 @@ def router_losses(given: Mapping[str, float]) -> RouterLosses:
     return RouterLosses(**given)
 
 
-def routing_rows(assembly: Assembly, split: str, *, number: int | None = None) -> RoutingRows:
-    """Features of a split of all tasks, on the device."""
-    features, tasks = [], []
-    for name, part in assembly.parts.items():
-        found = frozen_features(assembly, assembly.rows(name, split, number=number).examples)
-        features.append(found)
-        tasks.append(torch.full((len(found),), part.adapter, dtype=torch.int64))
-    return RoutingRows(
-        features=torch.cat(features).to(assembly.device), tasks=torch.cat(tasks).to(assembly.device)
+def routing_rows(assembly: AdapterAssembly, split: str) -> RoutingRows:
+    """Features of a split of all tasks."""
+    return stack_rows(
+        assembly, {name: assembly.features(assembly.rows(name, split).examples) for name in assembly.names}
     )
 
 
-def frozen_features(assembly: Assembly, examples: list[Example]) -> Tensor:
-    """What the router sees of these examples; computed once per run folder."""
-    folder = Path(assembly.config.out) / FOLDER
-    return features_of(
-        assembly.encoder,
-        examples,
-        pad_id=assembly.pad_id,
-        fingerprint=f"{assembly.fingerprint} {assembly.precision.value}",
-        folder=folder if assembly.processes.first else None,
-        tokens=assembly.config.evaluation.tokens,
+def stack_rows(assembly: AdapterAssembly, features: Mapping[str, Tensor]) -> RoutingRows:
+    """Features by task as one matrix."""
+    tasks = [torch.full((len(found),), assembly.parts[name].adapter) for name, found in features.items()]
+    return RoutingRows(
+        features=torch.cat(list(features.values())), tasks=torch.cat(tasks).to(assembly.device)
     )
 
 
@@ -141,11 +119,8 @@ class RouterOptimizer:
             self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
 
-    def rate_at(self, step: int) -> float:
-        return self._settings.rate_at(step)
-
     def update(self, step: int) -> float:
-        """Clip, update and clear; the learning rate that was used."""
+        """Clip, update and clear the gradients; return the learning rate that was used."""
         rate = self._settings.rate_at(step)
         for group in self.adamw.param_groups:
             group["lr"] = rate
@@ -173,13 +148,13 @@ class RouterOptimizer:
 
 
 def log_shares(tasks_N: Tensor, *, num_tasks: int) -> Tensor:
-    """Of every task the logarithm of its share of the rows; of one that has none, that of half a row."""
+    """The logarithm of each task's share of the rows; a task without rows counts as half a row."""
     counts_T = torch.bincount(tasks_N, minlength=num_tasks).float()
     return (counts_T.clamp_min(0.5) / len(tasks_N)).log()
 
 
 def _batch(run: PhaseRun, train: RoutingRows, *, epoch: int, place: int, rows: int) -> RoutingRows:
-    order = np.random.default_rng([run.assembly.config.seed, epoch]).permutation(len(train))
+    order = np.random.default_rng([run.assembly.settings.seed, epoch]).permutation(len(train))
     places = torch.from_numpy(order[place * rows : (place + 1) * rows]).to(train.tasks.device)
     return RoutingRows(features=train.features[places], tasks=train.tasks[places])
 
@@ -187,7 +162,7 @@ def _batch(run: PhaseRun, train: RoutingRows, *, epoch: int, place: int, rows: i
 def judge_router(
     router: Router, rows: RoutingRows, *, log_shares_T: Tensor | None = None
 ) -> dict[str, float | None]:
-    """On rows held out, as if calibrated there: accuracy in points of all and of the worst task, and loss."""
+    """Judge on held-out rows, as if calibrated there: accuracy in points (all, worst task), and loss."""
     fit = router.judge(rows.features, rows.tasks, log_shares_T=log_shares_T)
     is_right = (fit.log_probabilities.argmax(-1) == rows.tasks).float()
     by_task = [float(is_right[rows.tasks == task].mean()) for task in rows.tasks.unique()]
@@ -203,11 +178,11 @@ def _evaluate(
     run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor | None
 ) -> dict[str, float | None]:
     assembly = run.assembly
-    assembly.processes.align(assembly.router)
+    assembly.ranks.share_weights(assembly.router)
     figures = judge_router(assembly.router, held_out, log_shares_T=log_shares_T)
     scores = {name: value for name, value in figures.items() if value is not None and name != "temperature"}
     is_best = run.better(
-        (NAME,), score=-scores["loss"], scores={NAME: scores}, patience=assembly.config.phase2.patience
+        (NAME,), score=-scores["loss"], scores={NAME: scores}, patience=assembly.settings.phase2.patience
     )
     if is_best:
         run.keep_best(assembly.module_weights(NAME))
@@ -215,7 +190,7 @@ def _evaluate(
 
 
 def calibrate_best(run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor | None = None) -> None:
-    """Go back to the best weights, and make its confidence true on rows it has not learned from."""
+    """Calibrate the best weights on rows that the router has not learned from."""
     router = run.assembly.router
     before = {name: value.clone() for name, value in router.state_dict().items()}
     router.load_state_dict(under(run.best, NAME))

@@ -5,9 +5,9 @@ be answered better by another adapter says so.  With hard Gumbel draws the forwa
 the gradient that of the softmax.
 
 Batches with rows of one task come first and mixed ones later: their share falls from `single_task_first` to
-`single_task_last` on a straight line.  Adapters and heads learn at a tenth of the router's rate.  What the
-router sees are the frozen features of phase 2, so one pass of the encoder is enough.  The weights of phase 2
-are judged first, and nothing worse replaces them.
+`single_task_last` on a straight line.  Adapters and heads learn at a tenth of the router's rate.  The router
+sees the frozen features of phase 2, so one pass of the encoder is enough.  The weights of phase 2 are judged
+first, and nothing worse replaces them.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ import torch
 from torch import Tensor, nn
 
 from flatout.decisions import Decision
-from flatout.engines.adapters.assembly import Assembly
-from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, StepSettings, half_precision
+from flatout.engines.adapters.assembly import AdapterAssembly
+from flatout.engines.adapters.lora.fused_step import half_precision
+from flatout.engines.adapters.lora.optimizer import SHARED, AdapterOptimizer
 from flatout.engines.adapters.lora.recorder import Recorder
-from flatout.engines.adapters.routing.router import Route
 from flatout.engines.adapters.settings import PhaseThree
-from flatout.engines.adapters.tasks.task import TaskBatch
+from flatout.engines.adapters.tasks import TaskBatch
 from flatout.engines.adapters.training.batches import TrainingBatches
-from flatout.engines.adapters.training.phase import TOTAL, PhaseRun
-from flatout.engines.adapters.training.phase1_adapters import graph_wish, optimizer_of, training_batches
+from flatout.engines.adapters.training.phase import TOTAL, PhaseRun, check_share
+from flatout.engines.adapters.training.phase1_adapters import optimizer_of, step_settings, training_batches
 from flatout.engines.adapters.training.phase2_router import (
     NAME,
-    RoutingRows,
     calibrate_best,
-    frozen_features,
     is_done,
     judge_router,
     router_losses,
+    stack_rows,
 )
-from flatout.engines.adapters.training.validation import Judged, Validation, agreed
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
+
+Figures = dict[str, float | None]
 
 
 def train_jointly(run: PhaseRun) -> None:
-    """Train from where `run` stands to its last step, or until it no longer gets better."""
-    assembly, phase = run.assembly, run.assembly.config.phase3
-    assembly.processes.check_share(phase.accumulate, phase=run.phase)
+    """Train from where `run` stands to its last step, or until it no longer improves."""
+    assembly, phase = run.assembly, run.assembly.settings.phase3
+    check_share(assembly, phase.accumulate, phase=run.phase)
     step = JointStep(run)
-    validation = Validation(assembly, rows=phase.validate_rows, tokens=assembly.config.evaluation.tokens)
-    held_out = {name: frozen_features(assembly, validation.rows[name].examples) for name in assembly.names}
+    validation = Validation(assembly, rows=phase.validate_rows)
+    held_out = {name: assembly.features(validation.rows[name].examples) for name in assembly.names}
     if run.found is not None:
         step.optimizer.load_state(*run.optimizer_state())
     run.training_state = step.optimizer.state
@@ -58,7 +59,7 @@ def train_jointly(run: PhaseRun) -> None:
         judged, figures = _evaluate(run, validation, held_out)
         run.look(validation=_shown(judged), routing=figures)
     chosen = step.decision
-    run.on_note(f"steps are {chosen}")
+    run.on_progress(f"steps are {chosen}")
     run.begin()
     while run.step < run.steps and not is_done(run):
         step(run.step)
@@ -68,16 +69,16 @@ def train_jointly(run: PhaseRun) -> None:
             judged, figures = _evaluate(run, validation, held_out)
         last = run.step == run.steps or is_done(run)
         if last:
-            calibrate_best(run, _together(assembly, held_out))
+            calibrate_best(run, stack_rows(assembly, held_out))
             _tell_if_in_vain(run, judged)
-        run.border(
+        run.end_step(
             learning_rates={NAME: step.optimizer.rate(SHARED)},
             validation=_shown(judged),
             routing=figures,
             last=last,
         )
     if step.decision != chosen:
-        run.on_note(f"steps became {step.decision}")
+        run.on_progress(f"steps became {step.decision}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,7 @@ class JointStep:
 
     def __init__(self, run: PhaseRun) -> None:
         assembly = self._assembly = run.assembly
-        self._run, self._phase = run, assembly.config.phase3
+        self._run, self._phase = run, assembly.settings.phase3
         self._losses = router_losses(self._phase.losses)
         self._batches = training_batches(
             assembly,
@@ -104,8 +105,8 @@ class JointStep:
         self._recorder = Recorder(
             assembly.encoder,
             optimizer=self.optimizer,
-            graph=graph_wish(assembly.config.graphs),
-            exchanges=assembly.processes.num > 1,
+            graph=assembly.settings.graph_choice,
+            exchanges=assembly.ranks.num_ranks > 1,
         )
 
     @property
@@ -114,10 +115,10 @@ class JointStep:
         return self._recorder.decision
 
     def __call__(self, step: int) -> None:
-        phase, processes = self._phase, self._assembly.processes
+        phase = self._phase
         self.optimizer.write_rates()
         first = step * phase.accumulate
-        own = processes.own(range(first, first + phase.accumulate))
+        own = self._assembly.ranks.own(range(first, first + phase.accumulate))
         for number in own:
             batches = self.batches(number, step=step)
             updates = number == own[-1]
@@ -135,7 +136,7 @@ class JointStep:
         """Batch `number`: rows of one task or of all, with what the router sees of them."""
         assembly = self._assembly
         tasks = tasks_of_batch(
-            assembly.names, self._phase, number=number, step=step, seed=assembly.config.seed
+            assembly.names, self._phase, number=number, step=step, seed=assembly.settings.seed
         )
         found = []
         for rows, bucket, visit in self._batches.where(number, tasks=tasks):
@@ -152,20 +153,20 @@ class JointStep:
         return found
 
     def _eager(self, batches: Sequence[RoutedBatch], *, updates: bool) -> Tensor:
-        """Backward, and the update where it is due; what `losses` says."""
-        processes, names = self._assembly.processes, self._assembly.names
+        """Run backward, and the update where it is due; return the detached parts of the loss."""
+        ranks, names = self._assembly.ranks, self._assembly.names
         total, losses = self.losses(batches)
         scaled = self.optimizer.scaled(SHARED, total)
-        (scaled / (self._phase.accumulate // processes.num)).backward()
+        (scaled / (self._phase.accumulate // ranks.num_ranks)).backward()
         if updates:
             # All of them, zero where a task had no row: AdamW passes over what has no gradient, and a run
             # that goes on would pass over what an uninterrupted one has a gradient of zero for.
-            processes.mean(self.optimizer.gradients(names))
+            ranks.mean(self.optimizer.gradients(names))
             self.optimizer.update(names)
         return losses
 
     def losses(self, batches: Sequence[RoutedBatch]) -> tuple[Tensor, Tensor]:
-        """What is minimised; and without gradient the loss of each batch, the router's terms, and it."""
+        """Return (total, detached parts): the loss of each batch, the router's terms, the total."""
         features_BH = torch.cat([batch.features for batch in batches])
         tasks_B = torch.cat([torch.full_like(batch.block.lengths, batch.block.adapter) for batch in batches])
         routing = self._assembly.router(features_BH)
@@ -200,100 +201,72 @@ def single_task_share(phase: PhaseThree, *, step: int) -> float:
     return phase.single_task_first + (phase.single_task_last - phase.single_task_first) * way
 
 
-def _make_optimizer(assembly: Assembly) -> AdapterOptimizer:
+def _make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
     """Router and decoder at the phase's rate, adapters and heads at a share of it."""
-    phase = assembly.config.phase3
+    phase = assembly.settings.phase3
 
-    def at(rate: float) -> StepSettings:
-        return StepSettings(
-            learning_rate=rate,
-            num_steps=phase.steps,
-            warmup_share=phase.warmup_share,
-            weight_decay=phase.weight_decay,
-            clip_norm=phase.clip,
-        )
-
-    settings = {name: at(phase.lr * phase.adapter_lr_share) for name in assembly.names}
+    slow = step_settings(phase, num_steps=phase.steps, lr=phase.lr * phase.adapter_lr_share)
+    settings = dict.fromkeys(assembly.names, slow)
+    settings[SHARED] = step_settings(phase, num_steps=phase.steps)
     shared: dict[str, nn.Module] = {NAME: assembly.router}
     if assembly.decoder is not None:
         shared["decoder"] = assembly.decoder
-    return optimizer_of(
-        assembly, {**settings, SHARED: at(phase.lr)}, shared=nn.ModuleDict(shared), shared_by=None
-    )
+    return optimizer_of(assembly, settings, shared=nn.ModuleDict(shared), shared_by=None)
 
 
-def _bucket_features(assembly: Assembly, batches: TrainingBatches) -> dict[tuple[int, int], Tensor]:
+def _bucket_features(assembly: AdapterAssembly, batches: TrainingBatches) -> dict[tuple[int, int], Tensor]:
     """By adapter and bucket the features of its rows, on the device."""
     found = {}
     for name, rows in batches.rows.items():
         examples = assembly.rows(name, "train").examples
-        features = frozen_features(assembly, examples)
+        features = assembly.features(examples)
         place_of = {example.index: place for place, example in enumerate(examples)}
         for number, bucket in enumerate(rows.buckets):
             places = [place_of[index] for index in bucket.whole.indices]
-            found[rows.adapter, number] = features[places].to(assembly.device)
+            found[rows.adapter, number] = features[places]
     return found
 
 
-def _routes(assembly: Assembly, features: dict[str, Tensor]) -> dict[str, Route]:
-    given = assembly.config.router
-    return {
-        name: assembly.router.route(
-            found.to(assembly.device),
-            threshold=given.threshold,
-            top_k=min(given.top_k, len(assembly.names)),
-            fallback=given.fallback,
-        )
-        for name, found in features.items()
-    }
-
-
 def _evaluate(
-    run: PhaseRun, validation: Validation, held_out: dict[str, Tensor]
-) -> tuple[dict[str, Judged], dict[str, float | None]]:
-    """Every task under the adapters that the router chooses; the mean of their metrics says what is best."""
+    run: PhaseRun, validation: Validation, held_out: Mapping[str, Tensor]
+) -> tuple[dict[str, HeldOutScores], Figures]:
+    """Judge every task under the adapters that the router chooses; the best has the highest mean metric."""
     assembly = run.assembly
-    routes = _routes(assembly, held_out)
-    judged = agreed(
-        {name: validation.judge(name, weights_NT=route.weights) for name, route in routes.items()},
-        assembly=assembly,
+    judged = average_over_ranks(
+        {
+            name: validation.judge(name, weights_NT=assembly.route(features).weights)
+            for name, features in held_out.items()
+        },
+        ranks=assembly.ranks,
     )
-    figures = judge_router(assembly.router, _together(assembly, held_out))
+    figures = judge_router(assembly.router, stack_rows(assembly, held_out))
     scores = {name: each.scores[assembly.parts[name].task.metric] for name, each in judged.items()}
     is_best = run.better(
         (NAME,),
         score=_mean_metric(assembly, judged),
         scores={NAME: {**scores, "routing_accuracy": figures["accuracy"] or 0.0}},
-        patience=assembly.config.phase3.patience,
+        patience=assembly.settings.phase3.patience,
     )
     if is_best:
         run.keep_best(assembly.weights())
     return judged, figures
 
 
-def _mean_metric(assembly: Assembly, judged: Mapping[str, Judged]) -> float:
+def _mean_metric(assembly: AdapterAssembly, judged: Mapping[str, HeldOutScores]) -> float:
     metrics = [judged[name].scores[part.task.metric] for name, part in assembly.parts.items()]
     return sum(metrics) / len(metrics)
 
 
-def _shown(judged: Mapping[str, Judged]) -> dict[str, dict[str, float | None]]:
+def _shown(judged: Mapping[str, HeldOutScores]) -> dict[str, dict[str, float | None]]:
     return {name: each.all() for name, each in judged.items()}
 
 
-def _tell_if_in_vain(run: PhaseRun, judged: Mapping[str, Judged]) -> None:
-    """Say so where no look was better than the first: what comes out is then what phase 2 left."""
+def _tell_if_in_vain(run: PhaseRun, judged: Mapping[str, HeldOutScores]) -> None:
+    """Report it where no evaluation was better than the first: the weights of phase 2 are then kept."""
     found = run.progress[NAME]
     if found.best_step == 0 and found.best_score is not None:
         run.tell(
-            "joint training was never better on rows held out "
+            "joint training was never better on held-out rows "
             f"(mean score of the tasks {found.best_score:.2f} before it, "
             f"{_mean_metric(run.assembly, judged):.2f} at its end): the weights of phase2 are kept"
         )
-
-
-def _together(assembly: Assembly, features: dict[str, Tensor]) -> RoutingRows:
-    tasks = [torch.full((len(found),), assembly.parts[name].adapter) for name, found in features.items()]
-    return RoutingRows(
-        features=torch.cat(list(features.values())).to(assembly.device),
-        tasks=torch.cat(tasks).to(assembly.device),
-    )

@@ -1,4 +1,4 @@
-"""How well the adapters do on rows that they do not learn from, while they learn.
+"""Scores on held-out rows while the adapters learn.
 
 Batches are made once.  One pass of the encoder gives a batch's loss and its predictions, and only numbers and
 predictions stay: memory is that of one batch however many rows there are.
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.assembly import Assembly, Rows
+from flatout.engines.adapters.assembly import AdapterAssembly, TaskSplit
 from flatout.engines.adapters.tasks.task import Prediction, TaskBatch, at_rest
 from flatout.engines.adapters.training.batches import evaluation_batches
+from flatout.engines.run.ranks import Ranks
 
 LOSS = "loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class HeldOutScores:
     """A task on held-out rows: scores in points, and the mean loss."""
 
     scores: dict[str, float]
@@ -33,9 +34,9 @@ class Judged:
 class Validation:
     """Held-out rows of every task, ready to be run again and again."""
 
-    def __init__(self, assembly: Assembly, *, rows: int, tokens: int) -> None:
+    def __init__(self, assembly: AdapterAssembly, *, rows: int) -> None:
         self._assembly = assembly
-        self.rows: dict[str, Rows] = {
+        self.rows: dict[str, TaskSplit] = {
             name: assembly.rows(name, "validation", number=rows) for name in assembly.names
         }
         self._batches: dict[str, list[TaskBatch]] = {
@@ -43,14 +44,14 @@ class Validation:
                 part.task,
                 self.rows[name].examples,
                 adapter=part.adapter,
-                tokens=tokens,
+                tokens=assembly.settings.evaluation.tokens,
                 pad_id=assembly.pad_id,
                 device=assembly.device,
             )
             for name, part in assembly.parts.items()
         }
 
-    def judge(self, name: str, *, weights_NT: Tensor | None = None) -> Judged:
+    def judge(self, name: str, *, weights_NT: Tensor | None = None) -> HeldOutScores:
         """One task under its own adapter, or under a mixture with these weights of its rows."""
         assembly, part, rows = self._assembly, self._assembly.parts[name], self.rows[name]
         said: dict[int, Prediction] = {}
@@ -72,18 +73,18 @@ class Validation:
                 said.update(zip(batch.indices, predictions, strict=True))
         scores = part.task.score([said[index] for index in sorted(said)], rows.records)
         loss = torch.stack(losses).sum() / torch.stack(counts).sum().clamp_min(1)
-        return Judged(scores=scores, loss=float(loss))
+        return HeldOutScores(scores=scores, loss=float(loss))
 
 
-def agreed(judged: Mapping[str, Judged], *, assembly: Assembly) -> dict[str, Judged]:
-    """The mean of what the processes found, so that all of them decide alike."""
-    if assembly.processes.num == 1:
+def average_over_ranks(judged: Mapping[str, HeldOutScores], *, ranks: Ranks) -> dict[str, HeldOutScores]:
+    """Average what the ranks found, so that all of them decide alike."""
+    if ranks.num_ranks == 1:
         return dict(judged)
     places = [(name, key) for name, each in judged.items() for key in (*each.scores, LOSS)]
-    values = torch.tensor([judged[name].all()[key] for name, key in places], device=assembly.device)
-    assembly.processes.mean([values])
+    values = torch.tensor([judged[name].all()[key] for name, key in places], device=ranks.device)
+    ranks.mean([values])
     found = dict(zip(places, values.tolist(), strict=True))
     return {
-        name: Judged(scores={key: found[name, key] for key in each.scores}, loss=found[name, LOSS])
+        name: HeldOutScores(scores={key: found[name, key] for key in each.scores}, loss=found[name, LOSS])
         for name, each in judged.items()
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation
-from flatout.engines.adapters.evaluation.score_routings import Decider, Subject, evaluate
+from flatout.engines.adapters.evaluation.score_routings import Decider, Subject, score_routings
 from flatout.engines.adapters.routing.features import features_of
 from flatout.engines.adapters.routing.router import Router
 from flatout.engines.adapters.tasks import Prediction
@@ -58,7 +58,7 @@ def router(rows: Mapping[str, Subject]) -> Router:
 def run(rows: Mapping[str, Subject], encoder: CountingEncoder, **options: Any) -> Evaluation:
     tokenizer = tiny_tokenizer()
     values: dict[str, Any] = {"tokens": 700, **options}
-    return evaluate(rows, encoder=encoder, tokenizer=tokenizer, pad_id=tokenizer.pad_token_id, **values)
+    return score_routings(rows, encoder=encoder, tokenizer=tokenizer, pad_id=tokenizer.pad_token_id, **values)
 
 
 def one_by_one(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from flatout.engines.adapters.training import checkpoint
-from flatout.engines.adapters.training.phase import PhaseRun, Window
+from flatout.engines.adapters.training.phase import LossWindow, PhaseRun, check_share
+from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, Interrupted
 from tests.support.adapters import opened, phase_run, save_tiny
 
@@ -29,16 +31,16 @@ def assembly(model: Path, tmp_path: Path) -> Iterator[Any]:
 def advance(run: PhaseRun, *, last: bool = False) -> None:
     run.window.add(("sentiment",), torch.tensor([float(run.step)]), tokens=10)
     run.step += 1
-    run.border(learning_rates={"sentiment": 0.1}, last=last)
+    run.end_step(learning_rates={"sentiment": 0.1}, last=last)
 
 
 def test_a_window_holds_means_until_it_is_read() -> None:
-    window = Window()
+    window = LossWindow()
     for value in (1.0, 2.0):
         window.add(("a",), torch.tensor([value], requires_grad=True), tokens=5)
     for value in (6.0, 7.0):
         window.add(("a", "b"), torch.tensor([value, value - 2]), tokens=5)
-    losses, seconds = window.closed()
+    losses, seconds = window.means()
     assert losses == {"a": 4.0, "b": 4.5} and seconds > 0 and window.tokens == 20
 
 
@@ -49,21 +51,28 @@ def test_reports_and_checkpoints_come_when_they_are_due(assembly: Any) -> None:
         advance(run, last=run.step == 6)
     assert [line.split(" | ")[0] for line in lines] == [f"phase1 {step}/7" for step in (2, 4, 6, 7)]
     assert "loss 0.5 | lr 0.1" in lines[0] and "loss 2.5" in lines[1]
-    kept = [path.name for path in checkpoint.steps(run.folder)]
+    kept = [path.name for path in run.checkpoints.paths()]
     assert kept == ["step-000006", "step-000007"]
-    assert checkpoint.read_state(run.folder / "step-000007").finished
-    assert not checkpoint.read_state(run.folder / "step-000006").finished
+    assert run.checkpoints.read_state(run.checkpoints.folder / "step-000007").finished
+    assert not run.checkpoints.read_state(run.checkpoints.folder / "step-000006").finished
 
 
 def test_a_request_to_stop_keeps_the_step_it_finds(assembly: Any) -> None:
     run = phase_run(assembly, "phase1", steps=7)
     advance(run)
-    run._stop.came = True
+    run._stop._take(signal.SIGINT, None)
     with pytest.raises(Interrupted, match="step 2 of 7 of phase1 is kept") as caught:
         advance(run)
     assert caught.value.hint == "go on with --resume"
-    found = checkpoint.latest(run.folder)
+    found = run.checkpoints.latest()
     assert found is not None and (found.state.step, found.state.finished) == (2, False)
+
+
+def test_what_cannot_be_shared_evenly_is_said_with_what_can() -> None:
+    of_two: Any = SimpleNamespace(ranks=Ranks(device=torch.device("cpu"), rank=0, num_ranks=2))
+    check_share(of_two, 4, phase="phase1")
+    with pytest.raises(BadInput, match=r"phase3.accumulate=3 .* 2 processes .*phase3.accumulate=4"):
+        check_share(of_two, 3, phase="phase3")
 
 
 def test_the_best_weights_are_those_of_their_step(assembly: Any) -> None:
@@ -77,17 +86,17 @@ def test_the_best_weights_are_those_of_their_step(assembly: Any) -> None:
     run.step = 2
     assert not run.better(("sentiment",), score=0.5, scores={}, patience=2)
     assert run.best[name].equal(before)
-    run.keep(finished=False)
-    found = checkpoint.latest(run.folder)
+    run.save(finished=False)
+    found = run.checkpoints.latest()
     assert found is not None
-    assert found.best()[name].equal(before)
-    assert not found.training()[f"weights/{name}"].equal(before)
+    assert found.tensors("best")[name].equal(before)
+    assert not found.tensors("training")[f"weights/{name}"].equal(before)
 
 
 def test_another_models_checkpoint_is_refused(assembly: Any, tmp_path: Path) -> None:
     run = phase_run(assembly, "phase1", steps=7)
-    run.keep(finished=False)
-    found = checkpoint.latest(run.folder)
+    run.save(finished=False)
+    found = run.checkpoints.latest()
     other = opened(save_tiny(tmp_path / "other", seed=1), tmp_path / "run", log_every=2, checkpoint_every=3)
     with other, pytest.raises(BadInput, match="belongs to another model"):
         PhaseRun(
@@ -99,14 +108,14 @@ def test_another_models_checkpoint_is_refused(assembly: Any, tmp_path: Path) -> 
             live=run._live,
             stop=run._stop,
             on_line=print,
-            on_note=print,
+            on_progress=print,
         )
 
 
 def test_other_threads_are_said(assembly: Any) -> None:
     run = phase_run(assembly, "phase1", steps=7)
-    run.keep(finished=False)
-    found = checkpoint.latest(run.folder)
+    run.save(finished=False)
+    found = run.checkpoints.latest()
     notes: list[str] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -120,7 +129,7 @@ def test_other_threads_are_said(assembly: Any) -> None:
             live=run._live,
             stop=run._stop,
             on_line=notes.append,
-            on_note=notes.append,
+            on_progress=notes.append,
         )
     finally:
         torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ from flatout.engines.adapters.training.phase1_adapters import (
     steps_of,
     train_adapters,
 )
-from flatout.engines.adapters.training.validation import Judged, Validation
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation
 from tests.support.adapters import generated, opened, phase_run, save_tiny, tiny_settings
 
 
@@ -55,7 +55,7 @@ def test_it_learns(model: Path, tmp_path: Path) -> None:
     given = tiny_settings(model, tmp_path)["phase1"]
     phase = {**given, "steps": 60, "lr": 0.02, "accumulate": 1, "evaluate_every": 60}
     with opened(model, tmp_path / "run", phase1=phase, log_every=10, checkpoint_every=60) as assembly:
-        validation = Validation(assembly, rows=8, tokens=1024)
+        validation = Validation(assembly, rows=8)
         before = {name: validation.judge(name).loss for name in assembly.names}
         train_adapters(phase_run(assembly, "phase1", steps=60))
         after = {name: validation.judge(name).loss for name in assembly.names}
@@ -73,9 +73,9 @@ def test_an_adapter_that_no_longer_gets_better_leaves_with_its_best_weights(
     }
 
     class Scripted(Validation):
-        def judge(self, name: str, **given: Any) -> Judged:
+        def judge(self, name: str, **given: Any) -> HeldOutScores:
             metric = {"sentiment": "accuracy", "translation": "token_accuracy"}[name]
-            return Judged(scores={metric: next(scores[name])}, loss=1.0)
+            return HeldOutScores(scores={metric: next(scores[name])}, loss=1.0)
 
     monkeypatch.setattr(phase1_adapters, "Validation", Scripted)
     tasks = tiny_settings(model, tmp_path)["tasks"]
@@ -116,8 +116,8 @@ def test_all_may_leave_before_the_last_step(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Flat(Validation):
-        def judge(self, name: str, **given: Any) -> Judged:
-            return Judged(scores={"accuracy": 1.0, "token_accuracy": 1.0}, loss=1.0)
+        def judge(self, name: str, **given: Any) -> HeldOutScores:
+            return HeldOutScores(scores={"accuracy": 1.0, "token_accuracy": 1.0}, loss=1.0)
 
     monkeypatch.setattr(phase1_adapters, "Validation", Flat)
     given = tiny_settings(model, tmp_path)
@@ -127,9 +127,7 @@ def test_all_may_leave_before_the_last_step(
         run = phase_run(assembly, "phase1", steps=6)
         train_adapters(run)
         assert run.step == 2
-        from flatout.engines.adapters.training import checkpoint
-
-        found = checkpoint.latest(run.folder)
+        found = run.checkpoints.latest()
         assert found is not None and found.state.finished and found.state.step == 2
 
 

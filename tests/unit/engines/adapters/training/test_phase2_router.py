@@ -14,7 +14,6 @@ from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import StepSettings
 from flatout.engines.adapters.training.phase2_router import (
     RouterOptimizer,
-    frozen_features,
     judge_router,
     log_shares,
     router_losses,
@@ -62,7 +61,7 @@ def test_the_encoder_is_asked_once(assembly: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PackedEncoder, "depths", counted)
     train_router(phase_run(assembly, "phase2", steps=1))
     assert sum(rows) == 2 * (40 + 8)
-    again = frozen_features(assembly, assembly.rows("sentiment", "train").examples)
+    again = assembly.features(assembly.rows("sentiment", "train").examples)
     assert sum(rows) == 2 * (40 + 8) and again.shape == (40, 64)
 
 
@@ -123,4 +122,4 @@ def test_the_optimizer_goes_on_bit_for_bit() -> None:
     second = RouterOptimizer(broken, settings)
     second.load_state(*first.state())
     trained([3, 4, 5], broken, second)
-    assert broken.weight.equal(whole.weight) and second.rate_at(6) == 0.0
+    assert broken.weight.equal(whole.weight) and settings.rate_at(6) == 0.0

@@ -89,7 +89,7 @@ def test_a_step_tells_every_loss_by_its_name_and_is_recorded_only_on_a_gpu(
         step(3)
         kinds = [names[: names.index("router")] for names in run.window._sums]
         assert {len(tasks) for tasks in kinds} == {1, 2} and kinds[-1] == ("sentiment", "translation")
-        losses, _ = run.window.closed()
+        losses, _ = run.window.means()
         assert {"sentiment", "translation", "router", "consistency", "total"} <= losses.keys()
         assert all(math.isfinite(loss) for loss in losses.values())
         for batch in step.batches(0, step=3):
@@ -110,14 +110,14 @@ def test_what_was_there_before_is_judged_first_and_kept_if_nothing_is_better(
     assembly: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flatout.engines.adapters.training import phase3_joint
-    from flatout.engines.adapters.training.validation import Judged
+    from flatout.engines.adapters.training.validation import HeldOutScores
 
     scores = iter([50.0, 50.0, 40.0, 40.0, 30.0, 30.0])
 
     class Falling(Validation):
-        def judge(self, name: str, **given: Any) -> Judged:
+        def judge(self, name: str, **given: Any) -> HeldOutScores:
             score = next(scores)
-            return Judged(scores={"accuracy": score, "token_accuracy": score}, loss=1.0)
+            return HeldOutScores(scores={"accuracy": score, "token_accuracy": score}, loss=1.0)
 
     monkeypatch.setattr(phase3_joint, "Validation", Falling)
     before = {name: value.clone() for name, value in assembly.weights().items()}

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.training.validation import Judged, Validation, agreed
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
 from tests.support.adapters import opened, save_tiny
 
 
 @pytest.fixture(scope="module")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("validation")
-    with opened(save_tiny(folder / "tiny"), folder / "run") as made:
+    with opened(save_tiny(folder / "tiny"), folder / "run", evaluation={"tokens": 300}) as made:
         torch.manual_seed(0)
         for number, spec in enumerate(made.bank.specs):  # rows beyond an adapter's rank stay zero
             rows = made.bank.factors[number, : spec.rank]
@@ -26,7 +26,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.mark.parametrize("name", ["sentiment", "translation"])
 def test_batches_are_judged_as_single_rows(assembly: Any, name: str) -> None:
     assembly.train()
-    validation = Validation(assembly, rows=6, tokens=300)
+    validation = Validation(assembly, rows=6)
     found = validation.judge(name)
     part, rows = assembly.parts[name], validation.rows[name]
     losses, counts, said = [], [], []
@@ -46,12 +46,12 @@ def test_batches_are_judged_as_single_rows(assembly: Any, name: str) -> None:
 
 def test_dropout_goes_on_as_it_was(assembly: Any) -> None:
     assembly.train()
-    Validation(assembly, rows=2, tokens=300).judge("translation")
+    Validation(assembly, rows=2).judge("translation")
     assert all(module.training for module in assembly.modules().values())
 
 
 def test_weights_choose_the_adapters(assembly: Any) -> None:
-    validation = Validation(assembly, rows=4, tokens=300)
+    validation = Validation(assembly, rows=4)
     own = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
     assert validation.judge("sentiment", weights_NT=own).loss == pytest.approx(
         validation.judge("sentiment").loss, rel=1e-4
@@ -61,6 +61,6 @@ def test_weights_choose_the_adapters(assembly: Any) -> None:
 
 
 def test_alone_everybody_agrees(assembly: Any) -> None:
-    judged = {"a": Judged(scores={"accuracy": 50.0}, loss=1.0)}
-    assert agreed(judged, assembly=assembly) == judged
+    judged = {"a": HeldOutScores(scores={"accuracy": 50.0}, loss=1.0)}
+    assert average_over_ranks(judged, ranks=assembly.ranks) == judged
     assert judged["a"].all() == {"accuracy": 50.0, "loss": 1.0}
