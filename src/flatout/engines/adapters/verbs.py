@@ -90,13 +90,13 @@ def train(
             phases = ("phase1",)
         waiting, notes = run_folder.phases_to_run(settings, phases, resume=resume)
         ranks.agree("the phases to train", len(waiting))
+        if not waiting:
+            check_encoder(run_folder.furthest(settings.folder), settings.model)
         for note in notes:
             on_progress(note)
         if waiting:
             with AdapterAssembly(settings, ranks=ranks, on_progress=on_progress) as assembly:
                 _train_phases(assembly, waiting, on_line=on_line, on_progress=on_progress)
-        else:
-            check_encoder(run_folder.furthest(settings.folder), settings.model)
         plots = _plot(settings, on_progress=on_progress) if ranks.first else ()
     return AdaptOutcome(
         out=str(settings.folder),
