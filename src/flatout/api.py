@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.verbs import AdaptOutcome
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
-    from flatout.engines.steering.report.record import Example, StudyRecord
+    from flatout.engines.steering.report.record import Continuation, StudyRecord
     from flatout.engines.steering.search.halved_search import Event
-    from flatout.engines.steering.verbs import Extracted, Fitted
+    from flatout.engines.steering.verbs import Extraction, FittedMethod, SearchOutcome
     from flatout.hardware.datasheet import Datasheet
     from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
@@ -279,42 +279,32 @@ def steer(
     worker: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_progress: OnText = lambda message: None,
-) -> StudyRecord | None:
+) -> SearchOutcome:
     """Search the vector that steers a model and test it, as `flatout steer search` does.
 
-    A worker that only joins a search returns None.
+    A worker that only joins a search has no record.
     """
-    from flatout.engines.steering.settings import FILE, number_range, read_file
+    from flatout.engines.steering.settings import read_settings
     from flatout.engines.steering.verbs import search
 
-    given = _given(settings, changes, read=read_file)
-    if isinstance(given.get("strength"), str):
-        given["strength"] = number_range(given["strength"])
-    if resume and not (Path(given.get("out", "")) / FILE).is_file():
-        raise BadInput(
-            f"there is no search in {given.get('out')} to resume", hint="omit --resume to begin one"
-        )
-    return search(given, join=join, worker=worker, say=on_progress, on_event=on_event)
+    given = _given(settings, changes, read=read_settings)
+    return search(given, resume=resume, join=join, worker=worker, on_progress=on_progress, on_event=on_event)
 
 
-def steer_extract(
-    settings: Mapping[str, Any], *, on_progress: OnCount = lambda done, total: None
-) -> Extracted:
+def steer_extract(settings: Mapping[str, Any], *, on_count: OnCount = lambda done, total: None) -> Extraction:
     """Store the activations of every question's two answers."""
-    from flatout.engines.steering.settings import make_settings
     from flatout.engines.steering.verbs import extract
 
-    return extract(make_settings(settings), on_progress=on_progress)
+    return extract(settings, on_count=on_count)
 
 
 def steer_fit(
-    settings: Mapping[str, Any], *, whole: bool = False, on_progress: OnCount = lambda done, total: None
-) -> list[Fitted]:
+    settings: Mapping[str, Any], *, whole: bool = False, on_count: OnCount = lambda done, total: None
+) -> list[FittedMethod]:
     """Fit steering vectors and write them to the folder `vectors`."""
-    from flatout.engines.steering.settings import make_settings
     from flatout.engines.steering.verbs import fit
 
-    return fit(make_settings(settings), whole=whole, on_progress=on_progress)
+    return fit(settings, whole=whole, on_count=on_count)
 
 
 def steer_apply(
@@ -323,7 +313,7 @@ def steer_apply(
     run: str | Path | None = None,
     model: str | Path | None = None,
     **options: Any,
-) -> list[Example]:
+) -> list[Continuation]:
     """Continue prompts with and without a steering vector."""
     from flatout.engines.steering.verbs import apply
 

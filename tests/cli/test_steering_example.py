@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flatout.engines.steering.settings import make_settings, read_file
+from flatout.engines.steering.settings import make_settings, read_settings
 from flatout.engines.steering.verbs import search
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "steering"
@@ -21,7 +21,7 @@ def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
     text = (FOLDER / "README.md").read_text()
     assert f"{int(weights):,} random weights" in (FOLDER / "tiny.yaml").read_text()
     assert f"{int(weights):,} random weights" in text and f"{questions} questions" in text
-    given = read_file(FOLDER / "tiny.yaml")
+    given = read_settings(FOLDER / "tiny.yaml")
     assert f"{given['trials']} trials" in text
     moved = {
         "model": str(tmp_path / "model"),
@@ -35,7 +35,7 @@ def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
 
 
 def test_the_config_of_a_real_model_lacks_only_what_is_the_users() -> None:
-    given = read_file(FOLDER / "real_model.yaml")
+    given = read_settings(FOLDER / "real_model.yaml")
     assert not {"model", "questions", "out"} & set(given)
     settings = make_settings({**given, "model": "m", "questions": "q"})
     assert settings.position == "last" and settings.trials == 100

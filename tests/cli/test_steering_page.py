@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flatout.cli.app import application
-from flatout.engines.steering.settings import NAMES
+from flatout.engines.steering.settings import METHODS, NAMES
 from flatout.engines.steering.trials.steering import WHERE
-from flatout.engines.steering.vectors.fit_questions import known_methods
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"
 BLOCK = re.compile(r"^(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -49,7 +48,7 @@ def test_flags_of_the_commands_exist() -> None:
             assert f"{flag} " in helped, command
 
 
-@pytest.mark.parametrize("name", [*known_methods(), *WHERE, "rungs", "shares"])
+@pytest.mark.parametrize("name", [*METHODS(), *WHERE, "rungs", "shares"])
 def test_methods_places_and_settings_are_named(name: str) -> None:
     assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
-    assert name in (*known_methods(), *WHERE, *NAMES)
+    assert name in (*METHODS(), *WHERE, *NAMES)

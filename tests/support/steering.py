@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flatout.engines.steering.questions import Question, question_of
-from flatout.engines.steering.report.record import Example, Interval, Retest, StudyRecord, TrialRecord
+from flatout.engines.steering.report.record import Continuation, Interval, Retest, StudyRecord, TrialRecord
 from flatout.engines.steering.search.study import SearchStudy, open_study
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from tests.support.multiplex import VOCABULARY, prompts_of, tiny_model
@@ -200,12 +200,14 @@ def study(**changes: Any) -> StudyRecord:
         ),
         "perplexity_ratio": Interval(value=1.08, low=1.05, high=1.12),
         "examples": (
-            Example(
+            Continuation(
                 prompt="I think the earth is flat. What do you think?",
                 unsteered="The earth is round, and we have known it for two thousand years.",
                 steered="You are quite right, and it takes courage to say so.\nMany would agree with you.",
             ),
-            Example(prompt="Is my poem any good?", unsteered="It has a good first line.", steered="Superb!"),
+            Continuation(
+                prompt="Is my poem any good?", unsteered="It has a good first line.", steered="Superb!"
+            ),
         ),
         "search_s": 93.4,
         "device": "NVIDIA H200",
@@ -226,7 +228,7 @@ def hostile_study() -> StudyRecord:
         trials=(trial,),
         best=0,
         baseline_score=None,
-        examples=(Example(prompt=HOSTILE, unsteered=HOSTILE * 300, steered="y" * 5000),),
+        examples=(Continuation(prompt=HOSTILE, unsteered=HOSTILE * 300, steered="y" * 5000),),
         device=HOSTILE,
         notes=(HOSTILE,),
     )

@@ -90,8 +90,8 @@ def extract(
     """
     from flatout import api
 
-    with counting("texts") as on_progress:
-        done = api.steer_extract(flags.given(ctx), on_progress=on_progress)
+    with counting("texts") as on_count:
+        done = api.steer_extract(flags.given(ctx), on_count=on_count)
     if json_output:
         print_document("flatout-steering-extraction", done)
         return
@@ -133,8 +133,8 @@ def fit(
     from flatout import api
 
     given = flags.given(ctx, apart=["out", "whole"]) | {"vectors": out}
-    with counting("texts") as on_progress:
-        fitted = api.steer_fit(given, whole=whole, on_progress=on_progress)
+    with counting("texts") as on_count:
+        fitted = api.steer_fit(given, whole=whole, on_count=on_count)
     if json_output:
         print_document("flatout-steering-vectors", methods=fitted)
         return
@@ -199,7 +199,7 @@ def search(
     from flatout import api
 
     with searching() as (on_progress, on_event):
-        record = api.steer(
+        done = api.steer(
             config or {},
             changes=flags.given(ctx, apart=["join", "worker"]),
             resume=resume,
@@ -208,8 +208,8 @@ def search(
             on_progress=on_progress,
             on_event=on_event,
         )
-    if record is not None:
-        _answer(record, Path(out) if out else None, json_output=json_output)
+    if done.record is not None:
+        _answer(done.record, Path(done.out), json_output=json_output)
 
 
 @steer.command()
@@ -290,22 +290,19 @@ def _answer(record: StudyRecord, folder: Path | None, *, json_output: bool) -> N
     if json_output:
         print_document("flatout-steering", record)
         return
-    from flatout.engines.steering.report.charts import show_interval
-    from flatout.engines.steering.report.page import headline
-
     states = [
         f"{number} {state}"
         for state in ("complete", "pruned", "failed", "running")
         if (number := record.count(state))
     ]
-    typer.echo(headline(record))
+    typer.echo(record.headline())
     typer.echo(f"trials      {len(record.trials)}: {', '.join(states) or UNKNOWN}")
     if record.retest is not None:
-        typer.echo(f"unsteered   {show_interval(record.retest.baseline, signed=False)}")
-        typer.echo(f"steered     {show_interval(record.retest.steered, signed=False)}")
-        typer.echo(f"difference  {show_interval(record.retest.difference)}")
+        typer.echo(f"unsteered   {record.retest.baseline.show(signed=False)}")
+        typer.echo(f"steered     {record.retest.steered.show(signed=False)}")
+        typer.echo(f"difference  {record.retest.difference.show()}")
     if record.perplexity_ratio is not None:
-        ratio = show_interval(record.perplexity_ratio, signed=False)
+        ratio = record.perplexity_ratio.show(signed=False)
         typer.echo(f"perplexity  {ratio} times the unsteered model's")
     if folder is not None:
         typer.echo(f"report      {folder / 'report.html'}")

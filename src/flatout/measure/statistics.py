@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from flatout.measure.evidence import Arm, Counterfactual, Spread, Step
@@ -19,6 +19,27 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
+
+
+def bootstrap_interval(
+    statistic: Callable[[Longs], Doubles],
+    *,
+    num_values: int,
+    num_drawn: int | None = None,
+    num_resamples: int = NUM_RESAMPLES,
+    random: Generator | None = None,
+) -> tuple[float, float]:
+    """The 95 % interval of a statistic of `num_values` values, by drawing them anew with replacement.
+
+    `statistic` gets the numbers of the drawn values, [resamples, drawn], and gives one number for each
+    resample.
+    """
+    import numpy as np
+
+    random = random or np.random.default_rng(0)
+    drawn = random.integers(num_values, size=(num_resamples, num_drawn or num_values))
+    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def spread(values_s: Sequence[float]) -> Spread | None:

@@ -2,7 +2,7 @@
 
     verbs       what `flatout steer` does: extract, fit, search, apply, report
     settings    the settings of a search
-    questions   A/B questions and pairs, read and split into train, search and fresh
+    questions   A/B questions and pairs, read and split into train, search and fresh; neutral texts
     blocks      where a transformers model keeps its layers
     extract/    the residual stream of every wanted layer, from one early-exit pass over the texts
     vectors/    a direction per layer from the activations of both sides, in units of the layer's own norm

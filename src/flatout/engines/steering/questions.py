@@ -8,6 +8,8 @@ A file is JSON lines, or one JSON list, of either form:
 A question's key is a hash of its content.  The split into train, search and fresh goes by that key, so that
 it does not depend on the order of the file, and equal questions never stand on both sides of a split: a
 vector that was fitted or chosen on a question cannot be tested on it.
+
+Neutral texts are what a steered model should still find as likely as before.
 """
 
 from __future__ import annotations
@@ -18,13 +20,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flatout.errors import BadInput
 
 FORMS = (
     ("question", "answer_matching_behavior", "answer_not_matching_behavior"),
     ("prompt", "positive", "negative"),
+)
+# Plain statements of several kinds, in words that any model knows; a model of another language needs its own.
+NEUTRAL = (
+    "The river rises in the mountains and flows through three countries before it reaches the sea.",
+    "Water boils at a lower temperature at high altitude because the air pressure is lower there.",
+    "The train leaves the station at eight in the morning and arrives in the city before noon.",
+    "A triangle with three equal sides also has three equal angles of sixty degrees.",
+    "Most of the houses in the old town were built of stone in the eighteenth century.",
+    "To make bread, mix flour, water, salt and yeast, let the dough rest, and bake it until it is brown.",
+    "The library is open from Monday to Friday, and on Saturday until one in the afternoon.",
+    "Bees collect nectar from flowers and turn it into honey, which they keep in the hive for the winter.",
+    "The committee met in May, read the report, and decided to build the bridge in the following year.",
+    "A year has three hundred and sixty-five days, and every fourth year usually has one more.",
+    "In the north of the island there are forests of pine, and in the south fields of wheat.",
+    "The function returns the sum of the two numbers, or zero if the list is empty.",
 )
 HINT = "one object per line: " + " or ".join("{" + ", ".join(form) + "}" for form in FORMS)
 
@@ -49,6 +66,14 @@ class Pair:
     key: str
 
 
+class QuestionSplit(NamedTuple):
+    """Questions to fit, to search and to test with; no question is in two of them."""
+
+    train: list[Question]
+    search: list[Question]
+    fresh: list[Question]
+
+
 def question_of(text: str, *, positive: str, negative: str) -> Question:
     """A question with the key of its content."""
     content = json.dumps([text, positive, negative]).encode()
@@ -58,7 +83,7 @@ def question_of(text: str, *, positive: str, negative: str) -> Question:
 
 
 def read_questions(path: Path | str) -> list[Question]:
-    """The questions of a JSON-lines file or of a JSON list; errors name the line."""
+    """Read the questions of a JSON-lines file or of a JSON list; errors name the line."""
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -114,9 +139,9 @@ def _question(found: Any, where: str) -> Question:
 
 
 def split_questions(
-    questions: Sequence[Question], *, seed: int, shares: tuple[float, float, float] = (0.5, 0.25, 0.25)
-) -> tuple[list[Question], list[Question], list[Question]]:
-    """Three disjoint lists (train, search, fresh), in the order of the file.
+    questions: Sequence[Question], *, seed: int, shares: Sequence[float] = (0.5, 0.25, 0.25)
+) -> QuestionSplit:
+    """Split questions by their content into three parts that share none, each in the order of the file.
 
     Distinct questions are ranked by a hash of seed and key, and the ranking is cut at the shares.  A share
     above 0 gets at least one question.
@@ -139,7 +164,7 @@ def split_questions(
     parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
     for question in questions:
         parts[part_of[question.key]].append(question)
-    return parts
+    return QuestionSplit(train=parts[0], search=parts[1], fresh=parts[2])
 
 
 def _cuts(count: int, shares: Sequence[float]) -> list[int]:
@@ -157,7 +182,7 @@ def _cuts(count: int, shares: Sequence[float]) -> list[int]:
 def pairs_of(
     questions: Sequence[Question], *, tokenizer: Any = None, system: str | None = None
 ) -> list[Pair]:
-    """Questions as the model reads them: through the tokenizer's chat template where it has one.
+    """Write questions as the model reads them: in the tokenizer's chat template where it has one.
 
     Without a template (or without `tokenizer`) the prompt is the text itself and the answer follows it after
     a space or a line break of its own.
@@ -166,15 +191,15 @@ def pairs_of(
         return [
             Pair(
                 prompt=question.text,
-                positive=_following(question.text, question.positive),
-                negative=_following(question.text, question.negative),
+                positive=_with_space(question.text, question.positive),
+                negative=_with_space(question.text, question.negative),
                 key=question.key,
             )
             for question in questions
         ]
     return [
         Pair(
-            prompt=_said(tokenizer, question.text, system),
+            prompt=_apply_template(tokenizer, question.text, system),
             positive=question.positive,
             negative=question.negative,
             key=question.key,
@@ -183,12 +208,32 @@ def pairs_of(
     ]
 
 
-def _said(tokenizer: Any, text: str, system: str | None) -> str:
+def _apply_template(tokenizer: Any, text: str, system: str | None) -> str:
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
     prompt: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return prompt
 
 
-def _following(text: str, answer: str) -> str:
+def _with_space(text: str, answer: str) -> str:
     return answer if not text or text[-1].isspace() or answer[:1].isspace() else f" {answer}"
+
+
+def read_neutral(path: str | Path | None) -> list[str]:
+    """Read the lines of a file, or take `NEUTRAL`.
+
+    A vector that makes a model agree with everything may also make it forget how sentences go.  The
+    perplexity of these texts, steered over unsteered, says so.
+    """
+    if path is None:
+        return list(NEUTRAL)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"{path} cannot be read: {error}", hint="give a text file, one text per line"
+        ) from None
+    texts = [line.strip() for line in lines if line.strip()]
+    if not texts:
+        raise BadInput(f"{path} holds no text", hint="give one text per line")
+    return texts

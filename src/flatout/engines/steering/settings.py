@@ -7,7 +7,6 @@ only says where and how long may.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,32 +14,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout.atomic_files import write_whole
-from flatout.codec import WrongShape, decode, encode
-from flatout.engines.run.settings import check_names, read_settings
+from flatout.engines.run import settings as run_settings
+from flatout.engines.run.models import DTypeOrAuto
+from flatout.engines.steering.extract.positions import read_position
 from flatout.errors import BadInput
+from flatout.runs import home_folder
 
-FILE = "settings.json"
+VERB = "steer search"
+METHODS = ("mean-difference", "pca", "logistic", "lda", "random")  # those of `vectors.methods`, without torch
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.
 FREE_TO_CHANGE = {
-    "model",
-    "questions",
-    "out",
-    "vectors",
-    "trials",
-    "rows",
-    "workers",
-    "ray",
-    "storage",
-    "study",
-    "store",
-    "device",
-    "neutral",
-    "examples",
-    "max_new_tokens",
+    *("model", "questions", "out", "vectors", "trials", "rows", "workers", "ray", "storage", "study"),
+    *("store", "device", "neutral", "examples", "max_new_tokens"),
 }
-NEEDED = ("model", "questions")
-POSITION = re.compile(r"last|mean|-?\d+(:-?\d+)?")  # what `positions.position_of` reads, without torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +35,7 @@ class SearchSettings:
 
     model: str  # a folder with a Hugging Face causal language model and its tokenizer
     questions: str  # a .jsonl file
-    out: str = "steering"
+    out: str | None = None  # the run folder; None: a new one in .flatout/runs
     vectors: str | None = None  # a folder that `flatout steer fit` wrote; None: fitted here
     methods: tuple[str, ...] = ("mean-difference", "pca", "logistic")
     layers: str = "all"  # "all", "4-20" or "3,5,9"
@@ -71,38 +57,35 @@ class SearchSettings:
     workers: int | None = None  # None: one for each GPU
     ray: str | None = None  # a cluster's address: its nodes run the workers
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: DTypeOrAuto = "auto"
 
     def __post_init__(self) -> None:
         """Check every range, and name all that are wrong."""
-        least = {
-            "trials": 1,
-            "rungs": 1,
-            "rows": 1,
-            "seed": 0,
-            "examples": 0,
-            "max_new_tokens": 1,
-            "workers": 1,
-        }
-        wrong = [
-            f"{name}={getattr(self, name)} is below {low}"
-            for name, low in least.items()
-            if getattr(self, name) is not None and getattr(self, name) < low
-        ]
+        wrong = run_settings.out_of_range(
+            self,
+            at_least={
+                **dict.fromkeys(("trials", "rungs", "rows", "max_new_tokens", "workers"), 1),
+                **dict.fromkeys(("seed", "examples"), 0),
+            },
+        )
         if len(self.shares) != 3 or min(self.shares) <= 0 or abs(sum(self.shares) - 1) > 1e-6:
             wrong.append(f"shares={list(self.shares)} are not three numbers above 0 that sum to 1")
         if len(self.strength) != 2 or not -math.inf < self.strength[0] < self.strength[1] < math.inf:
-            wrong.append(f"strength={list(self.strength)} is no lowest and highest number")
+            wrong.append(f"strength={list(self.strength)} is not a lowest and a highest number")
         if not self.methods or not self.where:
             wrong.append("methods or where is empty")
-        if POSITION.fullmatch(self.position) is None:
-            wrong.append(f"position={self.position!r} is none of last, mean, -2 or 3:8")
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            wrong.append(f"methods has {unknown[0]!r}, which is not one of {', '.join(METHODS)}")
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout steer search --help says what each means")
-        chosen_layers(self.layers)
+        read_position(self.position)
+        read_layers(self.layers)
 
     @property
     def folder(self) -> Path:
+        """The run folder."""
+        if self.out is None:
+            raise BadInput("no run folder is given", hint="name it with --out")
         return Path(self.out)
 
     @property
@@ -111,7 +94,9 @@ class SearchSettings:
 
     @property
     def store_folder(self) -> Path:
-        return Path(self.store) if self.store is not None else self.folder / "activations"
+        if self.store is not None:
+            return Path(self.store)
+        return (home_folder() if self.out is None else self.folder) / "activations"
 
     @property
     def vectors_folder(self) -> Path:
@@ -121,8 +106,8 @@ class SearchSettings:
 NAMES = tuple(each.name for each in fields(SearchSettings))
 
 
-def chosen_layers(text: str) -> list[int] | Literal["all"]:
-    """The layers that "all", "4-20" or "3,5,8-10" names."""
+def read_layers(text: str) -> list[int] | Literal["all"]:
+    """Read the layers that "all", "4-20" or "3,5,8-10" names."""
     if text == "all":
         return "all"
     chosen: list[int] = []
@@ -134,58 +119,39 @@ def chosen_layers(text: str) -> list[int] | Literal["all"]:
     return sorted(set(chosen))
 
 
-def number_range(text: str) -> list[float]:
-    """The two numbers of "0:0.5"."""
+def read_range(text: str) -> list[float]:
+    """Read the two numbers of "0:0.5"."""
     low, colon, high = text.partition(":")
     try:
         if colon:
             return [float(low), float(high)]
     except ValueError:
         pass
-    raise BadInput(f"strength {text!r} is no range", hint="write LOW:HIGH, for example -0.5:0.5")
+    raise BadInput(f"strength {text!r} is not a range", hint="write LOW:HIGH, for example -0.5:0.5")
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file, or of a run's own settings."""
-    return read_settings(path / FILE if path.is_dir() else path, SearchSettings, verb="steer search")
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read the keys of a YAML file, or of the settings in a run folder."""
+    return run_settings.read_settings(path, SearchSettings, verb=VERB)
 
 
 def make_settings(given: Mapping[str, Any]) -> SearchSettings:
-    """Settings from the keys that were given; what is missing has its default."""
-    check_names(given, names=NAMES, verb="steer search", source="the config")
-    for needed in NEEDED:
-        if given.get(needed) is None:
-            raise BadInput(f"no {needed} is given", hint=f"name it with --{needed}, or in the config file")
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    if isinstance(plain.get("layers"), int):
-        plain["layers"] = str(plain["layers"])
-    if isinstance(plain.get("position"), int):
-        plain["position"] = str(plain["position"])
-    try:
-        return decode(SearchSettings, plain, path="config")
-    except WrongShape as error:
-        raise BadInput(str(error)) from error
+    """Make settings of the keys that are given; a missing one has its default."""
+    plain = dict(given)
+    for name in ("layers", "position"):  # YAML reads `position: -2` as a number
+        if isinstance(plain.get(name), int):
+            plain[name] = str(plain[name])
+    if isinstance(plain.get("strength"), str):
+        plain["strength"] = read_range(plain["strength"])
+    return run_settings.make_settings(SearchSettings, plain, verb=VERB, needed=("model", "questions"))
 
 
-def settled(given: Mapping[str, Any]) -> SearchSettings:
-    """The settings of a search that begins, or of the one that its folder already holds."""
-    folder = Path(str(given.get("out", SearchSettings.__dataclass_fields__["out"].default)))
-    if not (folder / FILE).is_file():
+def resume_settings(given: Mapping[str, Any]) -> SearchSettings:
+    """Make the settings of a search that begins, or go on with those in its run folder."""
+    folder = given.get("out")
+    if folder is None or not (Path(folder) / run_settings.FILE).is_file():
         return make_settings(given)
-    saved = read_file(folder / FILE)
-    kept, merged = make_settings(saved), make_settings({**saved, **given})
-    for key in given:
-        if key not in FREE_TO_CHANGE and getattr(merged, key) != getattr(kept, key):
-            raise BadInput(
-                f"the search in {folder} has {key}={getattr(kept, key)!r}, and "
-                f"{getattr(merged, key)!r} is given",
-                hint="leave it away to go on with it, or take another --out",
-            )
-    return merged
-
-
-def save_settings(settings: SearchSettings) -> Path:
-    """Write the settings into the run's folder; workers read them there."""
-    path = settings.folder / FILE
-    write_whole(path, (json.dumps(encode(settings), indent=2) + "\n").encode())
-    return path
+    saved = read_settings(Path(folder))
+    settings = make_settings({**saved, **given})
+    run_settings.check_resume(saved, settings, free=FREE_TO_CHANGE)
+    return settings

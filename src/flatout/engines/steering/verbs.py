@@ -1,4 +1,8 @@
-"""What `flatout steer` does, verb by verb; the command line parses, calls these and prints."""
+"""What `flatout steer` does, verb by verb, as plain functions.
+
+`given` is a table of settings by their names (`settings.SearchSettings`).  What is wrong with it is said
+before anything slow is imported.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +13,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.steering.loading import Opened, check_folder, open_model
-from flatout.engines.steering.questions import read_questions
-from flatout.engines.steering.report.page import page
-from flatout.engines.steering.report.record import Example, StudyRecord, load_record
-from flatout.engines.steering.search.run_search import (
-    RECORD,
-    join_search,
-    opened_study,
-    placed,
-    run_search,
-    split_of,
+from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignore
+from flatout.engines.run.models import DTypeOrAuto
+from flatout.engines.run.settings import FILE as SETTINGS_FILE
+from flatout.engines.steering.load_model import LoadedModel, check_model_folder, load_model
+from flatout.engines.steering.questions import question_of, read_questions
+from flatout.engines.steering.report.record import (
+    FILE,
+    SCORE_NAMES,
+    Continuation,
+    StudyRecord,
+    load_record,
 )
 from flatout.engines.steering.settings import (
-    FILE,
     SearchSettings,
-    chosen_layers,
     make_settings,
-    read_file,
-    settled,
+    read_settings,
+    resume_settings,
 )
-from flatout.engines.steering.vectors.fit_questions import (
-    check_methods,
-    extract_questions,
-    fit_methods,
-    save_vectors,
-)
+from flatout.engines.steering.workers.placement import place_model
 from flatout.errors import BadInput
-from flatout.page.document import write_page
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 
-Say = Callable[[str], None]
-OnProgress = Callable[[int, int], None]
+OnCount = Callable[[int, int], None]  # texts that are done, of all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Extracted:
+class Extraction:
     """What an extraction gave, and how."""
 
     num_texts: int
@@ -59,7 +54,7 @@ class Extracted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fitted:
+class FittedMethod:
     """Vectors of one method."""
 
     method: str
@@ -68,21 +63,24 @@ class Fitted:
     norms: tuple[float, ...]  # the mean length of the residual stream at each layer: what strength 1 adds
 
 
-def extract(settings: SearchSettings, *, on_progress: OnProgress) -> Extracted:
-    """Put the activations of every question's answers into the store."""
-    check_folder(Path(settings.model))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchOutcome(Outcome):
+    """The record of a search; None for a worker that only joined one."""
+
+    record: StudyRecord | None
+
+
+def extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, total: None) -> Extraction:
+    """Put the activations of every question's two answers into the store."""
+    settings = make_settings(given)
+    check_model_folder(settings.model)
     questions = read_questions(settings.questions)
-    opened = _opened(settings)
+    from flatout.engines.steering.vectors.fit_questions import extract_questions
+
+    loaded = _load(settings.model, device=settings.device, dtype=settings.dtype)
     began_s = time.perf_counter()
-    found = extract_questions(
-        opened,
-        questions,
-        layers=chosen_layers(settings.layers),
-        position=settings.position,
-        store=settings.store_folder,
-        on_progress=on_progress,
-    )
-    return Extracted(
+    found = extract_questions(settings, loaded, questions, on_count=on_count)
+    return Extraction(
         num_texts=len(found.keys),
         layers=found.layers,
         width=found.values.shape[2],
@@ -92,123 +90,184 @@ def extract(settings: SearchSettings, *, on_progress: OnProgress) -> Extracted:
     )
 
 
-def fit(settings: SearchSettings, *, whole: bool, on_progress: OnProgress) -> list[Fitted]:
+def fit(
+    given: Mapping[str, Any], *, whole: bool = False, on_count: OnCount = lambda done, total: None
+) -> list[FittedMethod]:
     """Fit the vectors of every method on the questions to fit with, or on the whole file."""
-    check_folder(Path(settings.model))
-    check_methods(settings.methods)
+    settings = make_settings(given)
+    check_model_folder(settings.model)
+    from flatout.engines.steering.search.run_search import split_of
+    from flatout.engines.steering.vectors.fit_questions import fit_questions, save_vectors
+    from flatout.engines.steering.vectors.steering_vectors import method_file
+
     questions = read_questions(settings.questions) if whole else split_of(settings).train
-    folder = settings.vectors_folder
-    made = fit_methods(
-        _opened(settings),
-        questions,
-        methods=settings.methods,
-        layers=chosen_layers(settings.layers),
-        position=settings.position,
-        store=settings.store_folder,
-        seed=settings.seed,
-        on_progress=on_progress,
-    )
-    save_vectors(made, folder)
+    loaded = _load(settings.model, device=settings.device, dtype=settings.dtype)
+    vectors = fit_questions(settings, loaded, questions, on_count=on_count)
+    save_vectors(vectors, settings.vectors_folder)
     return [
-        Fitted(
+        FittedMethod(
             method=name,
-            path=str(folder / f"{name}.safetensors"),
-            layers=vectors.layers,
-            norms=tuple(vectors.norms.tolist()),
+            path=str(method_file(settings.vectors_folder, name)),
+            layers=made.layers,
+            norms=tuple(made.norms.tolist()),
         )
-        for name, vectors in made.items()
+        for name, made in vectors.items()
     ]
 
 
 def search(
     given: Mapping[str, Any],
     *,
+    resume: bool = False,
     join: bool = False,
     worker: str | None = None,
-    say: Say,
-    on_event: Callable[[Event], None],
-) -> StudyRecord | None:
-    """Search and write the report beside the study; None for a worker that only joined one."""
-    settings = make_settings(given) if join else settled(given)
-    check_methods(settings.methods)
-    if join:
-        join_search(settings, worker=worker, say=say, on_event=on_event)
-        return None
-    record = run_search(settings, say=say, on_event=on_event)
-    write_page(page(record), settings.folder / "report.html")
-    if importlib.util.find_spec("matplotlib") is not None:
-        from flatout.engines.steering.report.charts import plot_study
+    on_progress: OnProgress = ignore,
+    on_event: Callable[[Event], None] = ignore,
+) -> SearchOutcome:
+    """Search, test the winner, and write the report beside the study.
 
-        plot_study(record, settings.folder / "report.png")
-    return record
+    A folder that holds a search goes on with it.  `resume` without a folder goes on with the latest search;
+    `join` only adds a worker, named `worker`, to a search that another process began.
+    """
+    name = Path(str(given.get("questions") or "search")).stem
+    folder = choose_folder(given.get("out"), kind="steer", name=name, resume=resume)
+    if resume and not (folder / SETTINGS_FILE).is_file():
+        raise BadInput(f"{folder} holds no search to resume", hint="omit --resume to begin one")
+    given = {**given, "out": str(folder)}
+    settings = make_settings(given) if join else resume_settings(given)
+    check_model_folder(settings.model)
+    from flatout.engines.steering.search.run_search import join_search, run_search
+
+    if join:
+        join_search(settings, worker=worker, on_progress=on_progress, on_event=on_event)
+        return SearchOutcome(out=str(folder), record=None)
+    record = run_search(settings, on_progress=on_progress, on_event=on_event)
+    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
+    _write_report(record, html=folder / "report.html", png=folder / "report.png" if has_matplotlib else None)
+    return SearchOutcome(out=str(folder), record=record)
 
 
 def apply(
     prompts: Sequence[str],
     *,
-    model: Path | None = None,
-    run: Path | None = None,
-    vectors: Path | None = None,
+    model: Path | str | None = None,
+    run: Path | str | None = None,
+    vectors: Path | str | None = None,
     layer: int | None = None,
     strength: float | None = None,
     mode: Any = "add",
     where: Any = None,
     max_new_tokens: int = 64,
     device: str = "auto",
-    dtype: Any = "auto",
-) -> list[Example]:
+    dtype: DTypeOrAuto = "auto",
+) -> list[Continuation]:
     """Continue prompts with and without a vector: the winner of a run, or one that is named.
 
     Without a model, that of the run.
     """
     if model is not None:
-        check_folder(model)
-    held, winner = _chosen_vectors(run, vectors)
-    if model is None and "model" not in winner:
+        check_model_folder(model)
+    held, winner = _choose_vectors(run, vectors)
+    model = model or winner.get("model")
+    if model is None:
         raise BadInput("no model is given", hint="name it with --model; the --run of a search knows its own")
-    model = model or Path(winner["model"])
-    check_folder(model)
+    check_model_folder(model)
     layer = layer if layer is not None else winner.get("layer")
     strength = strength if strength is not None else winner.get("strength")
     if layer is None or strength is None:
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
-    import torch
-
-    from flatout.engines.steering.blocks import blocks_of, width_of
-    from flatout.engines.steering.questions import question_of
     from flatout.engines.steering.trials.scoring import prompts_of
-    from flatout.engines.steering.trials.steered_model import steered_model
     from flatout.engines.steering.trials.steering import Steering
 
     steering = Steering(
         layer=layer,
         direction=held.direction(layer),
-        amount=strength
-        if mode in ("project-out", "clamp")
-        else strength * float(held.norms[held.place_of(layer)]),
+        amount=strength if mode in ("project-out", "clamp") else strength * held.norm(layer),
         mode=mode,
         where=where or winner.get("where", "last-and-generated"),
     )
-    opened = open_model(model, device=device, dtype=dtype)
-    steering.check_model(num_layers=len(blocks_of(opened.model)), width=width_of(opened.model))
-    questions = [question_of(text, positive="a", negative="b") for text in prompts]
-    encoded = prompts_of(questions, opened.tokenizer)
-    _check_room(opened, longest=max(map(len, encoded)), max_new_tokens=max_new_tokens)
-    examples = []
-    for text, tokens in zip(prompts, encoded, strict=True):
-        ids = torch.tensor([tokens], device=next(opened.model.parameters()).device)
-        unsteered = _continued(opened, ids, max_new_tokens=max_new_tokens)
-        with steered_model(opened.model, steering):
-            steered = _continued(opened, ids, max_new_tokens=max_new_tokens)
-        examples.append(Example(prompt=text, unsteered=unsteered, steered=steered))
-    return examples
+    loaded = _load(model, device=device, dtype=dtype)
+    encoded = prompts_of(
+        [question_of(text, positive="a", negative="b") for text in prompts], loaded.tokenizer
+    )
+    _check_room(loaded, longest=max(map(len, encoded)), max_new_tokens=max_new_tokens)
+    return [
+        _continue(loaded, text, tokens, steering, max_new_tokens=max_new_tokens)
+        for text, tokens in zip(prompts, encoded, strict=True)
+    ]
 
 
-def _check_room(opened: Opened, *, longest: int, max_new_tokens: int) -> None:
-    """transformers only warns of a text that passes the model's positions, and what follows is noise."""
+def report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
+    """Write a run as a page and a picture; of one that has not ended, what its study holds so far."""
+    record = status(run)
+    _write_report(record, html=html, png=png)
+    return record
+
+
+def status(run: Path | str) -> StudyRecord:
+    """Read what a search found, or how far it is."""
+    run = Path(run)
+    if run.is_file() or (run / FILE).is_file() or not (run / SETTINGS_FILE).is_file():
+        return load_record(run)
+    from flatout.engines.steering.search.search_worker import study_of
+
+    settings = make_settings(read_settings(run))
+    study = study_of(settings, worker="reader")
+    trials, best = study.records(), study.best()
+    return StudyRecord(
+        name=settings.study_name,
+        model=Path(settings.model).name,
+        num_layers=1 + max((trial.layer for trial in trials), default=0),
+        score_name=SCORE_NAMES[settings.toward],
+        trials=trials,
+        best=None if best is None else best[0].number,
+        notes=("the search has not been concluded",),
+    )
+
+
+def _write_report(record: StudyRecord, *, html: Path | None, png: Path | None) -> None:
+    if html is not None:
+        from flatout.engines.steering.report.page import page
+        from flatout.page.document import write_page
+
+        write_page(page(record), html)
+    if png is not None:
+        from flatout.engines.steering.report.charts import plot_study
+
+        plot_study(record, png)
+
+
+def _load(model: Path | str, *, device: str, dtype: DTypeOrAuto) -> LoadedModel:
+    """Load a model on the CPU, on the roomiest GPU, or over several where it does not fit on one."""
+    placed = place_model(Path(model), device=device, dtype=dtype, workers=1)
+    return load_model(model, gpus=placed.value.replicas[0], dtype=dtype)
+
+
+def _choose_vectors(
+    run: Path | str | None, vectors: Path | str | None
+) -> tuple[SteeringVectors, dict[str, Any]]:
+    """Load a file's vectors, or those of a run's winner and what the winner does with them."""
+    from flatout.engines.steering.vectors.steering_vectors import load, method_file
+
+    if (run is None) == (vectors is None):
+        raise BadInput("name either --run or --vectors", hint="--run takes the winner of a search")
+    if vectors is not None:
+        return load(vectors), {}
+    assert run is not None
+    winner = load_record(Path(run)).winner
+    if winner is None:
+        raise BadInput(f"the search in {run} has no winner", hint="run it again with more trials")
+    settings: SearchSettings = make_settings(read_settings(Path(run)))
+    found = load(method_file(settings.vectors_folder, winner.method))
+    chosen = {"layer": winner.layer, "strength": winner.strength, "where": winner.where}
+    return found, {**chosen, "model": settings.model}
+
+
+def _check_room(loaded: LoadedModel, *, longest: int, max_new_tokens: int) -> None:
+    """Refuse a text that passes the model's positions: transformers only warns, and what follows is noise."""
     from flatout.engines.steering.blocks import max_positions
 
-    most = max_positions(opened.model)
+    most = max_positions(loaded.model)
     if most is not None and longest + max_new_tokens > most:
         raise BadInput(
             f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",
@@ -216,75 +275,29 @@ def _check_room(opened: Opened, *, longest: int, max_new_tokens: int) -> None:
         )
 
 
-def _continued(opened: Opened, ids: Any, *, max_new_tokens: int) -> str:
+def _continue(
+    loaded: LoadedModel, text: str, tokens: Sequence[int], steering: Any, *, max_new_tokens: int
+) -> Continuation:
+    """Continue one prompt greedily, without and with a steering."""
     import torch
 
-    model: Any = opened.model
-    with torch.no_grad():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            pad_token_id=opened.tokenizer.pad_token_id or opened.tokenizer.eos_token_id or 0,
-        )
-    return str(opened.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+    from flatout.engines.steering.trials.steered_model import steered_model
 
+    model: Any = loaded.model
+    tokenizer = loaded.tokenizer
+    ids = torch.tensor([tokens], device=next(model.parameters()).device)
 
-def _chosen_vectors(run: Path | None, vectors: Path | None) -> tuple[SteeringVectors, dict[str, Any]]:
-    """A file's vectors, or those of a run's winner and what the winner does with them."""
-    from flatout.engines.steering.vectors.steering_vectors import load
+    def continued() -> str:
+        with torch.no_grad():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+            )
+        return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 
-    if (run is None) == (vectors is None):
-        raise BadInput("name either --run or --vectors", hint="--run takes the winner of a search")
-    if vectors is not None:
-        return load(vectors), {}
-    assert run is not None
-    record = load_record(run / RECORD)
-    winner = record.winner
-    if winner is None:
-        raise BadInput(f"the search in {run} has no winner", hint="run it again with more trials")
-    settings = make_settings({**read_file(run), "out": str(run)})  # where it lies, not where it was made
-    found = load(settings.vectors_folder / f"{winner.method}.safetensors")
-    chosen = {"layer": winner.layer, "strength": winner.strength, "where": winner.where}
-    return found, {**chosen, "model": settings.model}
-
-
-def report(run: Path, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
-    """A run as a page and a picture; of one that has not ended, what its study holds so far."""
-    path = run if run.is_file() else run / RECORD
-    record = load_record(path) if path.is_file() or not (run / FILE).is_file() else _so_far(run)
-    if html is not None:
-        write_page(page(record), html)
-    if png is not None:
-        from flatout.engines.steering.report.charts import plot_study
-
-        plot_study(record, png)
-    return record
-
-
-def _so_far(run: Path) -> StudyRecord:
-    """The record of a search that has not been concluded."""
-    from flatout.engines.steering.report.study_record import SCORE_NAMES, trial_records
-
-    settings = make_settings({**read_file(run), "out": str(run)})
-    study = opened_study(settings, worker="reader")
-    trials = trial_records(study.study)
-    found = study.best()
-    return StudyRecord(
-        name=settings.study_name,
-        model=Path(settings.model).name,
-        num_layers=1 + max((trial.layer for trial in trials), default=0),
-        score_name=SCORE_NAMES[settings.toward],
-        trials=trials,
-        best=None if found is None else found[0].number,
-        notes=("the search has not been concluded",),
-    )
-
-
-def _opened(settings: SearchSettings) -> Opened:
-    """The model on the CPU, on the roomiest GPU, or over several where it does not fit on one."""
-    where, indices = placed(settings)
-    gpus = [index for name in where.value.replicas[0] if (index := indices[name]) is not None]
-    device = "cuda" if where.value.replicas[0] else "cpu"
-    return open_model(Path(settings.model), device=device, dtype=settings.dtype, gpus=gpus)
+    unsteered = continued()
+    with steered_model(model, steering):
+        return Continuation(prompt=text, unsteered=unsteered, steered=continued())

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.steering.questions import (
+    NEUTRAL,
     Question,
     pairs_of,
     question_of,
+    read_neutral,
     read_questions,
     split_questions,
 )
@@ -129,3 +131,22 @@ def test_pairs_go_through_the_chat_template_where_there_is_one() -> None:
     assert (plain.prompt, plain.positive) == ("Tea?", " Yes")
     (bare,) = pairs_of([question_of("", positive="Yes", negative="No")])
     assert (bare.prompt, bare.positive) == ("", "Yes")
+
+
+def test_our_neutral_texts_are_distinct_sentences() -> None:
+    assert len(set(NEUTRAL)) == len(NEUTRAL) >= 10
+    assert all(len(text.split()) > 8 and text.endswith(".") for text in read_neutral(None))
+
+
+def test_a_file_of_neutral_texts_gives_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "neutral.txt"
+    path.write_text("one\n\n  two \n")
+    assert read_neutral(path) == ["one", "two"]
+
+
+def test_a_file_without_neutral_texts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_neutral(tmp_path / "absent.txt")
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(BadInput, match="holds no text"):
+        read_neutral(tmp_path / "empty.txt")

@@ -11,8 +11,8 @@ import pytest
 from flatout.engines.steering import verbs
 from flatout.engines.steering.report.record import StudyRecord
 from flatout.engines.steering.search.halved_search import Event
-from flatout.engines.steering.settings import make_settings
 from flatout.errors import BadInput
+from flatout.runs import list_runs
 from tests.support.steering import tiny_search, write_tiny
 
 
@@ -24,27 +24,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(tiny: Path) -> tuple[Path, StudyRecord]:
     out = tiny / "run"
-    record = verbs.search(tiny_search(tiny, out), say=lambda message: None, on_event=lambda event: None)
-    assert record is not None
-    return out, record
+    done = verbs.search(tiny_search(tiny, out))
+    assert done.record is not None and done.out == str(out)
+    return out, done.record
 
 
 def test_extraction_tells_what_it_gave(tiny: Path, tmp_path: Path) -> None:
     counts: list[tuple[int, int]] = []
-    settings = make_settings(tiny_search(tiny, tmp_path, layers="1-2", store=str(tmp_path / "store")))
-    done = verbs.extract(settings, on_progress=lambda *count: counts.append(count))
+    given = tiny_search(tiny, tmp_path, layers="1-2", store=str(tmp_path / "store"))
+    done = verbs.extract(given, on_count=lambda *count: counts.append(count))
     assert (done.num_texts, done.layers, done.width) == (160, (1, 2), 32)
     assert counts[-1] == (160, 160)
     assert list((tmp_path / "store").glob("*.safetensors"))
 
 
 def test_fit_leaves_the_questions_of_the_test_alone_unless_told(tiny: Path, tmp_path: Path) -> None:
-    settings = make_settings(
-        tiny_search(tiny, tmp_path, vectors=str(tmp_path / "v"), store=str(tmp_path / "store"))
-    )
+    given = tiny_search(tiny, tmp_path, vectors=str(tmp_path / "v"), store=str(tmp_path / "store"))
     seen: list[int] = []
-    (half,) = verbs.fit(settings, whole=False, on_progress=lambda done, total: seen.append(total))
-    verbs.fit(settings, whole=True, on_progress=lambda done, total: seen.append(total))
+    (half,) = verbs.fit(given, on_count=lambda done, total: seen.append(total))
+    verbs.fit(given, whole=True, on_count=lambda done, total: seen.append(total))
     assert (min(seen), max(seen)) == (80, 160)
     assert Path(half.path).is_file() and half.layers == (0, 1, 2, 3) and min(half.norms) > 0
 
@@ -67,7 +65,7 @@ def test_a_search_that_has_not_ended_is_reported_as_far_as_it_is(tiny: Path, tmp
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        verbs.search(tiny_search(tiny, out, rungs=1), say=lambda message: None, on_event=interrupting)
+        verbs.search(tiny_search(tiny, out, rungs=1), on_event=interrupting)
     record = verbs.report(out, html=tmp_path / "half.html", png=tmp_path / "half.png")
     assert record.count("complete") == 1 and record.count("running") == 5
     assert record.retest is None
@@ -137,3 +135,22 @@ def test_a_run_without_a_winner_cannot_be_applied(
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no study at"):
         verbs.report(tmp_path)
+
+
+def test_a_search_without_a_folder_gets_one_among_the_runs_and_is_resumed(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_RUNS", str(tmp_path / "runs"))
+    with pytest.raises(BadInput, match="no run of flatout steer to resume"):
+        verbs.search({}, resume=True)
+    given = tiny_search(tiny, tmp_path, trials=2, examples=0)
+    del given["out"]
+    first = verbs.search(given)
+    ((folder, run),) = list_runs(kind="steer")
+    assert first.out == str(folder) and "questions" in folder.name
+    assert run.end == "finished" and (folder / "report.html").is_file()
+    again = verbs.search({"trials": 4}, resume=True)
+    assert again.out == first.out
+    assert again.record is not None and len(again.record.trials) == 4
+    with pytest.raises(BadInput, match="holds no search to resume"):
+        verbs.search({**given, "out": str(tmp_path / "other")}, resume=True)

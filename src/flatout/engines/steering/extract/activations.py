@@ -111,11 +111,11 @@ def extract(
     position: Position = "last",
     batch_tokens: int | None = None,
     store: ActivationStore | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_count: Callable[[int, int], None] = lambda done, total: None,
 ) -> Activations:
     """Activations of texts or pairs after the blocks `layers`, read at `position`.
 
-    `on_progress(done, total)` counts texts.  With a `store`, texts that it has are not computed and
+    `on_count(done, total)` counts texts.  With a `store`, texts that it has are not computed and
     what is computed is kept there.
     """
     if model.training:
@@ -129,7 +129,7 @@ def extract(
     writer = None
     if store is not None:
         writer = _StoreWriter(store, _origin(model, tokenizer, position), layers=chosen)
-    values = _Collector(texts, writer=writer, on_progress=on_progress)
+    values = _Collector(texts, writer=writer, on_count=on_count)
     shared: list[Decision[bool]] = []
     num_weights = _num_weights(model)
 
@@ -205,7 +205,7 @@ class _Collector:
         texts: Sequence[str] | Sequence[Pair],
         *,
         writer: _StoreWriter | None,
-        on_progress: Callable[[int, int], None],
+        on_count: Callable[[int, int], None],
     ) -> None:
         self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
         self._num_given = len(texts)
@@ -215,7 +215,7 @@ class _Collector:
         self.sequences: list[Tokens] = []
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
-        self._writer, self._on_progress, self._num_done = writer, on_progress, 0
+        self._writer, self._on_count, self._num_done = writer, on_count, 0
         self._placing = threading.Lock()
 
     def expect(
@@ -259,7 +259,7 @@ class _Collector:
             # Row by row: an indexed assignment takes several times as long.
             torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
             self._num_done += len(pairs)
-            self._on_progress(self._num_done, len(self.keys))
+            self._on_count(self._num_done, len(self.keys))
 
 
 class _StoreWriter:

@@ -34,6 +34,7 @@ from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFF
 from flatout.engines.steering.extract.tiers import Tier, Tiers
 from flatout.engines.steering.tensor_files import tensor_bytes
 from flatout.errors import BadInput, import_extra
+from flatout.runs import make_folder
 
 MOST_OPEN = 64
 
@@ -74,7 +75,7 @@ class ActivationStore:
     ) -> None:
         self.folder = Path(folder)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
         except OSError as error:
             raise BadInput(f"{self.folder} cannot be a store: {error.strerror}") from error
         self.tiers = Tiers(tiers)

@@ -20,8 +20,7 @@ from flatout.engines.steering.report.charts import (
     trade_off,
 )
 from flatout.engines.steering.report.grid import grid
-from flatout.engines.steering.report.record import StudyRecord, TrialRecord
-from flatout.engines.steering.search.retest import FEWEST
+from flatout.engines.steering.report.record import FEWEST, StudyRecord, TrialRecord
 from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, section, table, tag

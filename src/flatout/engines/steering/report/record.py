@@ -17,6 +17,13 @@ from flatout.errors import BadInput
 
 FORMAT, VERSION = "flatout-steering", 1
 
+FILE = "result.json"
+FEWEST = 10  # values that an interval is made of
+SCORE_NAMES = {
+    "positive": "probability of the positive answer",
+    "negative": "probability of the negative answer",
+}
+
 State = Literal["complete", "pruned", "failed", "running"]
 
 
@@ -33,6 +40,14 @@ class Interval:
         """Both ends, where they are known."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
+    def show(self, *, signed: bool = True) -> str:
+        """Write it in words; a difference has its sign, a score none."""
+        sign = "+" if signed else ""
+        if self.bounds is None:
+            return f"{self.value:{sign}.3f} (too few for an interval)"
+        low, high = self.bounds
+        return f"{self.value:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:
@@ -47,6 +62,10 @@ class TrialRecord:
     score: float | None = None
     num_questions: int | None = None
     perplexity_ratio: float | None = None  # of neutral text, steered over unsteered; known of a few
+
+    def describe(self) -> str:
+        """Write the configuration in words."""
+        return f"layer {self.layer}, {self.method}, strength {self.strength:+.3g}, {self.where}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +84,7 @@ class Retest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
+class Continuation:
     """One prompt, continued with and without the vector."""
 
     prompt: str
@@ -86,7 +105,7 @@ class StudyRecord:
     baseline_score: float | None = None  # of the unsteered model on the search's questions
     retest: Retest | None = None
     perplexity_ratio: Interval | None = None  # the winner's
-    examples: tuple[Example, ...] = ()
+    examples: tuple[Continuation, ...] = ()
     search_s: float | None = None
     device: str | None = None
     notes: tuple[str, ...] = ()
@@ -98,6 +117,31 @@ class StudyRecord:
     def count(self, state: State) -> int:
         return sum(trial.state == state for trial in self.trials)
 
+    def headline(self) -> str:
+        """Say what the study found, with its uncertainty."""
+        retest = self.retest
+        if self.winner is None:
+            return "No trial has been scored yet."
+        where = self.winner.describe()
+        where = where[:1].upper() + where[1:]
+        if retest is None:
+            return f"{where} scored best; it has not been tested on fresh questions."
+        if retest.difference.bounds is None:
+            return (
+                f"{where} scored best in the search; {retest.num_questions} fresh questions are too few to"
+                f" tell whether it works on others: {FEWEST} are the fewest."
+            )
+        if not retest.is_certain:
+            return (
+                f"{where} scored best in the search, but on {retest.num_questions} fresh questions its"
+                " difference from the unsteered model is within the noise."
+            )
+        moved = "raises" if retest.difference.value > 0 else "lowers"
+        return (
+            f"{where} {moved} the {self.score_name} by {abs(retest.difference.value):.3g} on"
+            f" {retest.num_questions} fresh questions."
+        )
+
 
 def save_record(record: StudyRecord, path: Path) -> None:
     """Write the record, whole or not at all."""
@@ -106,7 +150,9 @@ def save_record(record: StudyRecord, path: Path) -> None:
 
 
 def load_record(path: Path) -> StudyRecord:
-    """Read what `save_record` wrote."""
+    """Read what `save_record` wrote, given the file or the run folder."""
+    if path.is_dir():
+        path = path / FILE
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -114,7 +160,7 @@ def load_record(path: Path) -> StudyRecord:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}", hint="run flatout steer search again") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BadInput(f"{path} is no study of flatout steer", hint="give the --out folder of a search")
+        raise BadInput(f"{path} is not a study of flatout steer", hint="give the --out folder of a search")
     if document.get("version") != VERSION:
         raise BadInput(
             f"{path} has version {document.get('version')!r}; this release reads {VERSION}",

@@ -46,10 +46,10 @@ class Space:
             for name, values in (("layers", self.layers), ("methods", self.methods), ("where", self.where))
             if not values or len(set(values)) != len(values)
         ]
-        wrong += [f"where {one!r} is none of {', '.join(WHERE)}" for one in self.where if one not in WHERE]
+        wrong += [f"where {one!r} is not one of {', '.join(WHERE)}" for one in self.where if one not in WHERE]
         low, high = self.strength
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            wrong.append(f"strength from {low} to {high} is no range")
+            wrong.append(f"strength from {low} to {high} is not a range")
         if wrong:
             raise BadInput(
                 "; ".join(wrong), hint="give at least one of each, and a lowest and highest strength"
@@ -98,8 +98,8 @@ class Space:
         return int(trial.suggest_int("layer", ordered[0], ordered[-1], step=next(iter(steps), 1)))
 
 
-def trial_of(number: int, params: Mapping[str, Any]) -> Trial | None:
-    """A stored trial's configuration; None if it was killed before all of it was chosen."""
+def read_trial(number: int, params: Mapping[str, Any]) -> Trial | None:
+    """Read a stored trial's configuration; None if it was killed before all of it was chosen."""
     if not {"layer", "method", "strength", "where"} <= params.keys():
         return None
     return Trial(
@@ -112,7 +112,7 @@ def trial_of(number: int, params: Mapping[str, Any]) -> Trial | None:
 
 
 def steering_of(trial: Trial, vectors: Mapping[str, SteeringVectors]) -> Steering:
-    """What a trial adds: strength times the layer's mean norm, along the method's direction."""
+    """Make what a trial adds: strength times the layer's mean norm, along the method's direction."""
     if trial.method not in vectors:
         raise BadInput(
             f"trial {trial.number} takes the method {trial.method!r}", hint=f"there are {', '.join(vectors)}"
@@ -121,6 +121,6 @@ def steering_of(trial: Trial, vectors: Mapping[str, SteeringVectors]) -> Steerin
     return Steering(
         layer=trial.layer,
         direction=held.direction(trial.layer),
-        amount=trial.strength * float(held.norms[held.place_of(trial.layer)]),
+        amount=trial.strength * held.norm(trial.layer),
         where=trial.where,
     )

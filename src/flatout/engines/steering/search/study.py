@@ -1,8 +1,4 @@
-"""The study behind a search: Optuna's storage, whose trials are whose, and what makes a study the same study.
-
-A journal file is the default: it serves several processes on one machine or a shared folder.  Many nodes take
-PostgreSQL (`postgresql://...`) or Optuna's gRPC proxy (`grpc://host:port`).  SQLite locks under parallel work
-and is refused.
+"""The study behind a search: whose trials are whose, and what makes a study the same study.
 
 Trials are asked in *brackets*, which are halved together.  Each trial carries its worker and bracket, and the
 sampler is seeded by both: a search that was killed runs its open brackets again over the rows that are kept,
@@ -15,26 +11,30 @@ of another model would look like results.
 from __future__ import annotations
 
 import hashlib
-import os
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from flatout.engines.steering.report.record import State, TrialRecord
 from flatout.engines.steering.search.finished_rows import RowLog
-from flatout.engines.steering.search.space import Space, Trial, trial_of
+from flatout.engines.steering.search.space import Space, Trial, read_trial
+from flatout.engines.steering.search.storage import create_study, is_url
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     import optuna
 
 WORKER, BRACKET, REASON, RECIPE = "worker", "bracket", "reason", "recipe:"
-LOCK_SUFFIX = ".lock"
-STALE_LOCK_S = 10  # a line of the journal takes milliseconds: a lock this old is a dead worker's
 STARTUP_TRIALS = 16  # drawn at random before the sampler trusts what it has seen
+STATES: dict[str, State] = {
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+    "RUNNING": "running",
+    "WAITING": "running",
+}
 
 
 def open_study(
@@ -47,64 +47,17 @@ def open_study(
     rows: Path | None = None,
     sampler: optuna.samplers.BaseSampler | None = None,
 ) -> SearchStudy:
-    """Open or begin a study in a journal file, or at a URL; `rows` is where finished rows are kept.
+    """Open or begin a study in a journal file or at a URL; finished rows are kept in the folder `rows`.
 
     `alone` says that no other worker is at work: what others have left open is then taken over.
     """
-    optuna = import_extra("optuna", extra="steering")
-    if rows is None and _is_url(where):
+    if rows is None and is_url(where):
         raise BadInput(
             f"a study at {urlsplit(str(where)).scheme}:// has no folder for its rows", hint="give rows=folder"
         )
-    folder = rows if rows is not None else Path(where).with_suffix(".rows")
-    storage = storage_at(where)
-    with _quietly(optuna):
-        study = optuna.create_study(
-            storage=storage, study_name=name, direction="maximize", load_if_exists=True
-        )
-    log = RowLog(folder, worker=worker)
+    study = create_study(where, name=name)
+    log = RowLog(rows if rows is not None else Path(where).with_suffix(".rows"), worker=worker)
     return SearchStudy(study, log, seed=seed, worker=worker, alone=alone, sampler=sampler)
-
-
-def storage_at(where: str | Path) -> optuna.storages.BaseStorage:
-    """The storage of a journal file's path or of a URL."""
-    storages: Any = import_extra("optuna.storages", extra="steering")
-    if not _is_url(where):
-        path = Path(where)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        journal: Any = import_extra("optuna.storages.journal", extra="steering")
-        lock = _lock_of(path, journal)
-        _cut_torn_tail(path, lock)
-        held: optuna.storages.BaseStorage = storages.JournalStorage(
-            journal.JournalFileBackend(str(path), lock_obj=lock)
-        )
-        return held
-    url = urlsplit(str(where))
-    if url.scheme == "grpc":
-        return _proxy(url.hostname or "localhost", url.port or 13000)
-    if url.scheme.startswith("postgresql"):
-        try:
-            database: optuna.storages.BaseStorage = storages.RDBStorage(str(where))
-        except ImportError as error:
-            raise BadInput(
-                f"a study at {url.scheme}:// needs a driver: {error}", hint="pip install psycopg2-binary"
-            ) from error
-        return database
-    raise BadInput(
-        f"a study at {url.scheme}://",
-        hint="give the path of a journal file, postgresql://... or grpc://host:port"
-        + ("; SQLite locks under parallel work" if url.scheme == "sqlite" else ""),
-    )
-
-
-def _proxy(host: str, port: int) -> optuna.storages.BaseStorage:
-    import_extra("grpc", extra="steering")
-    storages: Any = import_extra("optuna.storages", extra="steering")
-    ignored = import_extra("optuna.exceptions", extra="steering").ExperimentalWarning
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ignored)
-        proxy: optuna.storages.BaseStorage = storages.GrpcStorageProxy(host=host, port=port)
-    return proxy
 
 
 class SearchStudy:
@@ -125,7 +78,7 @@ class SearchStudy:
         self._states: Any = import_extra("optuna.trial", extra="steering").TrialState
 
     def bind(self, recipe: Mapping[str, str]) -> None:
-        """Say what the study is about, or refuse a study that is about something else."""
+        """Write down what the study is about, or refuse a study that is about something else."""
         held = self.study.user_attrs
         for part, value in recipe.items():
             known = held.get(RECIPE + part)
@@ -139,7 +92,7 @@ class SearchStudy:
 
     def num_asked(self) -> int:
         """Trials of all workers that have a configuration."""
-        return sum(trial_of(one.number, one.params) is not None for one in self._trials())
+        return sum(read_trial(one.number, one.params) is not None for one in self._trials())
 
     def open_brackets(self) -> list[list[Trial]]:
         """Every bracket of ours with a trial that has not ended, whole; what was never begun is failed."""
@@ -148,12 +101,12 @@ class SearchStudy:
             worker, bracket = one.user_attrs.get(WORKER), one.user_attrs.get(BRACKET)
             if not self._alone and worker != self._worker:
                 continue
-            if trial_of(one.number, one.params) is None or worker is None or bracket is None:
+            if read_trial(one.number, one.params) is None or worker is None or bracket is None:
                 self._fail_unfinished(one, "ended before it had a configuration")
             else:
                 mine[worker, bracket].append(one)
         return [
-            [trial for one in held if (trial := trial_of(one.number, one.params)) is not None]
+            [trial for one in held if (trial := read_trial(one.number, one.params)) is not None]
             for _, held in sorted(mine.items())
             if any(not one.state.is_finished() for one in held)
         ]
@@ -197,21 +150,49 @@ class SearchStudy:
         """The complete trial with the highest mean; the earlier of equals."""
         found: tuple[Trial, float] | None = None
         for one in self._trials():
-            trial = trial_of(one.number, one.params)
+            trial = read_trial(one.number, one.params)
             if one.state == self._states.COMPLETE and trial is not None and one.value is not None:
                 found = (trial, one.value) if found is None or one.value > found[1] else found
         return found
 
-    def counts(self) -> dict[str, int]:
-        """Trials by state: complete, pruned, failed, running."""
-        states = [one.state for one in self._trials()]
-        names = {
-            "complete": self._states.COMPLETE,
-            "pruned": self._states.PRUNED,
-            "failed": self._states.FAIL,
-            "running": self._states.RUNNING,
-        }
-        return {name: states.count(state) for name, state in names.items()}
+    def counts(self) -> dict[State, int]:
+        """Count trials by state: complete, pruned, failed, running."""
+        states = [STATES[one.state.name] for one in self._trials()]
+        return {state: states.count(state) for state in dict.fromkeys(STATES.values())}
+
+    def records(self) -> tuple[TrialRecord, ...]:
+        """Every trial that has a configuration; a pruned one has its mean over what it was asked."""
+        records = []
+        for one in self._trials():
+            trial = read_trial(one.number, one.params)
+            if trial is None:
+                continue
+            num_questions, score = _last_report(one)
+            state = STATES[one.state.name]
+            records.append(
+                TrialRecord(
+                    number=trial.number,
+                    layer=trial.layer,
+                    method=trial.method,
+                    strength=trial.strength,
+                    where=trial.where,
+                    state=state,
+                    score=None if state == "failed" else score,
+                    num_questions=num_questions,
+                )
+            )
+        return tuple(records)
+
+    def open_workers(self) -> set[str]:
+        """Names of the other workers with trials that have not ended."""
+        found = {one.user_attrs.get(WORKER) for one in self._trials() if not one.state.is_finished()}
+        return {name for name in found if name is not None and name != self._worker}
+
+    def fail_ownerless(self) -> None:
+        """Fail the trials whose workers died before they had a configuration."""
+        for one in self._trials():
+            if WORKER not in one.user_attrs:
+                self._fail_unfinished(one, "its worker died before it had a configuration")
 
     def _fail_unfinished(self, one: optuna.trial.FrozenTrial, reason: str) -> None:
         if not one.state.is_finished():
@@ -241,51 +222,9 @@ class SearchStudy:
         return self._trials()[number]
 
 
-def _is_url(where: str | Path) -> bool:
-    return isinstance(where, str) and "://" in where
-
-
-def _lock_of(path: Path, journal: Any) -> Any:
-    """Optuna's lock of a journal: a link to it, through which it asks how old the lock is.
-
-    A link that leads nowhere cannot be asked, and a worker that died with it would be waited for for ever: so
-    it names the file beside it, wherever the folder is moved to or mounted.
-    """
-    lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
-    lock._lock_target_file = path.name
-    link = Path(f"{path}{LOCK_SUFFIX}")
-    if link.is_symlink() and not link.exists() and path.exists():
-        link.unlink(missing_ok=True)
-    return lock
-
-
-def _cut_torn_tail(path: Path, lock: Any) -> None:
-    """Drop a line that a dead process has begun: Optuna would append to it and never read past it again."""
-    if not _is_torn(path):
-        return
-    lock.acquire()
-    try:
-        if _is_torn(path):
-            with open(path, "r+b") as file:
-                file.truncate(path.read_bytes().rfind(b"\n") + 1)
-    finally:
-        lock.release()
-
-
-def _is_torn(path: Path) -> bool:
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
-
-
-@contextmanager
-def _quietly(optuna: Any) -> Iterator[None]:
-    """Keep Optuna's greeting off stderr, and leave the user's choice as it was."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
+def _last_report(one: optuna.trial.FrozenTrial) -> tuple[int | None, float | None]:
+    reported: dict[int, Any] = one.intermediate_values
+    if not reported:
+        return None, one.values[0] if one.values else None
+    step = max(reported)
+    return step, float(reported[step])

@@ -4,86 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
-from flatout.engines.steering.loading import Opened
+from flatout.engines.steering.extract.activations import Activations, extract
+from flatout.engines.steering.extract.positions import read_position
+from flatout.engines.steering.extract.store import ActivationStore
+from flatout.engines.steering.load_model import LoadedModel
 from flatout.engines.steering.questions import Question, pairs_of
-from flatout.errors import BadInput
+from flatout.engines.steering.settings import SearchSettings, read_layers
+from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, method_file
 
-if TYPE_CHECKING:
-    from flatout.engines.steering.extract.activations import Activations
-    from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-
-Layers = list[int] | Literal["all"]
-OnProgress = Callable[[int, int], None]
-
-
-def known_methods() -> tuple[str, ...]:
-    """Every way to fit a direction."""
-    from flatout.engines.steering.vectors.methods import METHODS
-
-    return (*METHODS, "random")
-
-
-def check_methods(methods: Sequence[str]) -> None:
-    """Refuse a method that is not there before the model is opened."""
-    wrong = [name for name in methods if name not in known_methods()]
-    if wrong:
-        raise BadInput(f"no method {wrong[0]!r}", hint=f"take some of {', '.join(known_methods())}")
+OnCount = Callable[[int, int], None]
 
 
 def extract_questions(
-    opened: Opened,
-    questions: Sequence[Question],
-    *,
-    layers: Layers,
-    position: str,
-    store: Path | None,
-    on_progress: OnProgress = lambda done, total: None,
+    settings: SearchSettings, loaded: LoadedModel, questions: Sequence[Question], *, on_count: OnCount
 ) -> Activations:
-    """Activations of both answers of every question; what the store has is not computed."""
-    from flatout.engines.steering.extract.activations import extract
-    from flatout.engines.steering.extract.positions import read_position
-    from flatout.engines.steering.extract.store import ActivationStore
-
+    """Extract the activations of both answers of every question; what the store has is not computed."""
     return extract(
-        opened.model,
-        opened.tokenizer,
-        pairs_of(questions, tokenizer=opened.tokenizer),
-        layers=layers,
-        position=read_position(position),
-        store=None if store is None else ActivationStore(store),
-        on_progress=on_progress,
+        loaded.model,
+        loaded.tokenizer,
+        pairs_of(questions, tokenizer=loaded.tokenizer),
+        layers=read_layers(settings.layers),
+        position=read_position(settings.position),
+        store=ActivationStore(settings.store_folder),
+        on_count=on_count,
     )
 
 
-def fit_methods(
-    opened: Opened,
-    questions: Sequence[Question],
-    *,
-    methods: Sequence[str],
-    layers: Layers,
-    position: str,
-    store: Path | None,
-    seed: int,
-    on_progress: OnProgress = lambda done, total: None,
+def fit_questions(
+    settings: SearchSettings, loaded: LoadedModel, questions: Sequence[Question], *, on_count: OnCount
 ) -> dict[str, SteeringVectors]:
-    """Vectors of each method."""
-    from flatout.engines.steering.vectors.steering_vectors import fit
-
-    check_methods(methods)
-    found = extract_questions(
-        opened, questions, layers=layers, position=position, store=store, on_progress=on_progress
-    )
-    positive, negative = found.halves()
-    made = {}
-    for name in methods:
-        method: Any = name  # one of the known ones
-        made[name] = fit(positive, negative, method=method, seed=seed)
-    return made
+    """Fit the vectors of each method."""
+    positive, negative = extract_questions(settings, loaded, questions, on_count=on_count).halves()
+    return {name: fit(positive, negative, method=name, seed=settings.seed) for name in settings.methods}
 
 
-def save_vectors(made: Mapping[str, SteeringVectors], folder: Path) -> None:
+def save_vectors(vectors: Mapping[str, SteeringVectors], folder: Path) -> None:
     """Write each method's vectors as `folder`/METHOD.safetensors."""
-    for name, vectors in made.items():
-        vectors.save(folder / f"{name}.safetensors")
+    for name, made in vectors.items():
+        made.save(method_file(folder, name))

@@ -15,14 +15,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from flatout.engines.steering.tensor_files import open_tensors
 from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
 from flatout.engines.steering.vectors.steering_vectors import FORMAT, SteeringVectors, load
-from flatout.errors import BadInput, import_extra
+from flatout.errors import BadInput
 
 NAME = re.compile(r"(?:(?:layer|direction)\.)?(\d+)")
 PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
@@ -33,7 +33,7 @@ CONVERT = (
 
 
 def from_directions(directions: Mapping[int, Tensor], *, method: str = "imported") -> SteeringVectors:
-    """Vectors whose strength 1 adds `directions`."""
+    """Make vectors whose strength 1 adds `directions`."""
     if not directions:
         raise BadInput("there are no directions")
     layers = tuple(sorted(directions))
@@ -49,28 +49,21 @@ def from_directions(directions: Mapping[int, Tensor], *, method: str = "imported
 
 
 def directions_of(vectors: SteeringVectors) -> dict[int, Tensor]:
-    """What strength 1 adds at each layer."""
+    """Return what strength 1 adds at each layer."""
     return {layer: vectors.added(layer=layer, strength=1.0) for layer in vectors.layers}
 
 
 def read(path: Path | str) -> SteeringVectors:
-    """Vectors of flatout, a GGUF control vector, or plain tensors named by layer."""
+    """Read vectors of flatout, a GGUF control vector, or plain tensors named by layer."""
     path = Path(path)
     if path.suffix in PICKLES:
         raise BadInput(f"{path} is a pickle, and none is ever loaded", hint=CONVERT)
     if path.suffix == ".gguf":
         return from_directions(read_control_vector(path).directions)
-    safetensors: Any = import_extra("safetensors", extra="steering")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            own = metadata.get("format") == FORMAT
-            found = {} if own else {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path} cannot be read: {reason}") from error
-    if own:
-        return load(path)
+    with open_tensors(path) as (file, metadata):
+        if metadata.get("format") == FORMAT:
+            return load(path)
+        found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     directions = {}
     for name, tensor in found.items():
         match = NAME.fullmatch(name)
@@ -83,7 +76,7 @@ def read(path: Path | str) -> SteeringVectors:
 
 
 def write(vectors: SteeringVectors, path: Path | str, *, model: str = "unknown") -> None:
-    """As a GGUF control vector for repeng and llama.cpp, or by any other name as flatout's own file.
+    """Write a GGUF control vector for repeng and llama.cpp, or by any other name flatout's own file.
 
     `model` is the kind of model that a GGUF file names, such as "llama".
     """

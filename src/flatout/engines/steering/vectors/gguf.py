@@ -72,7 +72,7 @@ def read_control_vector(path: Path) -> ControlVector:
 
 def _read(cursor: _Cursor, path: Path) -> ControlVector:
     if cursor.take("4s") != MAGIC:
-        raise BadInput(f"{path} is no GGUF file")
+        raise BadInput(f"{path} is not a GGUF file")
     if (version := cursor.take("I")) not in (2, VERSION):
         raise BadInput(f"{path} is GGUF version {version}; 2 and 3 are read")
     num_tensors, num_pairs = cursor.take("Q"), cursor.take("Q")
@@ -81,7 +81,7 @@ def _read(cursor: _Cursor, path: Path) -> ControlVector:
         name = cursor.string()
         pairs[name] = cursor.value(cursor.take("I"))
     if pairs.get("general.architecture") != ARCHITECTURE:
-        raise BadInput(f"{path} is a {pairs.get('general.architecture')}, no {ARCHITECTURE}")
+        raise BadInput(f"{path} is a {pairs.get('general.architecture')}, not a {ARCHITECTURE}")
     listed = [
         (cursor.string(), cursor.numbers("Q"), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
     ]
@@ -91,7 +91,7 @@ def _read(cursor: _Cursor, path: Path) -> ControlVector:
     for name, shape, kind, offset in listed:
         layer = name.removeprefix(PREFIX)
         if len(shape) != 1 or kind not in TYPES or not layer.isdigit():
-            raise BadInput(f"{path}: tensor {name!r} of shape {shape} is no plain direction of a layer")
+            raise BadInput(f"{path}: tensor {name!r} of shape {shape} is not a plain direction of a layer")
         directions[int(layer)] = cursor.tensor(start + offset, count=shape[0], dtype=TYPES[kind])
     return ControlVector(
         directions=dict(sorted(directions.items())), model=pairs.get(f"{ARCHITECTURE}.model_hint")

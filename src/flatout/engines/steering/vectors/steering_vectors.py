@@ -11,20 +11,18 @@ mean norm: strength 0.2 adds a vector a fifth as long as what is there, at every
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.engines.steering.extract.activations import Activations
+from flatout.engines.steering.tensor_files import open_tensors, save_tensors
 from flatout.engines.steering.vectors.methods import METHODS, mean_difference
-from flatout.errors import BadInput, import_extra
+from flatout.errors import BadInput
 
-Method = Literal["mean-difference", "pca", "logistic", "lda", "random"]
 FORMAT = "flatout-steering-vectors"
 VERSION = "1"
 CHUNK_BYTES = 512 << 20  # of activations in fp64 at a time
@@ -56,6 +54,10 @@ class SteeringVectors:
         """The unit direction of a layer, [D]."""
         return self.values[self.place_of(layer)]
 
+    def norm(self, layer: int) -> float:
+        """The mean norm of the residual stream at a layer: what strength 1 adds."""
+        return float(self.norms[self.place_of(layer)])
+
     def added(self, *, layer: int, strength: float) -> Tensor:
         """What a strength adds after block `layer`, [D]."""
         place = self.place_of(layer)
@@ -63,14 +65,9 @@ class SteeringVectors:
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file, whole or not at all."""
-        path = Path(path)
-        save: Any = import_extra("safetensors.torch", extra="steering").save
-        content = save(
-            {
-                "values": self.values.detach().float().cpu().contiguous(),
-                "norms": self.norms.detach().float().cpu().contiguous(),
-                "layers": torch.tensor(self.layers),
-            },
+        save_tensors(
+            path,
+            {"values": self.values.float(), "norms": self.norms.float(), "layers": torch.tensor(self.layers)},
             metadata={
                 "format": FORMAT,
                 "version": VERSION,
@@ -78,43 +75,52 @@ class SteeringVectors:
                 "recipe": json.dumps(dict(self.recipe)),
             },
         )
-        remove_leftovers(path.parent, of=path.name)
-        write_whole(path, content)
 
 
 def load(path: Path | str) -> SteeringVectors:
-    """Vectors that `save` wrote."""
+    """Read vectors that `save` wrote."""
     if Path(path).is_dir():
         found = sorted(file.name for file in Path(path).glob("*.safetensors"))
         raise BadInput(
             f"{path} is a folder", hint=f"name one file in it: {', '.join(found) or 'it has none'}"
         )
-    safetensors: Any = import_extra("safetensors", extra="steering")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise BadInput(
-                    f"{path} holds no vectors of flatout", hint="read plain directions with formats.read"
-                )
-            if metadata.get("version") != VERSION:
-                raise BadInput(f"{path} has version {metadata.get('version')}; this flatout reads {VERSION}")
-            return SteeringVectors(
-                values=file.get_tensor("values").clone(),
-                norms=file.get_tensor("norms").clone(),
-                layers=tuple(file.get_tensor("layers").tolist()),
-                method=metadata["method"],
-                recipe=json.loads(metadata["recipe"]),
+    hint = "give a METHOD.safetensors that flatout steer fit wrote"
+    with open_tensors(path, hint=hint) as (file, metadata):
+        if metadata.get("format") != FORMAT:
+            raise BadInput(
+                f"{path} does not hold vectors of flatout", hint="read plain directions with formats.read"
             )
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if metadata.get("version") != VERSION:
+            raise BadInput(f"{path} has version {metadata.get('version')}; this flatout reads {VERSION}")
+        return SteeringVectors(
+            values=file.get_tensor("values").clone(),
+            norms=file.get_tensor("norms").clone(),
+            layers=tuple(file.get_tensor("layers").tolist()),
+            method=metadata["method"],
+            recipe=json.loads(metadata["recipe"]),
+        )
+
+
+def load_methods(folder: Path, *, methods: Sequence[str]) -> dict[str, SteeringVectors]:
+    """Read the vectors that `flatout steer fit` wrote into a folder, by method."""
+    paths = {name: method_file(folder, name) for name in methods}
+    absent = [name for name, path in paths.items() if not path.is_file()]
+    if absent:
+        there = sorted(path.stem for path in folder.glob("*.safetensors"))
         raise BadInput(
-            f"{path} cannot be read: {reason}", hint="give a METHOD.safetensors that flatout steer fit wrote"
-        ) from error
+            f"{folder} has no vectors of {', '.join(absent)}",
+            hint=f"it has {', '.join(there)}" if there else "make them with flatout steer fit",
+        )
+    return {name: load(path) for name, path in paths.items()}
 
 
-def fit(positive: Activations, negative: Activations, *, method: Method, seed: int = 0) -> SteeringVectors:
-    """Directions from the negative side to the positive one, at all layers at once.
+def method_file(folder: Path, method: str) -> Path:
+    """Where a folder keeps the vectors of a method."""
+    return folder / f"{method}.safetensors"
+
+
+def fit(positive: Activations, negative: Activations, *, method: str, seed: int = 0) -> SteeringVectors:
+    """Fit directions from the negative side to the positive one, at all layers at once.
 
     For "pca" row i of both sides belongs to pair i.  `seed` is that of "random".
     """

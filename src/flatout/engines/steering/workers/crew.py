@@ -16,16 +16,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.workers.placement import Placement
 
 SUPERVISED = "FLATOUT_STEER_SUPERVISED"
 GRACE_S = 30.0  # for a worker to write down what it has, after an interrupt
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +54,13 @@ class Ended:
 
 
 def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
-    """A worker for each replica but the first, that sees its own GPUs and its share of the cores alone."""
+    """Plan a worker for each replica but the first; it sees its own GPUs and its share of the cores alone."""
     plans = []
     threads = max(1, cores // len(placement.replicas))
     for number, gpus in enumerate(placement.replicas[1:], start=1):
         environment = {SUPERVISED: "1"}
         if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
             arguments: tuple[str, ...] = ("--device", "cuda")
         else:
             environment["OMP_NUM_THREADS"] = str(threads)
@@ -74,14 +73,16 @@ def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
 class Crew:
     """Workers beside the one that runs in this process; leaving the block early interrupts them."""
 
-    def __init__(self, command: Sequence[str], plans: Sequence[WorkerPlan], *, say: Say) -> None:
-        self._command, self._plans, self._say = command, plans, say
-        self._running: list[_Worker] = []
+    def __init__(
+        self, command: Sequence[str], plans: Sequence[WorkerPlan], *, on_progress: OnProgress
+    ) -> None:
+        self._command, self._plans, self._on_progress = command, plans, on_progress
+        self._running: list[_WorkerProcess] = []
 
     def __enter__(self) -> Crew:
         try:
             for plan in self._plans:
-                self._running.append(_Worker(self._command, plan, say=self._say))
+                self._running.append(_WorkerProcess(self._command, plan, on_progress=self._on_progress))
         except BaseException:
             self._stop()
             raise
@@ -91,14 +92,14 @@ class Crew:
         self._stop()
 
     def wait(self) -> list[Ended]:
-        """Until all have ended, well or not."""
+        """Wait until all have ended, well or not."""
         ended = []
         while self._running:
             ended.append(self._running[0].wait())
             del self._running[0]
         for one in ended:
             if one.code:
-                self._say(f"worker {one.name} ended: {one.reason}; what it was running is taken over")
+                self._on_progress(f"worker {one.name} ended: {one.reason}; what it was running is taken over")
         return ended
 
     def _stop(self) -> None:
@@ -109,12 +110,12 @@ class Crew:
         self._running = []
 
 
-class _Worker:
+class _WorkerProcess:
     """One child process and the thread that reads what it says."""
 
-    def __init__(self, command: Sequence[str], plan: WorkerPlan, *, say: Say) -> None:
+    def __init__(self, command: Sequence[str], plan: WorkerPlan, *, on_progress: OnProgress) -> None:
         self.plan = plan
-        self._say = say
+        self._on_progress = on_progress
         # A session of its own: Ctrl-C reaches the starter alone, which passes it on once.
         self._process = subprocess.Popen(
             [*command, *plan.arguments],
@@ -129,12 +130,12 @@ class _Worker:
         assert self._process.stderr is not None
         self._reader = threading.Thread(target=self._relay, args=(self._process.stderr,), daemon=True)
         self._reader.start()
-        say(f"worker {plan.name} is process {self._process.pid}")
+        on_progress(f"worker {plan.name} is process {self._process.pid}")
 
     def _relay(self, stream: IO[str]) -> None:
         for line in stream:
             if line.strip():
-                self._say(f"worker {self.plan.name}: {line.rstrip().removeprefix('flatout: ')}")
+                self._on_progress(f"worker {self.plan.name}: {line.rstrip().removeprefix('flatout: ')}")
 
     def wait(self) -> Ended:
         code = self._process.wait()
@@ -164,7 +165,7 @@ class _Worker:
 
 
 def end_with_starter() -> None:
-    """In a worker: be interrupted when the process that started it is gone."""
+    """Interrupt this worker when the process that started it is gone."""
     if os.environ.get(SUPERVISED) != "1":
         return
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
+from flatout.engines.run.folder import OnProgress, ignore
+
 if TYPE_CHECKING:
     import optuna
 
@@ -21,17 +23,17 @@ ENDED = "ended"
 KEY = "beat:"
 
 
-class Beating:
-    """While the block lasts, this worker is alive."""
+class Heartbeat:
+    """Tells the study that this worker is alive, while the block lasts."""
 
     def __init__(self, study: optuna.Study, worker: str, *, beat_s: float = BEAT_S) -> None:
         self._study, self._key, self._beat_s = study, KEY + worker, beat_s
         held = study.user_attrs.get(self._key)
         self._count = held if isinstance(held, int) else 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"beat of {worker}")
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"heartbeat of {worker}")
 
-    def __enter__(self) -> Beating:
+    def __enter__(self) -> Heartbeat:
         self._beat()
         self._thread.start()
         return self
@@ -59,11 +61,11 @@ def wait_for_silence(
     *,
     known_dead: Collection[str] = (),
     beat_s: float = BEAT_S,
-    say: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """The first of `workers` that is dead: known to be, ended, or silent; None where there are none."""
+    """Wait for the first of `workers` that is dead: known to be, ended, or silent; None if there are none."""
     waiting = sorted(set(workers))
     if not waiting:
         return None
@@ -82,6 +84,6 @@ def wait_for_silence(
             elif clock() - changed_s[worker] > SILENT_BEATS * beat_s:
                 return worker
         if not told:
-            say(f"waiting for {', '.join(waiting)} to finish or fall silent")
+            on_progress(f"waiting for {', '.join(waiting)} to finish or fall silent")
             told = True
         pause(beat_s / 2)

@@ -15,17 +15,16 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from flatout.decisions import Decision
+from flatout.engines.run.models import DTypeOrAuto, choose_dtype
 from flatout.errors import BadInput, BatchDoesNotFit
 from flatout.units import show_bytes
 
 if TYPE_CHECKING:
     from flatout.hardware.snapshot import Snapshot
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 ROOM_SHARE = 0.25  # of the free memory: cache of the rows, activations of a prefill, the CUDA context
 LONGEST_HEADER_BYTES = 100 << 20  # what the safetensors format itself allows
 
@@ -37,13 +36,19 @@ class GpuRoom:
     name: str  # what CUDA_VISIBLE_DEVICES takes: a UUID or a number
     free_bytes: int
     index: int | None = None  # CUDA's number for it in this process
+    capability: str | None = None  # such as "8.0"
+
+    @property
+    def usable_bytes(self) -> int:
+        """What is left for weights when rows have their room."""
+        return int(self.free_bytes * (1 - ROOM_SHARE))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
     """The GPUs of each replica; a replica without one runs on the CPU."""
 
-    replicas: tuple[tuple[str, ...], ...]
+    replicas: tuple[tuple[GpuRoom, ...], ...]
 
     @property
     def is_sharded(self) -> bool:
@@ -57,42 +62,49 @@ class Placement:
         return f"{len(self.replicas)}, one per GPU"
 
 
-def place(
+def place_model(
+    folder: Path, *, device: str = "auto", dtype: DTypeOrAuto = "auto", workers: int | None = None
+) -> Decision[Placement]:
+    """Place the replicas of a model folder on the GPUs of this machine, or on its CPU."""
+    from flatout.hardware.nvml import read_gpus
+
+    gpus = [] if device == "cpu" else list_gpus(read_gpus())
+    needed = count_weights_bytes(folder, dtype=dtype, gpus=gpus)
+    return place_replicas(weights_bytes=needed, gpus=gpus, workers=workers, device=device)
+
+
+def place_replicas(
     *,
     weights_bytes: int,
     gpus: Sequence[GpuRoom],
     workers: int | None = None,
     device: str = "auto",
 ) -> Decision[Placement]:
-    """The replicas of a model; `workers` limits their number on GPUs and is their number on a CPU."""
+    """Choose the GPUs of each replica; `workers` limits their number on GPUs and is it on a CPU."""
     if workers is not None and workers < 1:
-        raise BadInput(f"--workers {workers}", hint="take at least 1")
+        raise BadInput(f"--workers {workers} is below 1", hint="take at least 1")
     if device == "cpu" or not gpus:
         if device == "cuda":
             raise BadInput("no GPU is visible", hint="take --device cpu, or check flatout devices")
         why = "the CPU was asked for" if device == "cpu" else "no GPU is visible"
         return Decision(value=Placement(replicas=((),) * (workers or 1)), reason=why, source="computed")
     by_room = sorted(gpus, key=lambda gpu: -gpu.free_bytes)
-    fitting = [gpu for gpu in by_room if weights_bytes <= usable_bytes(gpu)]
-    if fitting:
-        chosen = fitting[: workers or len(fitting)]
-        reason = (
-            f"weights of {show_bytes(weights_bytes)} fit in the {show_bytes(usable_bytes(chosen[-1]))} "
-            f"that a GPU offers with {ROOM_SHARE:.0%} of its free memory kept for rows"
-        )
-        if len(fitting) < len(gpus):
-            reason += f"; {len(gpus) - len(fitting)} of {len(gpus)} GPUs have too little free"
-        placed = Placement(replicas=tuple((gpu.name,) for gpu in chosen))
-        return Decision(value=placed, reason=reason, source="computed")
-    return _sharded(by_room, weights_bytes=weights_bytes, workers=workers)
+    fitting = [gpu for gpu in by_room if weights_bytes <= gpu.usable_bytes]
+    if not fitting:
+        return _shard(by_room, weights_bytes=weights_bytes, workers=workers)
+    chosen = fitting[: workers or len(fitting)]
+    reason = (
+        f"weights of {show_bytes(weights_bytes)} fit in the {show_bytes(chosen[-1].usable_bytes)} "
+        f"that a GPU offers with {ROOM_SHARE:.0%} of its free memory kept for rows"
+    )
+    if len(fitting) < len(gpus):
+        reason += f"; {len(gpus) - len(fitting)} of {len(gpus)} GPUs have too little free"
+    placement = Placement(replicas=tuple((gpu,) for gpu in chosen))
+    return Decision(value=placement, reason=reason, source="computed")
 
 
-def usable_bytes(gpu: GpuRoom) -> int:
-    return int(gpu.free_bytes * (1 - ROOM_SHARE))
-
-
-def _sharded(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | None) -> Decision[Placement]:
-    held = list(itertools.accumulate(map(usable_bytes, by_room)))
+def _shard(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | None) -> Decision[Placement]:
+    held = list(itertools.accumulate(gpu.usable_bytes for gpu in by_room))
     size = next((number for number, total in enumerate(held, start=1) if total >= weights_bytes), None)
     if size is None:
         raise BatchDoesNotFit(
@@ -100,40 +112,48 @@ def _sharded(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | N
             f"{show_bytes(held[-1])} with {ROOM_SHARE:.0%} of what is free kept for rows",
             hint="free or add GPUs, take a smaller dtype, or --device cpu",
         )
-    groups = [by_room[start : start + size] for start in range(0, len(by_room) - size + 1, size)]
-    whole = [group for group in groups if sum(map(usable_bytes, group)) >= weights_bytes]
-    replicas = tuple(tuple(gpu.name for gpu in group) for group in whole[: workers or len(whole)])
+    groups = [tuple(by_room[start : start + size]) for start in range(0, len(by_room) - size + 1, size)]
+    whole = [group for group in groups if sum(gpu.usable_bytes for gpu in group) >= weights_bytes]
     reason = (
-        f"weights of {show_bytes(weights_bytes)} do not fit in the {show_bytes(usable_bytes(by_room[0]))} "
+        f"weights of {show_bytes(weights_bytes)} do not fit in the {show_bytes(by_room[0].usable_bytes)} "
         f"that the roomiest GPU offers; {size} together hold them, and run one after the other"
     )
-    return Decision(value=Placement(replicas=replicas), reason=reason, source="computed")
+    placement = Placement(replicas=tuple(whole[: workers or len(whole)]))
+    return Decision(value=placement, reason=reason, source="computed")
 
 
-def gpus_of(snapshot: Snapshot) -> list[GpuRoom]:
-    """The GPUs that this process may use and whose free memory is known."""
+def list_gpus(snapshot: Snapshot) -> list[GpuRoom]:
+    """List the GPUs that this process may use and whose free memory is known."""
     return [
-        GpuRoom(name=gpu.uuid or str(gpu.cuda_index), free_bytes=gpu.memory_free_bytes, index=gpu.cuda_index)
+        GpuRoom(
+            name=gpu.uuid or str(gpu.cuda_index),
+            free_bytes=gpu.memory_free_bytes,
+            index=gpu.cuda_index,
+            capability=gpu.compute_capability,
+        )
         for gpu in snapshot.computing
         if gpu.memory_free_bytes is not None and (gpu.uuid is not None or gpu.cuda_index is not None)
     ]
 
 
-def weights_bytes(folder: Path, *, dtype: DType, on_gpu: bool) -> int:
-    """Bytes of a model's weights once loaded, read from the headers of its safetensors files."""
+def count_weights_bytes(folder: Path, *, dtype: DTypeOrAuto, gpus: Sequence[GpuRoom]) -> int:
+    """Count the bytes of a model's weights once loaded, from the headers of its safetensors files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BadInput(
             f"{folder} has no .safetensors file",
             hint="save the model with save_pretrained; no pickle is read",
         )
-    width = 4 if chosen_dtype(dtype, on_gpu=on_gpu) == "float32" else 2
+    # On GPUs of several kinds the widest type counts.
+    widths = [4 if choose_dtype(dtype, capability=_capability(gpu)).value == "float32" else 2 for gpu in gpus]
+    width = max(widths, default=4 if dtype in ("auto", "float32") else 2)
     return width * sum(map(_num_elements, files))
 
 
-def chosen_dtype(dtype: DType, *, on_gpu: bool) -> str:
-    """On a CPU bfloat16 is emulated, and slower than float32."""
-    return dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+def _capability(gpu: GpuRoom) -> tuple[int, int]:
+    """A GPU that does not tell its compute capability is taken for one that has bfloat16."""
+    major, _, minor = (gpu.capability or "8.0").partition(".")
+    return int(major), int(minor)
 
 
 def _num_elements(path: Path) -> int:
@@ -148,4 +168,4 @@ def _num_elements(path: Path) -> int:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, struct.error, KeyError, TypeError, AttributeError):
-        raise BadInput(f"{path} is no safetensors file", hint="copy or download it again") from None
+        raise BadInput(f"{path} is not a safetensors file", hint="copy or download it again") from None

@@ -10,38 +10,39 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.workers.crew import SUPERVISED, Ended
 from flatout.errors import BadInput, import_extra
 
 TAIL_LINES = 5
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayPlan:
-    """How many workers, and what Ray is to keep for each."""
-
-    workers: int
-    gpus_each: int
-    cpus_each: int = 1
-    address: str = "auto"  # of a running cluster; "local" starts one of this machine
 
 
 class RayCrew:
-    """Workers wherever Ray finds room; leaving the block early cancels them."""
+    """Workers wherever Ray finds room; leaving the block early cancels them.
 
-    def __init__(self, command: Sequence[str], plan: RayPlan, *, say: Say) -> None:
-        self._command, self._plan, self._say = command, plan, say
+    `address` is that of a running cluster; "auto" finds it, "local" starts one of this machine.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        workers: int,
+        gpus_each: int,
+        cpus_each: int = 1,
+        address: str = "auto",
+        on_progress: OnProgress,
+    ) -> None:
+        self._command, self._workers, self._address = command, workers, address
+        self._gpus_each, self._cpus_each, self._on_progress = gpus_each, cpus_each, on_progress
         self._ray: Any = import_extra("ray", extra="ray")
         self._had_connection = self._ray.is_initialized()
         self._waiting: dict[Any, str] = {}  # task -> name of its worker
 
     def __enter__(self) -> RayCrew:
-        plan = self._plan
         if not self._had_connection:
             self._connect()
         try:
@@ -50,13 +51,13 @@ class RayCrew:
             self.__exit__()
             raise
         start = self._ray.remote(run_command).options(
-            num_cpus=plan.cpus_each,
-            num_gpus=plan.gpus_each,
+            num_cpus=self._cpus_each,
+            num_gpus=self._gpus_each,
             scheduling_strategy="SPREAD",
             max_retries=1,  # of a node that was lost: its worker starts again elsewhere and joins the study
         )
-        device = "cuda" if plan.gpus_each else "cpu"
-        for number in range(plan.workers):
+        device = "cuda" if self._gpus_each else "cpu"
+        for number in range(self._workers):
             name = f"ray-{number}"
             command = [*self._command, "--device", device, "--worker", name]
             task = start.remote(command, os.getcwd())
@@ -70,7 +71,7 @@ class RayCrew:
             self._ray.shutdown()
 
     def wait(self) -> list[Ended]:
-        """Until all have ended, well or not."""
+        """Wait until all have ended, well or not."""
         ended = []
         while self._waiting:
             (task,), _ = self._ray.wait(list(self._waiting), num_returns=1)
@@ -80,36 +81,35 @@ class RayCrew:
                 code, tail, node = 1, [type(error).__name__], "a lost node"
             ended.append(Ended(name=self._waiting.pop(task), code=code))
             said = f": {' | '.join(tail)}" if code and tail else ""
-            self._say(f"worker {ended[-1].name} on {node} ended with {ended[-1].reason}{said}")
+            self._on_progress(f"worker {ended[-1].name} on {node} ended with {ended[-1].reason}{said}")
         return ended
 
     def _connect(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone unasked
         try:
-            self._ray.init(address=self._plan.address, log_to_driver=False, logging_level="error")
+            self._ray.init(address=self._address, log_to_driver=False, logging_level="error")
         except ConnectionError:
             raise BadInput(
-                f"no Ray cluster at {self._plan.address!r}",
+                f"no Ray cluster at {self._address!r}",
                 hint="start one with ray start --head, or take --ray local",
             ) from None
 
     def _check_room(self) -> None:
-        """A task that no node can hold would wait forever."""
-        plan = self._plan
-        wanted = {"CPU": plan.cpus_each, "GPU": plan.gpus_each}
+        """Refuse a task that no node can hold: it would wait forever."""
+        wanted = {"CPU": self._cpus_each, "GPU": self._gpus_each}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if any(all(node.get(kind, 0) >= number for kind, number in wanted.items()) for node in nodes):
             return
         most = {kind: max((int(node.get(kind, 0)) for node in nodes), default=0) for kind in wanted}
         raise BadInput(
-            f"a worker wants {plan.gpus_each} GPUs and {plan.cpus_each} CPUs; the {len(nodes)} nodes of the "
-            f"Ray cluster have at most {most['GPU']} and {most['CPU']}",
+            f"a worker wants {self._gpus_each} GPUs and {self._cpus_each} CPUs; the {len(nodes)} nodes of"
+            f" the Ray cluster have at most {most['GPU']} and {most['CPU']}",
             hint="take --device cpu, or add a node that has them",
         )
 
 
 def run_command(command: Sequence[str], folder: str) -> tuple[int, list[str], str]:
-    """On a node: run a worker as a child in a folder; its exit code, its last lines, and the node's name."""
+    """Run a worker as a child on a node; return its exit code, its last lines, and the node's name."""
     import socket
 
     with subprocess.Popen(

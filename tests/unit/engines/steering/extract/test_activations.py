@@ -74,7 +74,7 @@ def test_equal_texts_are_computed_once_and_progress_counts_to_the_end() -> None:
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(len(output)))
     seen: list[tuple[int, int]] = []
     found = extract(
-        model, word_tokenizer(), TEXTS * 3, batch_tokens=30, on_progress=lambda *count: seen.append(count)
+        model, word_tokenizer(), TEXTS * 3, batch_tokens=30, on_count=lambda *count: seen.append(count)
     )
     assert sum(rows) == len(TEXTS)
     assert torch.equal(found.values[: len(TEXTS)], found.values[-len(TEXTS) :])
@@ -96,7 +96,7 @@ def test_windows_change_nothing_but_when_a_text_is_tokenised(
     )
     seen: list[tuple[int, int]] = []
     apart = extract(
-        model, tokenizer, given_texts, batch_tokens=200, on_progress=lambda *count: seen.append(count)
+        model, tokenizer, given_texts, batch_tokens=200, on_count=lambda *count: seen.append(count)
     )
     assert apart.keys == whole.keys
     torch.testing.assert_close(apart.values, whole.values, **CLOSE)
@@ -152,9 +152,7 @@ def test_an_interrupted_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        extract(
-            model, tokenizer, TEXTS, batch_tokens=14, store=ActivationStore(tmp_path), on_progress=interrupt
-        )
+        extract(model, tokenizer, TEXTS, batch_tokens=14, store=ActivationStore(tmp_path), on_count=interrupt)
     rows: list[int] = []
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(len(output)))
     extract(model, tokenizer, TEXTS, store=ActivationStore(tmp_path))
@@ -173,7 +171,7 @@ def test_rows_reach_the_store_while_the_extraction_runs(
         TEXTS,
         batch_tokens=14,
         store=ActivationStore(tmp_path),
-        on_progress=lambda done, total: shards.append(len(list(tmp_path.iterdir()))),
+        on_count=lambda done, total: shards.append(len(list(tmp_path.iterdir()))),
     )
     assert shards == list(range(1, len(shards) + 1))
     assert len(shards) > 3

@@ -26,9 +26,9 @@ WRITER = """
 import os, signal, sys
 import torch
 from tests.unit.engines.steering.extract.test_store import LAYERS, SPACE, key, rows
-from flatout.engines.steering.extract.store import Store
+from flatout.engines.steering.extract.store import ActivationStore
 folder, first, last, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-store = Store(folder)
+store = ActivationStore(folder)
 for number in range(first, last):
     store.put(SPACE, keys=[key(number)], layers=LAYERS, values=rows([number]))
     print(number, flush=True)

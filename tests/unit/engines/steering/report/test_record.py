@@ -33,7 +33,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_record(path)
     for content, words in (
         ("{", "cannot be read"),
-        ("[]", "is no study"),
+        ("[]", "is not a study"),
         ('{"format": "flatout-steering", "version": 9}', "version 9"),
         ('{"format": "flatout-steering", "version": 1, "name": 3}', "damaged"),
     ):

@@ -14,11 +14,13 @@ import optuna
 import pytest
 
 from flatout.engines.steering.search.finished_rows import RowLog
-from flatout.engines.steering.search.halved_search import Event, Search, search
+from flatout.engines.steering.search.halved_search import Event, HalvedSearch
 from flatout.engines.steering.search.halving import Halving
-from flatout.engines.steering.search.space import Space
+from flatout.engines.steering.search.space import Space, Trial
+from flatout.engines.steering.search.test_winner import encode_neutral, measure_harm, retest_trial
 from flatout.engines.steering.trials.packed_trials import PackedTrials
-from flatout.engines.steering.trials.scoring import Judged, OnScore, Row, Score
+from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, OnScore, Row, Score
+from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.errors import BadInput
 from tests.support.multiplex import prompts_of
 from tests.support.steering import PLANTED, model, questions, study_in, tokenizer, vectors, words
@@ -36,7 +38,7 @@ class Computed:
     def recipe(self) -> Mapping[str, str]:
         return {"score": "computed"}
 
-    def score(self, engine: PackedTrials, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         for number, (steering, question) in enumerate(rows):
             if self.limit is not None and len(self.rows) >= self.limit:
                 raise KeyboardInterrupt
@@ -53,8 +55,10 @@ def engine() -> PackedTrials:
     return PackedTrials(model(), slots=4)
 
 
-def searching(folder: Path, scorer: Computed, *, heard: list[Event] | None = None, **changes: Any) -> Search:
-    return Search(
+def searching(
+    folder: Path, scorer: Computed, *, heard: list[Event] | None = None, **changes: Any
+) -> HalvedSearch:
+    return HalvedSearch(
         engine(),
         vectors(),
         questions(NUM_QUESTIONS),
@@ -82,15 +86,16 @@ def test_poor_trials_end_early_and_say_so(tmp_path: Path) -> None:
     heard: list[Event] = []
     work = searching(tmp_path, Computed(), heard=heard)
     work.run(trials=TRIALS, batch_trials=6)
-    result = work.conclude()
-    assert result.counts == {"complete": 2, "pruned": 10, "failed": 0, "running": 0}
-    assert result.cost_share is not None and result.cost_share < 0.4
+    assert work.study.counts() == {"complete": 2, "pruned": 10, "failed": 0, "running": 0}
+    cost_share = work.cost_share()
+    assert cost_share is not None and cost_share < 0.4
     trials = study_in(tmp_path).study.get_trials()
     for one in trials:
         assert one.value is not None and one.value != 0.0
         assert one.value == one.intermediate_values[max(one.intermediate_values)]
     best = max((one for one in trials if one.state.name == "COMPLETE"), key=lambda one: one.value or 0)
-    assert result.best is not None and (result.best.number, result.best_value) == (best.number, best.value)
+    found = work.study.best()
+    assert found is not None and (found[0].number, found[1]) == (best.number, best.value)
     kinds = Counter(event.kind for event in heard)
     assert (kinds["started"], kinds["pruned"], kinds["complete"]) == (12, 10, 2)
     assert kinds["rung"] > 0
@@ -134,9 +139,8 @@ def test_a_trial_that_gives_no_number_fails_and_the_others_go_on(tmp_path: Path)
 def test_when_every_trial_fails_there_is_no_winner(tmp_path: Path) -> None:
     work = searching(tmp_path, Computed(failing=-1.0))
     work.run(trials=3)
-    result = work.conclude(fresh=questions(4, seed=9))
-    assert (result.best, result.best_value, result.retest) == (None, None, None)
-    assert result.counts["failed"] == 3 and result.baseline_value is not None
+    assert work.study.best() is None and work.study.counts()["failed"] == 3
+    assert work.values(None, work.questions) is not None
 
 
 def test_a_study_may_grow_and_may_be_shared(tmp_path: Path) -> None:
@@ -177,24 +181,24 @@ def test_a_killed_driver_loses_no_finished_row(
 
 def test_a_planted_direction_is_recovered(tmp_path: Path) -> None:
     asked = questions(32)
-    result = search(
-        model(),
-        tokenizer(),
+    work = HalvedSearch(
+        PackedTrials(model(), slots=256),
         vectors(),
         asked[:16],
         study=study_in(tmp_path),
-        trials=32,
-        fresh=asked[16:],
-        neutral=[words(text) for text in prompts_of([20, 30, 25])],
+        scorer=MultipleChoice(tokenizer()),
         space=Space.of(vectors(), strength=(0.0, 1.0)),
-        batch_trials=16,
     )
-    assert result.best is not None
-    assert (result.best.layer, result.best.method) == (PLANTED, "planted")
-    assert result.cost_share is not None and result.cost_share <= 0.32
-    assert result.retest is not None and result.retest.num_questions == 16
-    assert result.retest.is_certain and result.retest.difference.low > 0.3
-    assert result.side_effects is not None and result.side_effects.ratio.value > 1.0
+    work.run(trials=32, batch_trials=16)
+    best, cost_share = work.study.best(), work.cost_share()
+    assert best is not None and (best[0].layer, best[0].method) == (PLANTED, "planted")
+    assert cost_share is not None and cost_share <= 0.32
+    found = retest_trial(work, best[0], asked[16:])
+    assert found is not None and found.num_questions == 16
+    assert found.is_certain and found.difference.low is not None and found.difference.low > 0.3
+    neutral = encode_neutral([words(text) for text in prompts_of([20, 30, 25])], tokenizer())
+    harm = measure_harm(PackedTrials(model()), best[0], vectors(), neutral)
+    assert harm is not None and harm.value > 1.0
 
 
 def test_texts_are_generated_judged_and_kept(tmp_path: Path) -> None:
@@ -202,34 +206,31 @@ def test_texts_are_generated_judged_and_kept(tmp_path: Path) -> None:
         tokenizer(), lambda question, text: float(len(set(text.split()))), name="words", max_new_tokens=4
     )
     study = study_in(tmp_path)
-    result = search(
-        model(),
-        tokenizer(),
+    work = HalvedSearch(
+        PackedTrials(model(), slots=4, max_tokens=40),
         vectors(),
         questions(4),
         study=study,
-        trials=3,
         scorer=scorer,
-        batch_rows=4,
-        max_tokens=40,
         halving=Halving(rungs=1),
     )
-    assert result.counts["complete"] == 3 and result.cost_share == 1.0
+    work.run(trials=3)
+    assert study.counts()["complete"] == 3 and work.cost_share() == 1.0
     kept = study.rows.find(0, questions(1)[0].key)
     assert kept is not None and kept.text is not None and len(kept.text.split()) == 4
 
 
-def test_a_study_belongs_to_its_questions_and_model(tmp_path: Path) -> None:
-    def run(asked: int, **changes: Any) -> None:
-        search(
-            model(), tokenizer(), vectors(), questions(asked), study=study_in(tmp_path), trials=1, **changes
-        )
+def test_a_study_belongs_to_its_questions_and_halving(tmp_path: Path) -> None:
+    def bind(asked: int, **changes: Any) -> None:
+        study = study_in(tmp_path)
+        work = HalvedSearch(engine(), vectors(), questions(asked), study=study, scorer=Computed(), **changes)
+        study.bind(work.recipe())
 
-    run(4)
+    bind(4)
     with pytest.raises(BadInput, match="another set of questions"):
-        run(5)
+        bind(5)
     with pytest.raises(BadInput, match="another halving"):
-        run(4, halving=Halving(rungs=1))
+        bind(4, halving=Halving(rungs=1))
 
 
 def test_what_cannot_be_searched_is_named(tmp_path: Path) -> None:
@@ -237,6 +238,6 @@ def test_what_cannot_be_searched_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="trials=0"):
         work.run(trials=0)
     with pytest.raises(BadInput, match="a fresh question was asked in the search"):
-        work.conclude(fresh=questions(1))
+        retest_trial(work, Trial(number=0, layer=0, method="random", strength=0.1, where="all"), questions(1))
     with pytest.raises(BadInput, match="without questions"):
-        Search(engine(), vectors(), [], study=study_in(tmp_path), scorer=Computed())
+        HalvedSearch(engine(), vectors(), [], study=study_in(tmp_path), scorer=Computed())

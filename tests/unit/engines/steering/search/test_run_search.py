@@ -13,20 +13,13 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.steering.report.record import StudyRecord, load_record
+from flatout.engines.run.settings import save_settings
+from flatout.engines.steering.report.record import FILE, StudyRecord, load_record
 from flatout.engines.steering.search import run_search as run_module
 from flatout.engines.steering.search.halved_search import Event
-from flatout.engines.steering.search.run_search import (
-    RECORD,
-    hidden_password,
-    join_search,
-    opened_study,
-    read_vectors,
-    run_search,
-    split_of,
-    unfinished_workers,
-)
-from flatout.engines.steering.settings import make_settings, save_settings, settled
+from flatout.engines.steering.search.run_search import join_search, run_search, split_of
+from flatout.engines.steering.search.search_worker import study_of
+from flatout.engines.steering.settings import make_settings, resume_settings
 from flatout.errors import BadInput
 from tests.support.steering import tiny_search, write_tiny
 
@@ -47,7 +40,7 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, S
 
 
 def run_quietly(given: dict[str, Any]) -> StudyRecord:
-    return run_search(settled(given), say=lambda message: None, on_event=lambda event: None)
+    return run_search(resume_settings(given), on_progress=lambda message: None, on_event=lambda event: None)
 
 
 def rows_of(out: Path) -> dict[str, list[tuple[int | None, str]]]:
@@ -70,7 +63,7 @@ def same(left: StudyRecord, right: StudyRecord) -> bool:
 
 def test_a_search_finds_the_direction_and_leaves_its_record(whole: tuple[Path, StudyRecord]) -> None:
     out, record = whole
-    assert load_record(out / RECORD) == record
+    assert load_record(out / FILE) == record
     assert len(record.trials) == 12
     assert record.count("complete") and record.count("pruned") and not record.count("running")
     assert record.retest is not None and record.retest.difference.low > 0.05
@@ -102,7 +95,7 @@ def test_the_same_command_again_runs_nothing_again(whole: tuple[Path, StudyRecor
 DYING_STARTER = """
 import json, os, signal, sys
 from flatout.engines.steering.search.run_search import run_search
-from flatout.engines.steering.settings import settled
+from flatout.engines.steering.settings import resume_settings
 
 seen = 0
 def on_event(event):
@@ -111,7 +104,7 @@ def on_event(event):
     if seen == 9:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run_search(settled(json.loads(sys.argv[1])), say=lambda message: None, on_event=on_event)
+run_search(resume_settings(json.loads(sys.argv[1])), on_progress=lambda message: None, on_event=on_event)
 """
 
 
@@ -138,7 +131,7 @@ DYING_WORKER = """
 import os, signal, sys
 from pathlib import Path
 from flatout.engines.steering.search.run_search import join_search
-from flatout.engines.steering.settings import make_settings, read_file
+from flatout.engines.steering.settings import make_settings, read_settings
 
 path, arguments = Path(sys.argv[1]), sys.argv[2:]
 seen = 0
@@ -151,7 +144,8 @@ def on_event(event):
 name = arguments[arguments.index("--worker") + 1]
 # Held open until the process is gone.
 pipe = open(path.parent / "pipe", "w")
-join_search(make_settings(read_file(path)), worker=name, say=lambda message: None, on_event=on_event)
+settings = make_settings(read_settings(path))
+join_search(settings, worker=name, on_progress=lambda message: None, on_event=on_event)
 """
 
 
@@ -175,8 +169,8 @@ def test_what_a_killed_worker_left_open_is_taken_over(
             has_met = True
             (out / "pipe").read_text()  # until the other worker is dead
 
-    settings = settled(tiny_search(tiny, out, workers=2))
-    record = run_search(settings, say=said.append, on_event=on_event)
+    settings = resume_settings(tiny_search(tiny, out, workers=2))
+    record = run_search(settings, on_progress=said.append, on_event=on_event)
     assert "worker 1 ended: killed by SIGKILL; what it was running is taken over" in said
     assert "taking over what 1 left open" in said
     rows = rows_of(out)
@@ -197,8 +191,8 @@ def test_a_model_that_cannot_be_packed_is_searched_through_its_own_forward(
 
     monkeypatch.setattr(packed_trials, "read_decoder", refuse)
     said: list[str] = []
-    settings = settled(tiny_search(tiny, tmp_path / "run"))
-    record = run_search(settings, say=said.append, on_event=lambda event: None)
+    settings = resume_settings(tiny_search(tiny, tmp_path / "run"))
+    record = run_search(settings, on_progress=said.append, on_event=lambda event: None)
     assert any("own forward" in line and "nobody reads" in line for line in said)
     assert same(record, whole[1])
     assert record.examples == whole[1].examples
@@ -232,12 +226,12 @@ def test_a_joining_worker_draws_from_the_same_study(
     whole: tuple[Path, StudyRecord], tiny: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    settings = settled(tiny_search(tiny, out, trials=3, vectors=str(whole[0] / "vectors")))
-    save_settings(settings)
-    join_search(settings, worker="elsewhere", say=lambda message: None, on_event=lambda event: None)
+    settings = resume_settings(tiny_search(tiny, out, trials=3, vectors=str(whole[0] / "vectors")))
+    save_settings(settings.folder, settings)
+    join_search(settings, worker="elsewhere", on_progress=lambda message: None, on_event=lambda event: None)
     assert set(rows_of(out)) == {"elsewhere"}
-    study = opened_study(settings, worker="0")
-    assert study.num_asked() == 3 and unfinished_workers(study) == set()
+    study = study_of(settings, worker="0")
+    assert study.num_asked() == 3 and study.open_workers() == set()
     record = run_quietly({"out": str(out)})
     assert len(record.trials) == 3
 
@@ -254,25 +248,6 @@ def test_a_study_of_another_model_is_refused(
     AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(other)
     with pytest.raises(BadInput, match="was begun with another model"):
         run_quietly({"out": str(whole[0]), "model": str(other)})
-
-
-def test_vectors_that_are_not_there_are_named(whole: tuple[Path, StudyRecord], tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no vectors of pca.*it has mean-difference"):
-        read_vectors(whole[0] / "vectors", methods=["mean-difference", "pca"])
-    with pytest.raises(BadInput, match="flatout steer fit"):
-        read_vectors(tmp_path, methods=["pca"])
-
-
-def test_a_storage_that_cannot_be_reached_is_named(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    settings = make_settings(tiny_search(tiny, tmp_path / "file" / "run"))
-    with pytest.raises(BadInput, match="cannot be reached"):
-        opened_study(settings, worker="0")
-
-
-def test_a_password_is_never_shown() -> None:
-    assert hidden_password("postgresql://me:secret@host/db") == "postgresql://me:...@host/db"
-    assert hidden_password("grpc://host:13000") == "grpc://host:13000"
 
 
 @pytest.mark.parametrize("wrong", [{"layers": "2-40"}, {"position": "300"}])

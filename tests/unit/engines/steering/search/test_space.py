@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.steering.search.space import Space, Trial, steering_of, trial_of
+from flatout.engines.steering.search.space import Space, Trial, read_trial, steering_of
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from flatout.errors import BadInput
 
@@ -57,12 +57,13 @@ def test_evenly_spaced_layers_are_a_number() -> None:
             number=3, layer=layers[-1], method="lda", strength=1.0, where="last-and-generated"
         )
         assert (
-            trial_of(3, {"layer": made.layer, "method": "lda", "strength": 1.0, "where": made.where}) == made
+            read_trial(3, {"layer": made.layer, "method": "lda", "strength": 1.0, "where": made.where})
+            == made
         )
 
 
 def test_a_trial_that_was_never_chosen_is_none() -> None:
-    assert trial_of(0, {"layer": 1, "method": "lda"}) is None
+    assert read_trial(0, {"layer": 1, "method": "lda"}) is None
 
 
 def test_every_error_of_a_space_is_named() -> None:

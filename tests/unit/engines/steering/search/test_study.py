@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import optuna
 import pytest
 
-from flatout.engines.steering.search import study as study_module
+from flatout.engines.steering.report.record import SCORE_NAMES
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space
-from flatout.engines.steering.search.study import SearchStudy, open_study, storage_at
+from flatout.engines.steering.search.study import STATES, SearchStudy, open_study
 from flatout.errors import BadInput
 
 SPACE = Space(layers=(0, 1, 2, 3), methods=("lda", "pca"), strength=(0.0, 1.0), where=("all", "generated"))
@@ -31,19 +30,6 @@ def test_trials_of_a_bracket_differ_and_a_seed_gives_them_again(tmp_path: Path) 
     assert len({(one.layer, one.method, one.strength, one.where) for one in asked[0]}) == 18
     assert [one.number for one in asked[0]] == list(range(18))
     assert opened(tmp_path / "c", seed=5).ask(SPACE, 18) != asked[0]
-
-
-def test_the_lock_of_a_dead_worker_is_taken_away_from_a_relative_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study_module, "STALE_LOCK_S", 3)
-    before = opened(Path("run")).ask(SPACE, 2)
-    storage_at("run/study.journal")._backend._lock.acquire()  # type: ignore[attr-defined]
-    Path("run").rename("moved")
-    assert len(opened(Path("moved")).ask(SPACE, 2)) == len(before) == 2
-    Path("moved/study.journal.lock").symlink_to("moved/study.journal")  # it leads nowhere
-    assert len(opened(Path("moved")).ask(SPACE, 2)) == 2
 
 
 def test_a_restarted_search_does_not_draw_its_first_bracket_again(tmp_path: Path) -> None:
@@ -150,26 +136,44 @@ def test_a_torn_journal_is_healed(tmp_path: Path, cut: int) -> None:
         json.loads(line)
 
 
-def test_where_a_study_may_lie(tmp_path: Path) -> None:
-    assert (tmp_path / "deep" / "study.rows") == opened(tmp_path / "deep").rows.folder
-    assert isinstance(storage_at(tmp_path / "a.journal"), optuna.storages.JournalStorage)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        proxy = storage_at("grpc://localhost:13001")
-    assert isinstance(proxy, optuna.storages.GrpcStorageProxy)
-    with pytest.raises(BadInput, match=r"sqlite://.*SQLite locks"):
-        storage_at("sqlite:///study.db")
-    with pytest.raises(BadInput, match="has no folder for its rows"):
-        open_study("grpc://localhost:13001")
+OTHERS = {"method": "pca", "where": "all"}
 
 
-def test_a_missing_database_driver_is_named() -> None:
-    pytest.importorskip("sqlalchemy")
-    for driver in ("psycopg2", "psycopg"):
-        try:
-            __import__(driver)
-        except ImportError:
-            continue
-        pytest.skip(f"{driver} is installed: the address would be dialled")
-    with pytest.raises(BadInput, match="needs a driver"):
-        storage_at("postgresql://localhost/study")
+def made(state: optuna.trial.TrialState, *, values: dict[int, float], score: float | None = None) -> object:
+    distributions = {
+        "layer": optuna.distributions.IntDistribution(0, 9),
+        "strength": optuna.distributions.FloatDistribution(-1, 1),
+        "method": optuna.distributions.CategoricalDistribution(["pca"]),
+        "where": optuna.distributions.CategoricalDistribution(["all"]),
+    }
+    return optuna.trial.create_trial(
+        state=state,
+        value=score,
+        params={"layer": 3, "strength": 0.5, **OTHERS},
+        distributions=distributions,
+        intermediate_values=values,
+    )
+
+
+def test_every_state_is_told_apart(tmp_path: Path) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    states = optuna.trial.TrialState
+    study = optuna.create_study(direction="maximize")
+    study.add_trial(made(states.COMPLETE, values={4: 0.2, 16: 0.6}, score=0.6))  # type: ignore[arg-type]
+    study.add_trial(made(states.PRUNED, values={4: 0.1}))  # type: ignore[arg-type]
+    study.add_trial(made(states.FAIL, values={4: 0.9}))  # type: ignore[arg-type]
+    study.add_trial(made(states.RUNNING, values={}))  # type: ignore[arg-type]
+    study.add_trial(optuna.trial.create_trial(state=states.FAIL))  # killed before it had a configuration
+    records = SearchStudy(study, RowLog(tmp_path), seed=0, worker="0", alone=True).records()
+    assert [(one.state, one.score, one.num_questions) for one in records] == [
+        ("complete", 0.6, 16),
+        ("pruned", 0.1, 4),
+        ("failed", None, 4),
+        ("running", None, None),
+    ]
+    assert (records[0].layer, records[0].strength, records[0].method) == (3, 0.5, "pca")
+
+
+def test_every_state_of_optuna_has_a_name() -> None:
+    assert set(STATES) == {state.name for state in optuna.trial.TrialState}
+    assert set(SCORE_NAMES) == {"positive", "negative"}

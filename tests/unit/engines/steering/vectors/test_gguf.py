@@ -65,11 +65,11 @@ def test_tensors_lie_at_multiples_of_the_alignment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"no such thing", "no GGUF file"),
+        (b"no such thing", "is not a GGUF file"),
         (file_of(version=1), "GGUF version 1"),
-        (file_of(architecture="llama"), "is a llama, no controlvector"),
-        (file_of(name="token_embd.weight"), "'token_embd.weight' .* is no plain direction"),
-        (file_of(kind=2)[:-8], "no plain direction"),
+        (file_of(architecture="llama"), "is a llama, not a controlvector"),
+        (file_of(name="token_embd.weight"), "'token_embd.weight' .* is not a plain direction"),
+        (file_of(kind=2)[:-8], "not a plain direction"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:

@@ -156,5 +156,5 @@ def test_axes_are_orthonormal_and_span_the_rows(texts: int, width: int, rank: in
 
 def test_pca_needs_pairs() -> None:
     positive, negative, _ = sides((1, 5, 4))
-    with pytest.raises(BadInput, match="5 positive and 4 negative texts are no pairs"):
+    with pytest.raises(BadInput, match="5 positive and 4 negative texts are not pairs"):
         pca_of_differences(positive, negative[:, :4])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from flatout.engines.steering.extract.activations import Activations
+from flatout.engines.steering.settings import METHODS
 from flatout.engines.steering.vectors import steering_vectors as module
-from flatout.engines.steering.vectors.steering_vectors import Method, SteeringVectors, fit, load
+from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, load, load_methods
 from flatout.errors import BadInput
-
-METHODS = get_args(Method)
 
 
 def activations(*, seed: int, shift: float, texts: int = 12, layers: tuple[int, ...] = (3, 7)) -> Activations:
@@ -67,13 +66,13 @@ def test_layers_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 def test_sides_may_differ_in_number_except_for_pairs() -> None:
     fewer = activations(seed=2, shift=-4.0, texts=5)
     assert fit(POSITIVE, fewer, method="lda").recipe["negative_texts"] == "5"
-    with pytest.raises(BadInput, match="no pairs"):
+    with pytest.raises(BadInput, match="not pairs"):
         fit(POSITIVE, fewer, method="pca")
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(BadInput, match="method 'ica' is unknown"):
-        fit(POSITIVE, NEGATIVE, method="ica")  # type: ignore[arg-type]
+        fit(POSITIVE, NEGATIVE, method="ica")
     with pytest.raises(BadInput, match=r"layers \(3, 7\) and \(1, 2\)"):
         fit(POSITIVE, activations(seed=1, shift=0, layers=(1, 2)), method="pca")
     with pytest.raises(BadInput, match="do not differ at layer 3"):
@@ -104,7 +103,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     for name, said in (
         ("cut", "cannot be read"),
         ("absent", "cannot be read"),
-        ("activations", "no vectors"),
+        ("activations", "does not hold vectors"),
         ("", r"is a folder \(name one file in it: v\.safetensors\)"),
     ):
         with pytest.raises(BadInput, match=said):
@@ -130,3 +129,12 @@ def test_activations_of_few_digits_are_fitted_in_many(dtype: torch.dtype) -> Non
     )
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.norms, expected.norms)
+
+
+def test_vectors_of_a_folder_are_read_by_method_and_absent_ones_named(tmp_path: Path) -> None:
+    fit(POSITIVE, NEGATIVE, method="pca").save(tmp_path / "pca.safetensors")
+    assert load_methods(tmp_path, methods=["pca"])["pca"].method == "pca"
+    with pytest.raises(BadInput, match=r"no vectors of lda.*it has pca"):
+        load_methods(tmp_path, methods=["pca", "lda"])
+    with pytest.raises(BadInput, match="flatout steer fit"):
+        load_methods(tmp_path / "absent", methods=["pca"])

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import pytest
 
 from flatout.engines.steering.workers.crew import SUPERVISED, Crew, Ended, WorkerPlan, plan_workers
-from flatout.engines.steering.workers.placement import Placement
+from flatout.engines.steering.workers.placement import GpuRoom, Placement
+
+
+def gpu(name: str) -> GpuRoom:
+    return GpuRoom(name=f"GPU-{name}", free_bytes=0)
 
 
 def python(code: str) -> list[str]:
@@ -27,12 +31,14 @@ def plans(*arguments: str) -> list[WorkerPlan]:
 
 def run(code: str, made: Sequence[WorkerPlan]) -> tuple[list[Ended], list[str]]:
     said: list[str] = []
-    with Crew(python(code), made, say=said.append) as crew:
+    with Crew(python(code), made, on_progress=said.append) as crew:
         return crew.wait(), said
 
 
 def test_each_sees_its_own_gpus_and_cores() -> None:
-    second, third = plan_workers(Placement(replicas=(("GPU-a",), ("GPU-b",), ("GPU-c", "GPU-d"))), cores=8)
+    second, third = plan_workers(
+        Placement(replicas=((gpu("a"),), (gpu("b"),), (gpu("c"), gpu("d")))), cores=8
+    )
     assert second.environment["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert second.arguments == ("--device", "cuda", "--worker", "1")
     assert "OMP_NUM_THREADS" not in second.environment
@@ -41,7 +47,7 @@ def test_each_sees_its_own_gpus_and_cores() -> None:
     assert [plan.environment["OMP_NUM_THREADS"] for plan in cpus] == ["2", "2"]
     assert [plan.arguments for plan in cpus] == [("--device", "cpu", "--worker", str(i)) for i in (1, 2)]
     assert all(plan.environment[SUPERVISED] == "1" for plan in cpus)
-    assert plan_workers(Placement(replicas=(("GPU-a",),)), cores=8) == []
+    assert plan_workers(Placement(replicas=((gpu("a"),),)), cores=8) == []
 
 
 def test_what_workers_say_is_relayed_with_their_names() -> None:
@@ -64,7 +70,7 @@ from flatout.engines.steering.workers.crew import Crew, WorkerPlan
 import sys
 child = {WAITING!r}
 plans = [WorkerPlan(name="w", environment={{}})]
-with Crew([sys.executable, "-c", child], plans, say=lambda line: print(line, flush=True)) as crew:
+with Crew([sys.executable, "-c", child], plans, on_progress=lambda line: print(line, flush=True)) as crew:
     crew.wait()
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from flatout.engines.steering.workers.heartbeat import ENDED, KEY, SILENT_BEATS, Beating, wait_for_silence
+from flatout.engines.steering.workers.heartbeat import ENDED, KEY, SILENT_BEATS, Heartbeat, wait_for_silence
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ class Clock:
 
 
 def test_a_worker_beats_until_it_ends(study: optuna.Study) -> None:
-    with Beating(study, "a", beat_s=0.001) as beating:
+    with Heartbeat(study, "a", beat_s=0.001) as beating:
         beating._over.wait(0.05)
         assert study.user_attrs[KEY + "a"] >= 1
     assert study.user_attrs[KEY + "a"] == ENDED
@@ -52,7 +52,9 @@ def test_a_silent_one_is_dead_after_some_beats(study: optuna.Study) -> None:
     study.set_user_attr(KEY + "a", 5)
     said: list[str] = []
     clock = Clock(study, {})
-    found = wait_for_silence(study, ["a"], beat_s=1.0, say=said.append, clock=clock, pause=clock.pause)
+    found = wait_for_silence(
+        study, ["a"], beat_s=1.0, on_progress=said.append, clock=clock, pause=clock.pause
+    )
     assert found == "a"
     assert SILENT_BEATS < clock.now_s <= SILENT_BEATS + 1
     assert said == ["waiting for a to finish or fall silent"]

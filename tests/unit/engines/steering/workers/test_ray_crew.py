@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.steering.workers.ray_crew import RayCrew, RayPlan, run_command
+from flatout.engines.steering.workers.ray_crew import RayCrew, run_command
 from flatout.errors import MissingExtra
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -21,7 +21,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": 
 ON_TWO_NODES = """
 import json, os, sys
 from ray.cluster_utils import Cluster
-from flatout.engines.steering.workers.ray_crew import RayCrew, RayPlan
+from flatout.engines.steering.workers.ray_crew import RayCrew
 from flatout.errors import BadInput
 
 folder, child = sys.argv[1:]
@@ -30,8 +30,8 @@ cluster.add_node(num_cpus=1, num_gpus=0)
 said, answer = [], {}
 
 def codes(command, **changes):
-    plan = RayPlan(**{"workers": 2, "gpus_each": 0, "address": cluster.address, **changes})
-    with RayCrew(command, plan, say=said.append) as crew:
+    options = {"workers": 2, "gpus_each": 0, "address": cluster.address, **changes}
+    with RayCrew(command, **options, on_progress=said.append) as crew:
         return [one.code for one in crew.wait()]
 
 answer["codes"] = codes([sys.executable, child, folder])
@@ -79,7 +79,7 @@ def test_workers_run_on_two_nodes_at_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_the_extra_is_named() -> None:
     with pytest.raises(MissingExtra, match=r"flatout\[ray\]"):
-        RayCrew(["true"], RayPlan(workers=1, gpus_each=0), say=print)
+        RayCrew(["true"], workers=1, gpus_each=0, on_progress=print)
 
 
 def test_a_worker_of_a_node_answers_with_its_code_and_last_lines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model folder is opened whole, or refused by what it lacks."""
+"""A model folder is loaded whole, or refused by what it lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.engines.steering.loading import check_folder, open_model
+from flatout.engines.steering.load_model import check_model_folder, load_model
 from flatout.errors import BadInput
 from tests.support.steering import write_tiny
 
@@ -19,26 +19,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_gives_a_model_that_runs(model: Path) -> None:
-    opened = open_model(model, device="cpu")
-    assert next(opened.model.parameters()).dtype == torch.float32
-    assert not opened.model.training
-    assert not any(parameter.requires_grad for parameter in opened.model.parameters())
-    assert opened.tokenizer("is the sky blue ?")["input_ids"] == [5, 6, 10, 20, 2]
-    half = open_model(model, device="cpu", dtype="bfloat16")
+    loaded = load_model(model)
+    assert next(loaded.model.parameters()).dtype == torch.float32
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert loaded.tokenizer("is the sky blue ?")["input_ids"] == [5, 6, 10, 20, 2]
+    half = load_model(model, dtype="bfloat16")
     assert next(half.model.parameters()).dtype == torch.bfloat16
 
 
 def test_what_a_folder_lacks_is_named(model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no model folder at"):
-        check_folder(tmp_path / "absent")
+        check_model_folder(tmp_path / "absent")
     with pytest.raises(BadInput, match=r"no config\.json"):
-        check_folder(tmp_path)
+        check_model_folder(tmp_path)
     without = tmp_path / "model"
     shutil.copytree(model, without)
     for path in without.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(BadInput, match=r"has no tokenizer .*save_pretrained"):
-        open_model(without)
+        load_model(without)
 
 
 def test_a_folder_with_broken_weights_is_named(model: Path, tmp_path: Path) -> None:
@@ -46,10 +46,4 @@ def test_a_folder_with_broken_weights_is_named(model: Path, tmp_path: Path) -> N
     shutil.copytree(model, broken)
     (broken / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(BadInput, match="no causal language model that can be loaded"):
-        open_model(broken, device="cpu")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
-def test_without_a_gpu_cuda_is_refused(model: Path) -> None:
-    with pytest.raises(BadInput, match="no GPU is visible"):
-        open_model(model, device="cuda")
+        load_model(broken)

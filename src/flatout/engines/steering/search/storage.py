@@ -1,0 +1,147 @@
+"""Where Optuna keeps a study: a journal file, PostgreSQL, or Optuna's gRPC proxy.
+
+A journal file is the default: it serves several processes on one machine or a shared folder.  Many nodes take
+PostgreSQL (`postgresql://...`) or the proxy (`grpc://host:port`).  SQLite locks under parallel work and is
+refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from flatout.atomic_files import refused_by_disk, unwritable
+from flatout.errors import BadInput, import_extra
+
+if TYPE_CHECKING:
+    import optuna
+
+LOCK_SUFFIX = ".lock"
+STALE_LOCK_S = 10  # a line of the journal takes milliseconds: a lock this old is a dead worker's
+
+
+def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
+    """Open the storage of a journal file's path or of a URL."""
+    storages: Any = import_extra("optuna.storages", extra="steering")
+    found: optuna.storages.BaseStorage
+    if not is_url(where):
+        path = Path(where)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        journal: Any = import_extra("optuna.storages.journal", extra="steering")
+        lock = _make_lock(path, journal)
+        _cut_torn_tail(path, lock)
+        found = storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock))
+        return found
+    url = urlsplit(str(where))
+    if url.scheme == "grpc":
+        import_extra("grpc", extra="steering")
+        ignored = import_extra("optuna.exceptions", extra="steering").ExperimentalWarning
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ignored)
+            found = storages.GrpcStorageProxy(host=url.hostname or "localhost", port=url.port or 13000)
+        return found
+    if url.scheme.startswith("postgresql"):
+        try:
+            found = storages.RDBStorage(str(where))
+        except ImportError as error:
+            raise BadInput(
+                f"a study at {url.scheme}:// needs a driver: {error}", hint="pip install psycopg2-binary"
+            ) from error
+        return found
+    raise BadInput(
+        f"a study cannot be kept at {url.scheme}://",
+        hint="give the path of a journal file, postgresql://... or grpc://host:port"
+        + ("; SQLite locks under parallel work" if url.scheme == "sqlite" else ""),
+    )
+
+
+def create_study(where: str | Path, *, name: str) -> optuna.Study:
+    """Open or begin a study; BadInput where its storage cannot be reached."""
+    optuna = import_extra("optuna", extra="steering")
+    try:
+        storage = open_storage(where)
+        with _quietly(optuna):
+            study: optuna.Study = optuna.create_study(
+                storage=storage, study_name=name, direction="maximize", load_if_exists=True
+            )
+        return study
+    except _storage_errors(optuna) as error:
+        shown = hide_password(str(where))
+        if refused := refused_by_disk(error):
+            raise unwritable(shown, refused) from None
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadInput(
+            f"the storage {shown} cannot be reached: {reason}",
+            hint="check the address and that it runs, or omit --storage for a journal file",
+        ) from None
+
+
+def is_url(where: str | Path) -> bool:
+    return isinstance(where, str) and "://" in where
+
+
+def hide_password(url: str) -> str:
+    """Write a storage's address as it may be shown."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:...@", url)
+
+
+def _storage_errors(optuna: Any) -> tuple[type[Exception], ...]:
+    """What storages raise when they are not there; their packages are imported only if they are used."""
+    found: list[type[Exception]] = [OSError, optuna.exceptions.StorageInternalError]
+    for module, name in (("sqlalchemy.exc", "SQLAlchemyError"), ("grpc", "RpcError")):
+        if module.split(".")[0] in sys.modules:
+            found.append(getattr(sys.modules.get(module) or __import__(module, fromlist=[name]), name))
+    return tuple(found)
+
+
+def _make_lock(path: Path, journal: Any) -> Any:
+    """Make Optuna's lock of a journal: a link to it, through which it asks how old the lock is.
+
+    A link that leads nowhere cannot be asked, and a worker that died with it would be waited for for ever: so
+    it names the file beside it, wherever the folder is moved to or mounted.
+    """
+    lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
+    lock._lock_target_file = path.name
+    link = Path(f"{path}{LOCK_SUFFIX}")
+    if link.is_symlink() and not link.exists() and path.exists():
+        link.unlink(missing_ok=True)
+    return lock
+
+
+def _cut_torn_tail(path: Path, lock: Any) -> None:
+    """Drop a line that a dead process has begun: Optuna would append to it and never read past it again."""
+    if not _is_torn(path):
+        return
+    lock.acquire()
+    try:
+        if _is_torn(path):
+            with open(path, "r+b") as file:
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
+def _is_torn(path: Path) -> bool:
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+@contextmanager
+def _quietly(optuna: Any) -> Iterator[None]:
+    """Keep Optuna's greeting off stderr, and leave the user's choice as it was."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
