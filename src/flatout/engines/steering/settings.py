@@ -75,7 +75,7 @@ class SearchSettings:
         if not self.methods or not self.where:
             wrong.append("methods or where is empty")
         if unknown := [name for name in self.methods if name not in METHODS]:
-            wrong.append(f"methods has {unknown[0]!r}, which is not one of {', '.join(METHODS)}")
+            wrong.append(f"there is no method {unknown[0]!r}, only {', '.join(METHODS)}")
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout steer search --help says what each means")
         read_position(self.position)

@@ -65,7 +65,7 @@ def test_ranges_are_read() -> None:
         ({"methods": []}, "is empty"),
         ({"where": ["everywhere"]}, "'everywhere', expected one of"),
         ({"position": "first"}, "'first' is not a position"),
-        ({"methods": ["pca", "caa"]}, "'caa', which is not one of mean-difference, pca"),
+        ({"methods": ["pca", "caa"]}, "no method 'caa', only mean-difference, pca"),
     ],
 )
 def test_what_cannot_be_is_named(changes: dict[str, Any], words: str) -> None:
