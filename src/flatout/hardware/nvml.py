@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from flatout.hardware.nvml_questions import INSTANCE_REASON, Questions, read_gpu_fields, reason_of, text_of
@@ -73,9 +72,7 @@ class GpuReader:
     def __enter__(self) -> GpuReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

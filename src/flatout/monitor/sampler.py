@@ -16,7 +16,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 
 from flatout.errors import BadInput, FlatoutError
 from flatout.monitor.job.job_meter import JobMeter
@@ -90,9 +89,7 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _run(self) -> None:

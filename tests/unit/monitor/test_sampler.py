@@ -242,7 +242,7 @@ def test_the_monitor_imports_neither_torch_nor_numpy() -> None:
         if path.stem != "__init__"
     )
     assert len(modules) > 20
-    drawing = {f"flatout.monitor.terminal.{name}" for name in ("panels", "screen", "full_screen", "follow")}
+    drawing = {f"flatout.monitor.terminal.{name}" for name in ("panels", "screen", "follow")}
     assert drawing <= set(modules)
     for names, heavy in (
         (modules, {"torch", "numpy"}),

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from flatout.errors import BadInput
@@ -190,9 +189,7 @@ class Watch(Generic[Batch]):
             self.run.num_open += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.run is not None:
             self.run.num_open -= 1
             if not self.run.num_open:

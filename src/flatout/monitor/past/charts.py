@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
-from flatout.monitor.past.summary import job_gpu
+from flatout.monitor.past.summary import gpu_figure, job_figure, job_gpu
 from flatout.monitor.sample import Sample, merge
 from flatout.page.charts import Chart, Drawing, Frame, Key, Line, Row, Rows, curves, stack
 from flatout.page.figures import Panel, write_figure
@@ -42,14 +42,6 @@ def bound_colour(bound: str | None) -> str:
     return BOUND_COLOURS.get(bound or "", "line")
 
 
-def _job(name: str) -> Value:
-    return lambda point: None if point.job is None else getattr(point.job, name)
-
-
-def _gpu(name: str) -> Value:
-    return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
-
-
 def _host(name: str) -> Value:
     return lambda point: getattr(point.host, name)
 
@@ -69,15 +61,15 @@ class TimeChart:
 
 
 CHARTS = (
-    TimeChart(section="Speed and loss", title="Steps per second", lines={"it/s": _job("steps_per_s")}),
-    TimeChart(section="Speed and loss", title="Loss", lines={"loss": _job("loss")}, from_zero=False),
+    TimeChart(section="Speed and loss", title="Steps per second", lines={"it/s": job_figure("steps_per_s")}),
+    TimeChart(section="Speed and loss", title="Loss", lines={"loss": job_figure("loss")}, from_zero=False),
     TimeChart(
         section="The GPU",
         title="How busy",
         lines={
-            "a kernel runs": _gpu("utilisation_share"),
-            "processors active": _gpu("sm_active_share"),
-            "tensor cores active": _gpu("tensor_active_share"),
+            "a kernel runs": gpu_figure("utilisation_share"),
+            "processors active": gpu_figure("sm_active_share"),
+            "tensor cores active": gpu_figure("tensor_active_share"),
         },
         show=show_share,
         top=1.0,
@@ -85,7 +77,7 @@ CHARTS = (
     TimeChart(
         section="The GPU",
         title="Power",
-        lines={"power": _gpu("power_w")},
+        lines={"power": gpu_figure("power_w")},
         show=lambda watts: f"{watts:.0f} W",
         limit=("limit", "power_limit_w"),
     ),
@@ -93,9 +85,9 @@ CHARTS = (
         section="Memory",
         title="GPU",
         lines={
-            "in use on the device": _gpu("memory_used_bytes"),
-            "reserved by torch": _job("reserved_bytes"),
-            "held by tensors": _job("allocated_bytes"),
+            "in use on the device": gpu_figure("memory_used_bytes"),
+            "reserved by torch": job_figure("reserved_bytes"),
+            "held by tensors": job_figure("allocated_bytes"),
         },
         show=show_bytes,
         is_binary=True,
@@ -109,12 +101,15 @@ CHARTS = (
         is_binary=True,
     ),
     TimeChart(
-        section="Energy", title="Per step", lines={"per step": _job("energy_per_step_j")}, show=show_joules
+        section="Energy",
+        title="Per step",
+        lines={"per step": job_figure("energy_per_step_j")},
+        show=show_joules,
     ),
     TimeChart(
         section="Energy",
         title="Per sample",
-        lines={"per sample": _job("energy_per_sample_j")},
+        lines={"per sample": job_figure("energy_per_sample_j")},
         show=show_joules,
     ),
     TimeChart(

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flatout.codec import encode
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
-from flatout.monitor.past.summary import Summary, job_gpu, summarise, weights
+from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, summarise, weights
 from flatout.monitor.sample import Sample
 
 NUM_RESAMPLES = 2000
@@ -74,14 +74,6 @@ class _Figure:
     by_steps: bool = False  # a mean over steps, not over time
 
 
-def _job(name: str) -> Callable[[Sample], float | None]:
-    return lambda point: None if point.job is None else getattr(point.job, name)
-
-
-def _gpu(name: str) -> Callable[[Sample], float | None]:
-    return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
-
-
 def _phase(phase: str) -> Callable[[Sample], float | None]:
     """Seconds of a step: a share that falls because another phase grew is no gain."""
 
@@ -95,21 +87,29 @@ def _phase(phase: str) -> Callable[[Sample], float | None]:
 
 
 FIGURES = (
-    _Figure(name="step time", unit="s", of=_job("step_s"), less_is_better=True, by_steps=True),
-    _Figure(name="steps per second", unit="per s", of=_job("steps_per_s"), less_is_better=False),
-    _Figure(name="samples per second", unit="per s", of=_job("samples_per_s"), less_is_better=False),
+    _Figure(name="step time", unit="s", of=job_figure("step_s"), less_is_better=True, by_steps=True),
+    _Figure(name="steps per second", unit="per s", of=job_figure("steps_per_s"), less_is_better=False),
+    _Figure(name="samples per second", unit="per s", of=job_figure("samples_per_s"), less_is_better=False),
     *(
         _Figure(name=f"step: {phase}", unit="s", of=_phase(phase), less_is_better=True, by_steps=True)
         for phase in PHASES
     ),
-    _Figure(name="GPU utilisation", unit="share", of=_gpu("utilisation_share"), less_is_better=None),
-    _Figure(name="SM activity", unit="share", of=_gpu("sm_active_share"), less_is_better=None),
-    _Figure(name="power", unit="W", of=_gpu("power_w"), less_is_better=None),
+    _Figure(name="GPU utilisation", unit="share", of=gpu_figure("utilisation_share"), less_is_better=None),
+    _Figure(name="SM activity", unit="share", of=gpu_figure("sm_active_share"), less_is_better=None),
+    _Figure(name="power", unit="W", of=gpu_figure("power_w"), less_is_better=None),
     _Figure(
-        name="energy per step", unit="J", of=_job("energy_per_step_j"), less_is_better=True, by_steps=True
+        name="energy per step",
+        unit="J",
+        of=job_figure("energy_per_step_j"),
+        less_is_better=True,
+        by_steps=True,
     ),
     _Figure(
-        name="energy per sample", unit="J", of=_job("energy_per_sample_j"), less_is_better=True, by_steps=True
+        name="energy per sample",
+        unit="J",
+        of=job_figure("energy_per_sample_j"),
+        less_is_better=True,
+        by_steps=True,
     ),
 )
 # Peaks have no spread: they are what they are.
@@ -141,37 +141,21 @@ def compare(first: Recorded, second: Recorded) -> Comparison:
 def _difference(
     figure: _Figure, first: Sequence[Sample], second: Sequence[Sample], *, step_s: float
 ) -> Difference:
-    a, b = _weighted(figure, first), _weighted(figure, second)
-    means = _mean(a), _mean(b)
+    points = _weighted(figure, first), _weighted(figure, second)
+    means = _mean(points[0]), _mean(points[1])
+    found = Difference(name=figure.name, unit=figure.unit, first=means[0], second=means[1], outcome="unknown")
     if means[0] is None or means[1] is None or means[0] <= 0 or means[1] <= 0:
         is_same = means[0] is not None and means[0] == means[1]
-        outcome: Outcome = "within noise" if is_same else "unknown"
-        return Difference(
-            name=figure.name, unit=figure.unit, first=means[0], second=means[1], outcome=outcome
-        )
+        return replace(found, outcome="within noise") if is_same else found
     ratio = means[1] / means[0]
-    if min(len(a), len(b)) < FEWEST_POINTS:
-        return Difference(
-            name=figure.name,
-            unit=figure.unit,
-            first=means[0],
-            second=means[1],
-            outcome="too short to tell",
-            ratio=ratio,
-        )
-    low, high = _interval(a, b)
+    if min(map(len, points)) < FEWEST_POINTS:
+        return replace(found, ratio=ratio, outcome="too short to tell")
+    low, high = _interval(*points)
     outcome = _outcome(ratio, low, high, less_is_better=figure.less_is_better)
     if figure.unit == "s" and abs(means[1] - means[0]) < WORTH_SAYING * step_s:
         outcome = "within noise"  # a phase can double and still be nothing of the step
-    return Difference(
-        name=figure.name,
-        unit=figure.unit,
-        first=means[0],
-        second=means[1],
-        outcome=outcome,
-        ratio=ratio,
-        ratio_low=min(low, ratio),
-        ratio_high=max(high, ratio),
+    return replace(
+        found, ratio=ratio, outcome=outcome, ratio_low=min(low, ratio), ratio_high=max(high, ratio)
     )
 
 

@@ -20,6 +20,23 @@ from flatout.monitor.verdicts.window import Verdict
 from flatout.runs import CHANNEL_FILE
 
 SUMMARY_FORMAT = "flatout-run-summary"
+# Fields of a Summary -> of a JobSample and of a GpuSample, merged over the run.
+OF_JOB = {
+    **{
+        name: name for name in ("steps", "samples", "steps_per_s", "samples_per_s", "phases", "device_phases")
+    },
+    "last_loss": "loss",
+    "peak_allocated_bytes": "peak_allocated_bytes",
+    "peak_reserved_bytes": "reserved_bytes",
+}
+OF_GPU = {
+    "gpu_name": "name",
+    "utilisation_share": "utilisation_share",
+    "sm_active_share": "sm_active_share",
+    "device_memory_bytes": "memory_used_bytes",
+    "device_memory_total_bytes": "memory_total_bytes",
+    "power_w": "power_w",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +91,6 @@ def summarise(recorded: Recorded) -> Summary:
     whole = merge(recorded.points)
     job = None if whole.job is None else _to_its_end(whole.job, recorded.folder)
     gpu = job_gpu(whole)
-    steps = total(recorded.points, lambda job: job.steps)
-    rows = total(recorded.points, lambda job: job.samples)
     energy_j = energy_of_job(recorded.points)
     return Summary(
         name=recorded.run.name,
@@ -84,28 +99,15 @@ def summarise(recorded: Recorded) -> Summary:
         state=recorded.state,
         started_s=recorded.run.started_s,
         duration_s=recorded.duration_s,
-        gpu_name=None if gpu is None else gpu.name,
-        steps=None if job is None else job.steps,
-        samples=None if job is None else job.samples,
         step_s=mean_step_s(recorded.points),
-        steps_per_s=None if job is None else job.steps_per_s,
-        samples_per_s=None if job is None else job.samples_per_s,
-        phases=None if job is None else job.phases,
-        device_phases=None if job is None else job.device_phases,
-        last_loss=None if job is None else job.loss,
-        utilisation_share=None if gpu is None else gpu.utilisation_share,
-        sm_active_share=None if gpu is None else gpu.sm_active_share,
-        device_memory_bytes=None if gpu is None else gpu.memory_used_bytes,
-        device_memory_total_bytes=None if gpu is None else gpu.memory_total_bytes,
-        peak_allocated_bytes=None if job is None else job.peak_allocated_bytes,
-        peak_reserved_bytes=None if job is None else job.reserved_bytes,
         host_memory_bytes=whole.host.memory_used_bytes,
         cpu_share=whole.host.cpu_share,
-        power_w=None if gpu is None else gpu.power_w,
         energy_j=energy_j,
-        energy_per_step_j=_over(energy_j, steps),
-        energy_per_sample_j=_over(energy_j, rows),
+        energy_per_step_j=_over(energy_j, total(recorded.points, lambda job: job.steps)),
+        energy_per_sample_j=_over(energy_j, total(recorded.points, lambda job: job.samples)),
         bounds=bound_shares(recorded),
+        **{ours: getattr(job, name) for ours, name in OF_JOB.items() if job is not None},
+        **{ours: getattr(gpu, name) for ours, name in OF_GPU.items() if gpu is not None},
     )
 
 
@@ -123,6 +125,16 @@ def job_gpu(sample: Sample) -> GpuSample | None:
     if sample.job is None:
         return sample.gpus[0] if sample.gpus else None
     return sample.job_gpu
+
+
+def job_figure(name: str) -> Callable[[Sample], float | None]:
+    """Reads one figure of the job from a point."""
+    return lambda point: None if point.job is None else getattr(point.job, name)
+
+
+def gpu_figure(name: str) -> Callable[[Sample], float | None]:
+    """Reads one figure of the job's GPU from a point."""
+    return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
 
 
 def weights(points: Sequence[Sample]) -> Iterator[tuple[Sample, int]]:
@@ -173,15 +185,10 @@ def bound_shares(recorded: Recorded) -> tuple[BoundShare, ...]:
     found = []
     for bound, group in groups.items():
         # The middle one speaks for all: the first and the last are half something else.
-        spoken = group[len(group) // 2][1]
+        said = group[len(group) // 2][1]
+        share = sum(stretch.end_s - stretch.start_s for stretch, _ in group) / whole_s
         found.append(
-            BoundShare(
-                bound=bound,
-                share=sum(stretch.end_s - stretch.start_s for stretch, _ in group) / whole_s,
-                sentence=spoken.sentence,
-                action=spoken.action,
-                rules=spoken.rules,
-            )
+            BoundShare(bound=bound, share=share, sentence=said.sentence, action=said.action, rules=said.rules)
         )
     return tuple(sorted(found, key=lambda each: -each.share))
 

@@ -1,7 +1,7 @@
 """What a terminal shows: one live line under a job, or a view that fills the screen.
 
 live_line.py     the line, kept apart from what the job prints
-follow.py        samples as they come: as a full screen or as lines
-full_screen.py   draws and obeys keys;  keyboard.py  reads them;  view.py  what each key does
+follow.py        samples as they come: as a full screen that obeys keys, or as lines
+keyboard.py      reads keys;  view.py  what each key does
 screen.py        the view as one picture;  panels.py  its parts;  sparkline.py  a curve in one row
 """

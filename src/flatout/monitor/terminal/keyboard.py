@@ -14,7 +14,7 @@ import signal
 import sys
 import termios
 import tty
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 NAMES = {
@@ -56,9 +56,7 @@ class Keyboard:
         self.take()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

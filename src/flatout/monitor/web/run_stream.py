@@ -1,18 +1,28 @@
-"""One run as all its browsers see it: each thing to be sent is encoded once, and shared."""
+"""One run as all its browsers see it: each thing to be sent is encoded once, and shared.
+
+A run is kept no finer than a chart can show.  The last ten minutes stay as they were sampled; what lies
+before is merged into slots of equal length, some hundreds for the whole run however long it gets: a week is
+drawn as well by 500 points as by 600,000.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import Sample, merge
 from flatout.monitor.verdicts.verdict import verdicts
 from flatout.monitor.verdicts.window import Verdict
 from flatout.monitor.web.events import event, history_json, sample_document
-from flatout.monitor.web.thinning import Past
 
 VERDICT_EVERY_S = 5.0  # a sentence stays for long enough to be read
 OVERLAP_S = 30.0  # another run's log may be that late
+RECENT_S = 600.0
+MOST_RECENT = 900  # ten samples a second: a minute and a half
+MOST_OLDER = 500
+SLACK = 100  # samples between two mergers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,3 +99,52 @@ class Stream:
         if self._judged_s is None or not 0.0 <= now_s - self._judged_s < VERDICT_EVERY_S:
             self._verdicts, self._judged_s = verdicts(self._past.samples), now_s
         return self._verdicts
+
+
+class Past:
+    """Samples in order of time, without their processes."""
+
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        self.samples: list[Sample] = []
+        for sample in samples:
+            self._append(sample)
+        self._shorten()
+
+    def add(self, sample: Sample) -> None:
+        self._append(sample)
+        if self._num_older() > MOST_OLDER + SLACK:
+            self._shorten()
+
+    def after(self, time_s: float) -> list[Sample]:
+        """Those later than `time_s`."""
+        later = itertools.takewhile(lambda sample: sample.time_s > time_s, reversed(self.samples))
+        return list(later)[::-1]
+
+    def _append(self, sample: Sample) -> None:
+        # Time that was set back: a chart goes on from there, as the clock does.
+        while self.samples and self.samples[-1].time_s >= sample.time_s:
+            self.samples.pop()
+        self.samples.append(replace(sample, processes=()) if sample.processes else sample)
+
+    def _num_older(self) -> int:
+        start_s = self.samples[-1].time_s - RECENT_S
+        first_recent = bisect.bisect_left(self.samples, start_s, key=lambda sample: sample.time_s)
+        return max(first_recent, len(self.samples) - MOST_RECENT)
+
+    def _shorten(self) -> None:
+        num_older = self._num_older() if self.samples else 0
+        if num_older > MOST_OLDER:
+            older, recent = self.samples[:num_older], self.samples[num_older:]
+            self.samples = [*thin(older, most=MOST_OLDER), *recent]
+
+
+def thin(samples: Sequence[Sample], *, most: int) -> list[Sample]:
+    """At most `most` samples for all of these, each for an equal part of the time."""
+    if len(samples) <= most:
+        return list(samples)
+    first_s, span_s = samples[0].time_s, samples[-1].time_s - samples[0].time_s
+
+    def slot(sample: Sample) -> int:
+        return min(int((sample.time_s - first_s) / span_s * most), most - 1)
+
+    return [merge(list(group)) for _, group in itertools.groupby(samples, key=slot)]

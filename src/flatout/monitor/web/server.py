@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flatout.doctor.rule import rule_by_code
@@ -178,9 +177,7 @@ class PageServer:
     def __enter__(self) -> PageServer:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _raise_failure(self) -> None:

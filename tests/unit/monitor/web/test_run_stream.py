@@ -6,7 +6,21 @@ import itertools
 import json
 from typing import Any
 
-from flatout.monitor.web.run_stream import VERDICT_EVERY_S, Position, Stream
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.monitor.sample import HostSample, ProcessSample, Sample
+from flatout.monitor.web.run_stream import (
+    MOST_OLDER,
+    MOST_RECENT,
+    SLACK,
+    VERDICT_EVERY_S,
+    Past,
+    Position,
+    Stream,
+    thin,
+)
 from tests.support.monitor_web import START_S, sample
 
 
@@ -102,3 +116,70 @@ def test_a_verdict_stays_long_enough_to_be_read() -> None:
     changes = [number for number in range(1, 12) if said[number] != said[number - 1]]
     assert changes
     assert all(after - before >= VERDICT_EVERY_S for before, after in itertools.pairwise(changes))
+
+
+# However long a run, what is kept of it is bounded, in order, and finest at its end
+
+
+def small_sample(second: float, *, cpu: float = 0.5) -> Sample:
+    return Sample(
+        time_s=second,
+        span_s=1.0,
+        host=HostSample(cpu_share=cpu, memory_used_bytes=int(second)),
+        processes=(ProcessSample(pid=1),),
+    )
+
+
+def test_a_long_run_is_kept_in_few_samples_the_last_ten_minutes_whole() -> None:
+    past = Past()
+    for second in range(5000):
+        past.add(small_sample(second))
+        assert len(past.samples) <= MOST_OLDER + MOST_RECENT + SLACK
+    times = [one.time_s for one in past.samples]
+    assert times == sorted(times)
+    assert times[-600:] == [4400.0 + second for second in range(600)]
+    assert times[0] < 100
+    assert all(not one.processes for one in past.samples)
+
+
+def test_at_ten_samples_a_second_the_number_is_bounded_too() -> None:
+    past = Past()
+    for tick in range(4000):
+        past.add(small_sample(tick / 10))
+    assert len(past.samples) <= MOST_OLDER + MOST_RECENT + SLACK
+    assert past.samples[-1].time_s == 399.9
+
+
+def test_a_past_made_of_many_samples_is_as_short_as_one_that_grew() -> None:
+    assert len(Past(small_sample(second) for second in range(5000)).samples) <= MOST_OLDER + 600 + 1
+
+
+def test_what_comes_after_a_time() -> None:
+    past = Past(small_sample(second) for second in range(10))
+    assert [one.time_s for one in past.after(6.5)] == [7.0, 8.0, 9.0]
+    assert past.after(9.0) == []
+    assert len(past.after(-1.0)) == 10
+
+
+def test_a_clock_that_was_set_back_goes_on_from_there() -> None:
+    past = Past(small_sample(second) for second in range(10))
+    past.add(small_sample(4.0, cpu=0.9))
+    assert [one.time_s for one in past.samples] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert past.samples[-1].host.cpu_share == 0.9
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0.001, 1000.0), min_size=1, max_size=120), st.integers(1, 30))
+def test_thinning_keeps_the_order_the_end_and_the_mean(gaps: list[float], most: int) -> None:
+    times = list(itertools.accumulate(gaps))
+    samples = [small_sample(time_s, cpu=number % 2) for number, time_s in enumerate(times)]
+    thinned = thin(samples, most=most)
+    assert len(thinned) <= most or len(samples) <= most
+    assert [one.time_s for one in thinned] == sorted(one.time_s for one in thinned)
+    assert thinned[-1].time_s == times[-1]
+    assert max(one.host.memory_used_bytes or 0 for one in thinned) == int(times[-1])
+
+
+def test_a_slot_holds_the_mean_of_its_samples() -> None:
+    thinned = thin([small_sample(second, cpu=second % 2) for second in range(100)], most=10)
+    assert [one.host.cpu_share for one in thinned] == [pytest.approx(0.5, abs=0.1)] * len(thinned)
