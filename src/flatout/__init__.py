@@ -6,6 +6,9 @@
     print(flatout.plan(model, batch, device="A100-80GB"))    # what a step takes of a GPU that is not here
     for batch in flatout.watch(loader): ...       # show how the job does while it runs, and keep a log
     flatout.step()                                # mark the end of a step of a loop without an optimizer
+    flatout.evolve({"model": folder, "task": "arithmetic"})     # train by evolution strategies
+    flatout.adapt(Path("five.yaml"))              # train adapters for several tasks, and their router
+    flatout.steer({"model": folder, "questions": "syc.jsonl"})  # search a steering vector and test it
 
 Names are resolved on first use: `import flatout` costs a training script nothing, and torch is imported
 by the verb that needs it.
@@ -17,8 +20,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flatout.api import adapt as adapt
     from flatout.api import diagnose as diagnose
+    from flatout.api import evolve as evolve
     from flatout.api import plan as plan
+    from flatout.api import steer as steer
     from flatout.decisions import Decision as Decision
     from flatout.doctor.examine import Diagnosis as Diagnosis
     from flatout.doctor.finding import Finding as Finding
@@ -38,9 +44,12 @@ _HOMES = {
     "Finding": "flatout.doctor.finding",
     "FlatoutError": "flatout.errors",
     "MemoryEstimate": "flatout.memory.predict.estimate",
+    "adapt": "flatout.api",
     "diagnose": "flatout.api",
+    "evolve": "flatout.api",
     "load_evidence": "flatout.measure.evidence_file",
     "plan": "flatout.api",
+    "steer": "flatout.api",
     "step": "flatout.measure.run.steps",
     "watch": "flatout.monitor.job.watch",
 }
@@ -53,9 +62,12 @@ __all__ = [
     "FlatoutError",
     "MemoryEstimate",
     "__version__",
+    "adapt",
     "diagnose",
+    "evolve",
     "load_evidence",
     "plan",
+    "steer",
     "step",
     "watch",
 ]

@@ -19,9 +19,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
+from flatout.data.padding import Longs
 from flatout.errors import BadInput
-
-Longs = npt.NDArray[np.int64]
 
 
 class EpochBatches(Sampler[list[int]]):

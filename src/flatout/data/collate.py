@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from flatout.data.buffers import Buffers
-from flatout.data.dtypes import numpy_dtype, torch_dtype
 from flatout.data.pad_rows import PadRows, mask_of, pad_lists
-from flatout.data.padding import Pad, Padded
+from flatout.data.padding import Pad, Padded, numpy_dtype, torch_dtype
 from flatout.errors import BadInput
 
 NUMBERS = (bool, int, float, complex, np.generic)
@@ -195,7 +194,7 @@ def _same_kind(column: Sequence[Any], field: str) -> None:
     kinds = set(map(type, column))
     first = next((kind for kind in KINDS if isinstance(column[0], kind)), None)
     if first is None:
-        raise BadInput(f"field {field!r} of sample 0 is {_describe(column[0])}, which makes no batch")
+        raise BadInput(f"field {field!r} of sample 0 is {_describe(column[0])}, which cannot be batched")
     if not all(issubclass(kind, first) for kind in kinds):
         number = next(i for i, value in enumerate(column) if not isinstance(value, first))
         raise _odd_one(column, number, field)

@@ -15,15 +15,14 @@ import math
 from collections.abc import Sequence
 from itertools import chain, compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flatout.data.buffers import KEPT_BYTES, Buffers
-from flatout.data.dtypes import Array, numpy_dtype, torch_dtype
-from flatout.data.padding import Pad, PaddingRows
+from flatout.data.padding import Array, Pad, PaddingRows, numpy_dtype, torch_dtype
 from flatout.errors import BadInput
 
 JOINED_ROW_BYTES = 8192  # samples shorter than this are joined
@@ -37,6 +36,20 @@ _below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
 _ndim_of = attrgetter("ndim")
+
+
+class _Rows(NamedTuple):
+    """The samples of one field on their way into a batch."""
+
+    samples: Sequence[Any]  # arrays or tensors
+    lengths: list[int]
+    shape: tuple[int, ...]  # of the batch
+    pad: Pad
+    field: str
+    buffers: Buffers  # where the batch is written
+
+    def empty(self, dtype: torch.dtype) -> Tensor:
+        return self.buffers.empty(self.field, self.shape, dtype)
 
 
 class PadRows:
@@ -55,8 +68,7 @@ class PadRows:
         lengths, trailing = _common_shape(column, field)
         same = _same_dtype(column, field, pad)
         column, lengths = cut(column, lengths, pad, field)
-        length = pad.length_of(max(lengths))
-        shape = (len(column), length, *trailing)
+        shape = (len(column), pad.length_of(max(lengths)), *trailing)
         if not math.prod(shape):
             dtype = pad.dtype or _as_torch(column[0].dtype, field)
             return self.buffers.empty(field, shape, dtype), lengths
@@ -64,36 +76,28 @@ class PadRows:
             column, same = [tensor.to(pad.dtype or column[0].dtype) for tensor in column], True
         source = _as_torch(column[0].dtype, field)
         if not same or pad.dtype in (None, source):
-            return self._write(column, lengths, shape, pad, field, same=same, buffers=self.buffers), lengths
+            return self._write(_Rows(column, lengths, shape, pad, field, self.buffers), same=same), lengths
         # NumPy converts piece by piece and slowly, torch the whole batch at once
-        values = self._write(column, lengths, shape, pad, field, same=same, buffers=self._scratch)
+        values = self._write(_Rows(column, lengths, shape, pad, field, self._scratch), same=same)
         return self.buffers.empty(field, shape, pad.dtype).copy_(values), lengths
 
-    def _write(
-        self,
-        column: Sequence[Any],
-        lengths: list[int],
-        shape: tuple[int, ...],
-        pad: Pad,
-        field: str,
-        *,
-        same: bool,
-        buffers: Buffers,
-    ) -> Tensor:
+    def _write(self, rows: _Rows, *, same: bool) -> Tensor:
         """The batch in the dtype of the samples, or if they have several in the one asked for."""
-        parallel = _copies_in_parallel(shape)
-        if isinstance(column[0], Tensor):
-            if parallel or _cat_is_serial(shape) or column[0].dtype == torch.bfloat16:
-                return self._cat(column, lengths, shape, pad, field, buffers)
-            column = _as_arrays(column)
+        first, shape = rows.samples[0], rows.shape
+        parallel = math.prod(shape[1:]) >= PARALLEL_ELEMENTS and torch.get_num_threads() > 1
+        if isinstance(first, Tensor):
+            serial = torch.get_num_threads() == 1 or math.prod(shape) < PARALLEL_ELEMENTS
+            if parallel or serial or first.dtype == torch.bfloat16:
+                return self._cat(rows)
+            rows = rows._replace(samples=_as_arrays(rows.samples))
         elif same and parallel:
-            return self._cat(list(map(torch.from_numpy, column)), lengths, shape, pad, field, buffers)
-        row_bytes = column[0].dtype.itemsize * math.prod(shape[1:])
-        if same and row_bytes < JOINED_ROW_BYTES and row_bytes * len(column) < KEPT_BYTES:
-            joined = self._join(column, lengths, shape, pad, field, buffers)
+            return self._cat(rows._replace(samples=list(map(torch.from_numpy, rows.samples))))
+        row_bytes = rows.samples[0].dtype.itemsize * math.prod(shape[1:])
+        if same and row_bytes < JOINED_ROW_BYTES and row_bytes * len(rows.samples) < KEPT_BYTES:
+            joined = self._join(rows)
             if joined is not None:
                 return joined
-        return self._concatenate(column, lengths, shape, pad, field, same=same, buffers=buffers)
+        return self._concatenate(rows, same=same)
 
     def _stack(self, column: Sequence[Any], pad: Pad, field: str) -> Tensor | None:
         """The batch by one call of torch.stack, where tensors look equal in length and are."""
@@ -117,86 +121,53 @@ class PadRows:
         except RuntimeError:  # one in between is longer or shorter
             return None
 
-    def _join(
-        self,
-        arrays: Sequence[Array],
-        lengths: list[int],
-        shape: tuple[int, ...],
-        pad: Pad,
-        field: str,
-        buffers: Buffers,
-    ) -> Tensor | None:
+    def _join(self, rows: _Rows) -> Tensor | None:
         """The batch as one bytes-like object; None where a sample is not contiguous."""
-        pieces = self._pieces(arrays, lengths, shape, pad, field, form="bytes")
         try:
-            joined = bytearray().join(pieces)
+            joined = bytearray().join(self._pieces(rows, form="bytes"))
         except (BufferError, TypeError, ValueError):
             return None
-        values = torch.frombuffer(joined, dtype=torch_dtype(arrays[0].dtype, field)).view(shape)
-        if buffers.plain(values.nbytes):
-            return values
-        return buffers.empty(field, shape, values.dtype).copy_(values)
+        dtype = torch_dtype(rows.samples[0].dtype, rows.field)
+        values = torch.frombuffer(joined, dtype=dtype).view(rows.shape)
+        return values if rows.buffers.plain(values.nbytes) else rows.empty(dtype).copy_(values)
 
-    def _concatenate(
-        self,
-        arrays: Sequence[Array],
-        lengths: list[int],
-        shape: tuple[int, ...],
-        pad: Pad,
-        field: str,
-        *,
-        same: bool,
-        buffers: Buffers,
-    ) -> Tensor:
-        pieces = self._pieces(arrays, lengths, shape, pad, field, form="array")
-        source = torch_dtype(arrays[0].dtype, field)
-        target = source if same else pad.dtype or source
-        values = buffers.empty(field, shape, target)
+    def _concatenate(self, rows: _Rows, *, same: bool) -> Tensor:
+        pieces = self._pieces(rows, form="array")
+        source = torch_dtype(rows.samples[0].dtype, rows.field)
+        target = source if same else rows.pad.dtype or source
+        values = rows.empty(target)
         if target == torch.bfloat16:  # NumPy cannot write it
-            return values.copy_(torch.from_numpy(np.concatenate(pieces)).view(shape))
-        np.concatenate(pieces, out=values.numpy().reshape(-1, *shape[2:]), casting="same_kind")
+            return values.copy_(torch.from_numpy(np.concatenate(pieces)).view(rows.shape))
+        np.concatenate(pieces, out=values.numpy().reshape(-1, *rows.shape[2:]), casting="same_kind")
         return values
 
-    def _cat(
-        self,
-        tensors: Sequence[Tensor],
-        lengths: list[int],
-        shape: tuple[int, ...],
-        pad: Pad,
-        field: str,
-        buffers: Buffers,
-    ) -> Tensor:
-        pieces = list(self._pieces(tensors, lengths, shape, pad, field, form="tensor"))
-        if len(shape) == 2 and len(pieces) > len(tensors):
+    def _cat(self, rows: _Rows) -> Tensor:
+        pieces = list(self._pieces(rows, form="tensor"))
+        if len(rows.shape) == 2 and len(pieces) > len(rows.samples):
             # one empty 1-D tensor makes torch.cat several times slower
-            rows = [n for length in lengths for n in (length, shape[1] - length)]
-            pieces = list(compress(pieces, rows if pad.side == "right" else _swapped(rows)))
-        dtype = tensors[0].dtype
+            left = [rows.shape[1] - length for length in rows.lengths]
+            pair = (rows.lengths, left) if rows.pad.side == "right" else (left, rows.lengths)
+            pieces = list(compress(pieces, chain.from_iterable(zip(*pair, strict=True))))
+        dtype = rows.samples[0].dtype
         with _below_autograd():
-            if buffers.plain(dtype.itemsize * math.prod(shape)):
-                return torch.cat(pieces).view(shape)
-            values = buffers.empty(field, shape, dtype)
-            torch.cat(pieces, out=values.view(-1, *shape[2:]))
+            if rows.buffers.plain(dtype.itemsize * math.prod(rows.shape)):
+                return torch.cat(pieces).view(rows.shape)
+            values = rows.empty(dtype)
+            torch.cat(pieces, out=values.view(-1, *rows.shape[2:]))
             return values
 
-    def _pieces(
-        self,
-        column: Sequence[Any],
-        lengths: list[int],
-        shape: tuple[int, ...],
-        pad: Pad,
-        field: str,
-        *,
-        form: str,
-    ) -> Sequence[Any]:
+    def _pieces(self, rows: _Rows, *, form: str) -> Sequence[Any]:
         """Samples and their padding in the order of the batch's memory."""
+        column, lengths, shape, pad = rows.samples, rows.lengths, rows.shape, rows.pad
         if lengths.count(shape[1]) == len(lengths):
             return column
         key = (form, column[0].dtype, shape[2:], pad.value)
         padding = self._padding.get(key)
         if padding is None:
-            dtype = column[0].dtype if form == "tensor" else torch_dtype(column[0].dtype, field)
-            padding = self._padding[key] = PaddingRows(pad.value, shape[2:], dtype, form=form, field=field)
+            dtype = _as_torch(column[0].dtype, rows.field)
+            padding = self._padding[key] = PaddingRows(
+                pad.value, shape[2:], dtype, form=form, field=rows.field
+            )
         pieces: list[Any] = [None] * (2 * len(column))
         sample = 0 if pad.side == "right" else 1
         pieces[sample::2] = column
@@ -215,7 +186,7 @@ def pad_lists(samples: Sequence[Sequence[Any]], *, pad: Pad, field: str) -> tupl
         values = values.astype(np.int64)
     if values.dtype.kind not in "biufc":
         number = next(i for i, sample in enumerate(samples) if np.array(sample).dtype.kind not in "biufc")
-        raise BadInput(f"field {field!r} of sample {number} holds what is no number")
+        raise BadInput(f"field {field!r} of sample {number} holds something that is not a number")
     target = values.dtype if pad.dtype is None else numpy_dtype(pad.dtype, field)
     length = pad.length_of(max(lengths))
     padded = np.full((len(samples), length, *values.shape[1:]), pad.value, target)
@@ -300,22 +271,8 @@ def _fits(dtype: Any, first: Any, pad: Pad, field: str) -> bool:
         return False
 
 
-def _cat_is_serial(shape: tuple[int, ...]) -> bool:
-    return torch.get_num_threads() == 1 or math.prod(shape) < PARALLEL_ELEMENTS
-
-
-def _copies_in_parallel(shape: tuple[int, ...]) -> bool:
-    return math.prod(shape[1:]) >= PARALLEL_ELEMENTS and torch.get_num_threads() > 1
-
-
 def _as_arrays(tensors: Sequence[Tensor]) -> list[Array]:
     try:
         return list(map(Tensor.numpy, tensors))
     except RuntimeError:  # some want a gradient or are lazy conjugates
         return [tensor.detach().resolve_conj().resolve_neg().numpy() for tensor in tensors]
-
-
-def _swapped(rows: list[int]) -> list[int]:
-    swapped = [0] * len(rows)
-    swapped[::2], swapped[1::2] = rows[1::2], rows[::2]
-    return swapped

@@ -1,4 +1,4 @@
-"""How one ragged field is padded, and the rows it is padded with."""
+"""How one ragged field is padded, the rows it is padded with, and the dtypes that NumPy and torch share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from flatout.errors import BadInput
+
+Array = npt.NDArray[Any]
+Longs = npt.NDArray[np.int64]
 
 
 class Padded(NamedTuple):
@@ -101,3 +106,27 @@ class PaddingRows:
             return [self._rows[: (length - n) * step] for n in lengths]
         self._views += [self._rows[: n * step] for n in range(len(self._views), length + 1)]
         return list(map(self._views[length::-1].__getitem__, lengths))
+
+
+_TORCH_DTYPES: dict[Any, torch.dtype] = {}
+
+
+def torch_dtype(dtype: np.dtype[Any], field: str) -> torch.dtype:
+    """Torch's counterpart of a NumPy dtype, or an error that names the field."""
+    found = _TORCH_DTYPES.get(dtype)
+    if found is None:
+        try:
+            found = _TORCH_DTYPES[dtype] = torch.from_numpy(np.empty(0, dtype)).dtype
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"field {field!r}: torch has no dtype for NumPy's {dtype}") from error
+    return found
+
+
+def numpy_dtype(dtype: torch.dtype, field: str) -> np.dtype[Any]:
+    """NumPy's counterpart of a torch dtype, or an error that names the field."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError as error:
+        raise BadInput(
+            f"field {field!r}: NumPy has no {dtype}", hint="cast the batch after it is made"
+        ) from error

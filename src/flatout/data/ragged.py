@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.gather import gather_rows
-from flatout.data.pieces import Longs, Piece, PieceTable, Placed
+from flatout.data.padding import Longs
+from flatout.data.pieces import Piece, PieceTable, Placed, gather_rows
 from flatout.errors import BadInput
 
 PADDING = -1  # the piece id of a row that belongs to no piece

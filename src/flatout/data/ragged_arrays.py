@@ -17,9 +17,8 @@ import torch
 
 from flatout.data import ragged_files
 from flatout.data.buffers import Buffers
-from flatout.data.dtypes import Array
-from flatout.data.padding import Pad
-from flatout.data.row_gather import DeviceRows, HostRows, Longs, Span
+from flatout.data.padding import Array, Longs, Pad
+from flatout.data.row_gather import DeviceRows, HostRows, Span
 from flatout.errors import BadInput
 
 
@@ -193,7 +192,7 @@ def _as_array(name: str, values: Any) -> Array:
     if array.ndim == 0:
         raise BadInput(f"field {name!r} is a single number")
     if array.dtype.kind not in "biufc":
-        raise BadInput(f"field {name!r} holds {array.dtype}, which is no number")
+        raise BadInput(f"field {name!r} holds {array.dtype}, which is not a number")
     return array
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from flatout.data.dtypes import Array, torch_dtype
+from flatout.data.padding import Array, torch_dtype
 from flatout.data.row_gather import Span
 from flatout.errors import BadInput
 
@@ -132,7 +132,7 @@ class _Column:
         if self._first is None:
             if array.dtype.kind not in "biufc":
                 raise BadInput(
-                    f"field {self._name!r} of record {record} holds {array.dtype}, which is no number"
+                    f"field {self._name!r} of record {record} holds {array.dtype}, which is not a number"
                 )
             self._first, self._rank = array, array.ndim
         first = self._first
@@ -226,7 +226,7 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         with file.open("rb") as handle:
             num_bytes = int.from_bytes(handle.read(8), "little")
             if num_bytes > file.stat().st_size:
-                raise BadInput(f"{file} is cut or no safetensors file")
+                raise BadInput(f"{file} is cut short, or not a safetensors file")
             header = json.loads(handle.read(num_bytes))
         note = json.loads(header.pop("__metadata__")[FORMAT])
         arrays = {

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from flatout.data.buffers import Buffers
-from flatout.data.dtypes import Array, torch_dtype
 from flatout.data.pad_rows import PadRows
-from flatout.data.padding import Pad, Padded
+from flatout.data.padding import Array, Longs, Pad, Padded, torch_dtype
 
-Longs = npt.NDArray[np.int64]
 SLICED_RECORD_BYTES = 1024  # records that are longer on average are cut out one by one
 WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 

@@ -102,7 +102,7 @@ def test_lengths_and_masks_come_with_the_field_elsewhere() -> None:
         ([{"x": np.ones(2)}, {"x": None}], "field 'x' of sample 1 is a NoneType"),
         ([{"x": 1}, {"x": "one"}], "field 'x' of sample 1 is a str, of sample 0 a int"),
         ([{"x": [1]}, {"x": np.ones(1)}], "field 'x' of sample 1 is an array of shape"),
-        ([{"x": object()}], "field 'x' of sample 0 is a object, which makes no batch"),
+        ([{"x": object()}], "field 'x' of sample 0 is a object, which cannot be batched"),
         ([], "there are no samples"),
     ],
 )

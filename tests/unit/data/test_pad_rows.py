@@ -190,7 +190,7 @@ def test_lists_are_padded_like_arrays(lists: list[list[int]], pad: Pad) -> None:
 def test_lists_of_lists_and_what_is_no_number() -> None:
     values, _ = pad_lists([[[1, 2]], [[3, 4], [5, 6]]], pad=Pad(), field="x")
     assert values.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
-    with pytest.raises(BadInput, match="field 'x' of sample 1 holds what is no number"):
+    with pytest.raises(BadInput, match="field 'x' of sample 1 holds something that is not a number"):
         pad_lists([[1], [None]], pad=Pad(), field="x")
     with pytest.raises(BadInput, match="lists of different lengths"):
         pad_lists([[[1], [1, 2]]], pad=Pad(), field="x")

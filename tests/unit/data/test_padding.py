@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.padding import MAX_KEPT_VIEWS, Pad, PaddingRows
+from flatout.data.padding import MAX_KEPT_VIEWS, Pad, PaddingRows, numpy_dtype, torch_dtype
 from flatout.errors import BadInput
 
 
@@ -60,3 +60,19 @@ def test_a_value_that_does_not_fit_names_the_field(value: float, dtype: torch.dt
 def test_infinite_padding_fits_floats() -> None:
     rows = PaddingRows(float("-inf"), (), torch.float32, form="tensor", field="x")
     assert torch.isneginf(rows.beside([0], 3)[0]).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+)
+def test_there_and_back(name: str) -> None:
+    dtype = torch_dtype(np.dtype(name), "x")
+    assert str(dtype) == f"torch.{name}"
+    assert numpy_dtype(dtype, "x") == np.dtype(name)
+
+
+def test_a_dtype_without_counterpart_names_the_field() -> None:
+    with pytest.raises(BadInput, match="field 'words'"):
+        torch_dtype(np.dtype("U3"), "words")
+    with pytest.raises(BadInput, match="field 'half'"):
+        numpy_dtype(torch.bfloat16, "half")
