@@ -2,7 +2,7 @@
 
 A population gives thousands of completions at once, and while they are scored the GPU waits.  Rewards that
 promise to be cheap are called on the spot: a process costs more than they do.  All others go in chunks to a
-few worker processes that live as long as the pool (see `reward_worker`).
+few worker processes that live as long as the pool (see `worker`).
 
 A reward is somebody's code on a model's odd output: it will raise, hang, or take its process down some day.
 That costs the row it happened on: no score, and a `Failure` that says why.  A worker that hangs past the time
@@ -30,9 +30,11 @@ from types import TracebackType
 from typing import Any
 
 from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row, is_cheap
-from flatout.engines.evolution.rewards.worker import MOST_ROWS, Board, Failure, FailureKind, score_row, serve
+from flatout.engines.evolution.rewards.worker import Failure, FailureKind, score_row, serve
 from flatout.errors import BadInput, ChildDied
 
+MOST_ROWS = 256  # of a chunk
+NOT_BEGUN = -1
 CHUNKS_PER_WORKER = 8  # of one list of rows: enough that the slowest chunk does not keep the others waiting
 START_LIMIT_S = 120.0  # for a worker to import its reward
 MOST_FALSE_STARTS = 3  # in a row, before the rows left are given up
@@ -45,6 +47,14 @@ class RewardScores:
     values: tuple[float | None, ...]
     failures: tuple[Failure, ...]
 
+    @classmethod
+    def of(cls, scores: Sequence[float | Failure]) -> RewardScores:
+        """Scores and failures in the order of their rows."""
+        return cls(
+            values=tuple(None if isinstance(score, Failure) else score for score in scores),
+            failures=tuple(score for score in scores if isinstance(score, Failure)),
+        )
+
     def summary(self) -> str | None:
         """The failures in one line; None where there are none."""
         if not self.failures:
@@ -56,50 +66,51 @@ class RewardScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chunk:
-    start: int
-    stop: int
+    """Rows of one list that a worker gets at once; `together`: in one call."""
+
+    rows: range
     together: bool
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def behind(self, num_rows: int) -> _Chunk | None:
-        """What is left without the first rows; None where nothing is."""
-        return dataclasses.replace(self, start=self.start + num_rows) if num_rows < len(self) else None
 
 
 class _Worker:
-    """One process and its ends of pipe and board."""
+    """One process and this end of its pipe."""
 
     def __init__(self, reward: Reward) -> None:
         context = multiprocessing.get_context("spawn")
-        cells = Board.cells(context)
-        self.board = Board(cells)
         self.pipe, there = context.Pipe()
-        self.process = context.Process(target=serve, args=(there, cells), daemon=True, name="reward")
+        self._under_way = context.RawArray("d", 2)  # when the row under way began, and which it is
+        arguments = (there, self._under_way)
+        self.process = context.Process(target=serve, args=arguments, daemon=True, name="reward")
         self.process.start()
         there.close()
         self.ready = False
         self.chunk: _Chunk | None = None
-        self._started_s = time.monotonic()
+        self.num_scored = 0
+        self._given_s = time.monotonic()
         self._owner = os.getpid()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the pool reads that
             self.pipe.send(reward)
 
     def give(self, chunk: _Chunk, rows: Sequence[Row]) -> None:
-        self.chunk = chunk
-        self.board.clear()
+        self.chunk, self.num_scored, self._given_s = chunk, 0, time.monotonic()
+        self._under_way[:] = self._given_s, NOT_BEGUN
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.pipe.send((list(rows[chunk.start : chunk.stop]), chunk.together))
+            self.pipe.send(([rows[row] for row in chunk.rows], chunk.together))
+
+    @property
+    def row(self) -> int | None:
+        """The row of its chunk that is under way; None before the first."""
+        row = int(self._under_way[1])
+        return None if self.chunk is None or row == NOT_BEGUN else row
 
     def deadline_s(self, timeout_s: float) -> float:
         """When this worker is to be given up, on the clock of `time.monotonic`."""
-        if not self.ready:
-            return self._started_s + START_LIMIT_S
-        if self.chunk is None:
+        if self.ready and self.chunk is None:
             return math.inf
-        limit_s = START_LIMIT_S if self.board.row is None else timeout_s * self.board.call_rows
-        return self.board.began_s + limit_s
+        if self.chunk is None or self.row is None:
+            return self._given_s + START_LIMIT_S
+        began_s: float = self._under_way[0]
+        return began_s + timeout_s * (len(self.chunk.rows) if self.chunk.together else 1)
 
     def end(self) -> list[tuple[Any, ...]]:
         """Kill the process and all it started; the messages it left behind."""
@@ -177,10 +188,9 @@ class RewardPool:
         """Score every row; what fails is in the result, and only an interrupt or a broken set-up raises."""
         rows = list(rows)
         if is_cheap(self.reward):
-            found = [score_row(self.reward, row, index=index) for index, row in enumerate(rows)]
-            failures = tuple(score for score in found if isinstance(score, Failure))
-            values = tuple(None if isinstance(score, Failure) else score for score in found)
-            return RewardScores(values=values, failures=failures)
+            return RewardScores.of(
+                [score_row(self.reward, row, index=index) for index, row in enumerate(rows)]
+            )
         scoring = _Scoring(
             rows, num_workers=self._num_workers, together=isinstance(self.reward, RewardOfRows)
         )
@@ -210,51 +220,53 @@ class RewardPool:
 
     def _listen(self, worker: _Worker, scoring: _Scoring) -> None:
         try:
-            message, *details = worker.pipe.recv()
+            message = worker.pipe.recv()
         except (EOFError, OSError):
             connection.wait([worker.process.sentinel], timeout=1)  # so that its own exit code is seen
             self._lose(worker, scoring, kind="died", why="its process ended")
             return
+        if message[0] == "broken":
+            self._lose(worker, scoring, kind="died", why=str(message[1]))
+        else:
+            self._take(worker, scoring, *message)
+
+    def _take(self, worker: _Worker, scoring: _Scoring, message: str, content: Any) -> None:
+        """What a worker said of the chunk that it has."""
         if message == "ready":
             worker.ready = self._has_worked = True
-        elif message == "failed" and worker.chunk is not None:
-            scoring.note(details[0], chunk=worker.chunk)
-        elif message == "done" and worker.chunk is not None:
-            scoring.keep(worker.chunk, worker.board, num_rows=len(worker.chunk))
-            worker.chunk = None
-        elif message == "broken":
-            self._lose(worker, scoring, kind="died", why=str(details[0]))
+        elif message == "apart" and worker.chunk is not None:
+            worker.chunk = dataclasses.replace(worker.chunk, together=False)
+        elif message == "scores" and worker.chunk is not None:
+            for score in content:
+                scoring.settle(worker.chunk.rows[worker.num_scored], score)
+                worker.num_scored += 1
+            if worker.num_scored == len(worker.chunk.rows):
+                worker.chunk = None
 
     def _lose(self, worker: _Worker, scoring: _Scoring, *, kind: FailureKind, why: str) -> None:
-        """End a worker and settle its chunk: rows before are kept, its row failed, rows behind go on."""
-        row = worker.board.row
-        messages = worker.end()
+        """End a worker: rows with a score keep it, the row under way failed, the others go on."""
+        row = worker.row
+        for message in worker.end():
+            self._take(worker, scoring, *message)
         self._workers.remove(worker)
-        chunk, board = worker.chunk, worker.board
+        chunk = worker.chunk
         if chunk is None and worker.ready:
-            return  # it died while it had nothing to do
-        if kind == "died":
-            why = f"{why} with code {worker.process.exitcode}" if worker.ready else why
-        if chunk is None or board.row is None:
+            return  # it had nothing to do, or just ended it
+        if kind == "died" and worker.ready:
+            why = f"{why} with code {worker.process.exitcode}"
+        if chunk is None or worker.row is None:
             if chunk is not None:
                 scoring.pending.appendleft(chunk)
             self._false_start(scoring, why=why)
             return
-        for message, *details in messages:
-            if message == "failed":
-                scoring.note(details[0], chunk=chunk)
-        if ("done",) in messages:
-            scoring.keep(chunk, board, num_rows=len(chunk))
-        elif board.call_rows > 1:
-            scoring.pending.appendleft(dataclasses.replace(chunk, together=False))
-        else:
-            scoring.keep(chunk, board, num_rows=board.row)
-            # A row that was begun after the limit of the one before had passed is not to blame.
-            blamed = kind == "died" or row == board.row
-            if blamed:
-                scoring.fail(Failure(index=board.row, kind=kind, message=why), chunk=chunk)
-            if rest := chunk.behind(board.row + blamed):
-                scoring.pending.appendleft(rest)
+        left = [chunk.rows[worker.num_scored :]]
+        # A row that was begun after the limit of the one before had passed is not to blame.
+        if not chunk.together and (kind == "died" or worker.row == row):
+            blamed = chunk.rows[worker.row]
+            scoring.settle(blamed, Failure(index=blamed, kind=kind, message=why))
+            left = [chunk.rows[worker.num_scored : worker.row], chunk.rows[worker.row + 1 :]]
+        for rows in filter(None, reversed(left)):
+            scoring.pending.appendleft(_Chunk(rows=rows, together=False))
 
     def _false_start(self, scoring: _Scoring, *, why: str) -> None:
         if not self._has_worked:
@@ -273,46 +285,28 @@ class _Scoring:
     def __init__(self, rows: list[Row], *, num_workers: int, together: bool) -> None:
         self.rows = rows
         size = max(1, min(MOST_ROWS, math.ceil(len(rows) / (num_workers * CHUNKS_PER_WORKER))))
+        whole = range(len(rows))
         self.pending = deque(
-            _Chunk(start=start, stop=min(start + size, len(rows)), together=together)
-            for start in range(0, len(rows), size)
+            _Chunk(rows=whole[start : start + size], together=together) for start in whole[::size]
         )
         self.num_false_starts = 0
-        self._values: list[float | None] = [None] * len(rows)
-        self._failures: dict[int, Failure] = {}
-        self._num_left = len(rows)
+        self._scores: dict[int, float | Failure] = {}
 
     @property
     def is_finished(self) -> bool:
-        return self._num_left == 0
+        return len(self._scores) == len(self.rows)
 
-    def note(self, failure: Failure, *, chunk: _Chunk) -> None:
-        """Why a row of a chunk under way has no score."""
-        index = chunk.start + failure.index
-        self._failures[index] = dataclasses.replace(failure, index=index)
-
-    def keep(self, chunk: _Chunk, board: Board, *, num_rows: int) -> None:
-        """Take the first rows of a chunk as settled, each by its score or its failure."""
-        for row, score in enumerate(board.scores(num_rows)):
-            if score is None and chunk.start + row not in self._failures:
-                unsaid = "its process ended before it could say why"
-                self.note(Failure(index=row, kind="died", message=unsaid), chunk=chunk)
-            self._values[chunk.start + row] = score
-        self._num_left -= num_rows
+    def settle(self, row: int, score: float | Failure) -> None:
+        """Take a row's score, or why it has none."""
+        self._scores[row] = dataclasses.replace(score, index=row) if isinstance(score, Failure) else score
         self.num_false_starts = 0
-
-    def fail(self, failure: Failure, *, chunk: _Chunk) -> None:
-        """Settle one row by its failure."""
-        self.note(failure, chunk=chunk)
-        self._num_left -= 1
 
     def give_up(self, *, why: str) -> None:
         """Fail every row that no worker has."""
         for chunk in self.pending:
-            for row in range(len(chunk)):
-                self.fail(Failure(index=row, kind="died", message=why), chunk=chunk)
+            for row in chunk.rows:
+                self.settle(row, Failure(index=row, kind="died", message=why))
         self.pending.clear()
 
     def scores(self) -> RewardScores:
-        failures = tuple(self._failures[index] for index in sorted(self._failures))
-        return RewardScores(values=tuple(self._values), failures=failures)
+        return RewardScores.of([self._scores[row] for row in range(len(self.rows))])

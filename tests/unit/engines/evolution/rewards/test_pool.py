@@ -16,8 +16,7 @@ import pytest
 
 from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward, Row
-from flatout.engines.evolution.rewards.pool import START_LIMIT_S, RewardPool, RewardScores
-from flatout.engines.evolution.rewards.worker import MOST_ROWS
+from flatout.engines.evolution.rewards.pool import MOST_ROWS, START_LIMIT_S, RewardPool, RewardScores
 from flatout.errors import BadInput, ChildDied
 
 TIMEOUT_S = 60.0  # never reached: everything but a hang takes microseconds
@@ -49,7 +48,7 @@ def misbehaves(completion: str, answer: Mapping[str, str], /) -> float:
 
 
 class Together:
-    """RewardScores rows together, unless one of them says what to do instead."""
+    """Scores rows together, unless one of them says what to do instead."""
 
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         return misbehaves(completion, answer)

@@ -1,4 +1,4 @@
-"""One call of a reward, and the board that pool and worker share."""
+"""One call of a reward, and what a worker says to its pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from flatout.engines.evolution.rewards.worker import Board, Failure, score_row
+from flatout.engines.evolution.rewards.worker import Failure, score_row, serve
 
 
 class Value:
@@ -41,7 +41,7 @@ def test_what_a_reward_raises_is_told_in_one_line_with_its_place() -> None:
     failure = score_row(raises, ("x", {}), index=7)
     assert isinstance(failure, Failure) and failure.kind == "raised"
     assert str(failure).startswith("row 7 raised: KeyError: ")
-    assert "test_reward_worker.py:" in failure.message and "\n" not in failure.message
+    assert "test_worker.py:" in failure.message and "\n" not in failure.message
 
 
 def test_an_interrupt_is_not_a_failure() -> None:
@@ -52,20 +52,24 @@ def test_an_interrupt_is_not_a_failure() -> None:
         score_row(interrupted, ("", {}), index=0)
 
 
-def test_a_board_tells_the_row_under_way_and_the_scores_before_it() -> None:
-    board = Board(Board.cells(multiprocessing.get_context("spawn")))
-    board.clear()
-    assert board.row is None and board.call_rows == 1
-    cleared_s = board.began_s
-    board.begin(0)
-    board.set_score(0, 0.5)
-    board.begin(1)
-    board.set_score(1, math.nan)
-    board.begin(2)
-    assert board.row == 2
-    assert board.scores(2) == [0.5, None]
-    assert board.began_s >= cleared_s
-    board.begin(0, call_rows=9)
-    assert board.call_rows == 9
-    board.clear()
-    assert board.row is None
+def length(completion: str, answer: Mapping[str, str], /) -> float:
+    return 1.0 / len(completion)
+
+
+def test_scores_go_back_together_and_a_failure_in_its_place() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    under_way = context.RawArray("d", 2)
+    process = context.Process(target=serve, args=(there, under_way))
+    process.start()
+    there.close()
+    here.send(length)
+    assert here.recv() == ("ready", None)
+    here.send(([("ab", {}), ("", {}), ("a", {})], True))  # together, which this reward cannot
+    assert here.recv() == ("apart", None)
+    kind, scores = here.recv()
+    assert kind == "scores" and scores[::2] == [0.5, 1.0] and scores[1].kind == "raised"
+    assert under_way[1] == 2 and under_way[0] > 0
+    here.close()
+    process.join()
+    assert process.exitcode == 0
