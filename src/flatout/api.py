@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.doctor.examine import Diagnosis, examine
-from flatout.errors import BadInput, import_extra
+from flatout.errors import import_extra
 from flatout.measure.evidence_file import load_evidence
 
 if TYPE_CHECKING:

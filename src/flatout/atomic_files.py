@@ -78,6 +78,17 @@ def append_whole(file: FileIO, content: bytes, *, when_full: str) -> None:
         raise unwritable(str(file.name), error, when_full=when_full) from error
 
 
+def cut_torn_line(path: Path) -> int:
+    """Remove what a killed writer left behind the last line end of a file; return the bytes that stay."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    return whole
+
+
 def unwritable(
     name: str,
     error: OSError,

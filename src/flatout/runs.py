@@ -20,14 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from flatout.atomic_files import replace_whole
-from flatout.codec import WrongShape, decode, encode
+from flatout.codec import WrongShape, decode
 from flatout.errors import BadInput, Interrupted
 from flatout.hardware.visible import VARIABLE
 from flatout.torchrun import read_launch
@@ -145,7 +145,7 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
 
 def write_run(folder: Path, run: Run) -> None:
     """Write run.json; OSError where that cannot be."""
-    document = {"format": FORMAT, "version": RUN_VERSION, **encode(run)}
+    document = {"format": FORMAT, "version": RUN_VERSION, **asdict(run)}
     replace_whole(folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
 
 

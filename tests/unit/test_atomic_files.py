@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.atomic_files import PARTIAL, remove_leftovers, whole_folder, write_whole
+from flatout.atomic_files import PARTIAL, cut_torn_line, remove_leftovers, whole_folder, write_whole
 from flatout.errors import BadInput
 
 # A writer that is killed with half of its bytes on the disk.
@@ -128,3 +128,12 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         assert not (tmp_path / "all" / "two").exists()
     assert [path.name for path in (tmp_path / "all").iterdir()] == ["two"], "the leftover is gone"
     assert (tmp_path / "all" / "two" / "a").read_text() == "whole"
+
+
+def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert cut_torn_line(path) == 0
+    path.write_bytes(b"whole\ntorn")
+    assert cut_torn_line(path) == 6 == path.stat().st_size
+    path.write_bytes(b"torn")
+    assert cut_torn_line(path) == 0 == path.stat().st_size

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from flatout.atomic_files import append_whole, open_to_append, try_lock
+from flatout.atomic_files import append_whole, cut_torn_line, open_to_append, try_lock
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput, MissingExtra
 from flatout.tensorboard_files import EventFile
@@ -58,7 +57,7 @@ class RunLog(Generic[Record]):
         try:
             if try_lock(self._file) is False:
                 raise BadInput(f"another run writes {self.path}", hint="wait for it, or take another --out")
-            if _cut_torn_line(self.path) == 0:
+            if cut_torn_line(self.path) == 0:
                 said = {"format": kind.format, "version": kind.version}
                 self._write({**said, "settings": encode(dict(settings or {}))})
             self._curves = _curves_in(folder / "tensorboard", tensorboard)
@@ -176,17 +175,6 @@ def _check_header(values: Any, kind: LogKind[Any], path: Path) -> None:
             f"{path} has version {values.get('version')}, this Flatout reads {kind.version}",
             hint="read it with the release that wrote it",
         )
-
-
-def _cut_torn_line(path: Path) -> int:
-    """Remove what a killed writer left behind the last line end; the bytes that stay."""
-    if not path.exists():
-        return 0
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    return whole
 
 
 def _known(value: Any) -> Any:

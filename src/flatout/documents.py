@@ -1,0 +1,56 @@
+"""JSON files that say what they are: {"format": "flatout-study", "version": 1, ...}.
+
+A reader checks the format before it believes a field, reads every version up to its own, and answers with one
+sentence where it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flatout.atomic_files import write_whole
+from flatout.codec import WrongShape, decode, encode
+from flatout.errors import BadInput
+
+Shape = TypeVar("Shape")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentKind:
+    """What tells one kind of document from another."""
+
+    format: str
+    version: int
+    what: str  # its name to people: "a study"
+    hint: str  # how to get one
+
+
+def write_document(path: Path, value: Any, kind: DocumentKind) -> None:
+    """Write a dataclass, or a table of plain values, whole or not at all."""
+    document = {"format": kind.format, "version": kind.version, **encode(value)}
+    write_whole(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_document(path: Path, shape: type[Shape], kind: DocumentKind) -> Shape:
+    """Read what `write_document` wrote."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist, and {kind.what} is needed", hint=kind.hint) from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}", hint=kind.hint) from None
+    if not isinstance(document, dict) or document.get("format") != kind.format:
+        raise BadInput(f"{path} is not {kind.what}", hint=kind.hint)
+    found = document.get("version")
+    if not isinstance(found, int) or found > kind.version:
+        raise BadInput(
+            f"{path} has version {found}; this flatout reads up to {kind.version}",
+            hint="install the release that wrote it",
+        )
+    try:
+        return decode(shape, document)
+    except WrongShape as error:
+        raise BadInput(f"{path} is damaged: {error}", hint=kind.hint) from None
