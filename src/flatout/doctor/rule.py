@@ -1,10 +1,16 @@
-"""The grammar of a rule: one file of `doctor/rules`, found by its place, documented by its docstring.
+"""The grammar of a rule: one module, documented by its docstring, found by its place or its entry point.
 
 A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five
 sections (What it does, Why it costs, Evidence, Fix, Fix safety), and a function
 `detect(evidence) -> list[Finding]`.  The file's name is the kebab name with underscores.  Tables,
-`flatout rules` and the docs are made from these; adding a rule is adding a file.  The sections are
-markdown, so that an example of a fix can be shown as code.
+`flatout rules` and the docs are made from these.  The sections are markdown, so that an example of a fix
+can be shown as code.
+
+Adding a rule is adding a file: to `doctor/rules`, or to a package of one's own that names it in its
+pyproject.toml (letters of its own before the digits keep its codes apart from ours):
+
+    [project.entry-points."flatout.rules"]
+    slow-print = "my_package.slow_print"
 """
 
 from __future__ import annotations
@@ -14,14 +20,18 @@ import importlib
 import pkgutil
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
-from flatout.doctor.finding import Finding
+from flatout.doctor.ceilings import computed_ceiling
+from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.errors import BadInput
-from flatout.measure.evidence import Evidence
+from flatout.measure.evidence import Evidence, Place
+from flatout.plugins import load_plugins
 
+GROUP = "flatout.rules"
 SECTIONS = ("What it does", "Why it costs", "Evidence", "Fix", "Fix safety")
 
 
@@ -40,16 +50,74 @@ class Rule:
         return re.split(r"(?<=\.)\s", " ".join(self.sections["What it does"].split()), maxsplit=1)[0]
 
 
+class Title(NamedTuple):
+    """The first line of a rule's docstring, and the findings that carry it."""
+
+    code: str
+    name: str
+
+    def finding(
+        self,
+        place: Place | None,
+        message: str,
+        *,
+        figures: Iterable[str],
+        share: float | None,
+        ceiling: Ceiling | None,
+        fix: str,
+        safety: FixSafety,
+    ) -> Finding:
+        """One cause at one place, with the figures it rests on."""
+        return Finding(
+            code=self.code,
+            name=self.name,
+            place=place,
+            message=message,
+            evidence=tuple(figures),
+            share=share,
+            ceiling=ceiling,
+            fix=fix,
+            safety=safety,
+        )
+
+    def cost(
+        self,
+        evidence: Evidence,
+        place: Place | None,
+        message: str,
+        *,
+        figures: Iterable[str],
+        share: float,
+        fix: str,
+        safety: FixSafety,
+    ) -> Finding:
+        """A cause that holds a share of the step; its ceiling is the step without that share."""
+        ceiling = computed_ceiling(evidence, freed_share=share)
+        return self.finding(
+            place, message, figures=figures, share=share, ceiling=ceiling, fix=fix, safety=safety
+        )
+
+
 @functools.cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule of the package, by code."""
+    """Every rule by code: those of this package, and those that other packages add."""
     package = importlib.import_module("flatout.doctor.rules")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    rules = [read_rule(importlib.import_module(f"{package.__name__}.{name}")) for name in names]
-    return tuple(sorted(rules, key=lambda rule: rule.code))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    found: dict[str, Rule] = {}
+    for module in (*modules, *load_plugins(GROUP).values()):
+        rule = read_rule(module)
+        if rule.code in found:
+            raise BadInput(
+                f"{module.__name__} has the code {rule.code} of {found[rule.code].name}",
+                hint="give it a code of its own, with letters of its own",
+            )
+        found[rule.code] = rule
+    return tuple(found[code] for code in sorted(found))
 
 
 def rule_by_code(code_or_name: str) -> Rule:
+    """One rule by its code, in any case, or by its name."""
     for rule in all_rules():
         if code_or_name.lower() in (rule.code.lower(), rule.name):
             return rule
@@ -58,23 +126,37 @@ def rule_by_code(code_or_name: str) -> Rule:
 
 
 def read_rule(module: ModuleType) -> Rule:
-    """Parse a rule module; a docstring that breaks the grammar is an error of ours."""
+    """Read a rule from its module; refuse a docstring that breaks the grammar."""
+    file_name = module.__name__.rpartition(".")[2]
     code, name = title_of(module.__doc__)
     body = (module.__doc__ or "").strip().partition("\n")[2]
     parts = re.split(rf"^({'|'.join(SECTIONS)})$", body, flags=re.MULTILINE)
     sections = {
         head: textwrap.dedent(text).strip() for head, text in zip(parts[1::2], parts[2::2], strict=True)
     }
-    file_name = module.__name__.rpartition(".")[2]
-    assert name.replace("-", "_") == file_name, f"{file_name}: the docstring names {name!r}"
-    assert tuple(parts[1::2]) == SECTIONS, f"{file_name}: sections are {tuple(parts[1::2])}"
-    assert all(sections.values()), f"{file_name}: a section is empty"
+    if name.replace("-", "_") != file_name:
+        raise _broken(file_name, f"names {name!r}: the file's name is the rule's with underscores")
+    if tuple(parts[1::2]) != SECTIONS:
+        raise _broken(file_name, f"has the sections {', '.join(parts[1::2]) or 'none'}")
+    if empty := [head for head, text in sections.items() if not text]:
+        raise _broken(file_name, f"says nothing under {', '.join(empty)}")
+    if not callable(getattr(module, "detect", None)):
+        raise BadInput(f"the rule {file_name} has no detect(evidence)", hint="add the function")
     return Rule(code=code, name=name, sections=sections, detect=module.detect)
 
 
-def title_of(docstring: str | None) -> tuple[str, str]:
+def title_of(docstring: str | None) -> Title:
     """The code and the name in the first line of a rule's docstring."""
     title = (docstring or "").strip().partition("\n")[0].strip()
     code, _, name = title.partition(" ")
-    assert re.fullmatch(r"FO\d{3}", code) and name, f"a rule's docstring starts with {title!r}"
-    return code, name
+    if not re.fullmatch(r"[A-Z]{2,}\d{3}", code) or not name:
+        raise _broken("", f"starts with {title!r}")
+    return Title(code, name)
+
+
+def _broken(file_name: str, how: str) -> BadInput:
+    whose = f"the docstring of the rule {file_name}" if file_name else "a rule's docstring"
+    return BadInput(
+        f"{whose} {how}",
+        hint=f"begin with a title such as 'FO301 tensor-created-in-loop'; sections: {', '.join(SECTIONS)}",
+    )

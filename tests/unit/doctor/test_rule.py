@@ -50,8 +50,13 @@ def test_a_summary_is_one_line_though_the_sentence_is_wrapped():
     ],
 )
 def test_a_docstring_that_breaks_the_grammar_is_refused(docstring):
-    with pytest.raises(AssertionError):
+    with pytest.raises(BadInput, match="docstring"):
         read_rule(module(docstring))
+
+
+def test_a_module_without_detect_is_refused():
+    with pytest.raises(BadInput, match=r"no detect\(evidence\)"):
+        read_rule(ModuleType("my_package.slow_thing", f"FO999 slow-thing\n{BODY}"))
 
 
 def test_the_title_holds_code_and_name():

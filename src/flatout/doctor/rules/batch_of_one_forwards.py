@@ -41,7 +41,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, ModuleCall
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_CALLS = 8
 LEAST_CALLS_PER_SAMPLE = 0.5
 LEAST_SHARE = 0.10
@@ -66,12 +66,10 @@ def detect(evidence: Evidence) -> list[Finding]:
 def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> Finding:
     calls = show_calls(call.calls_per_step)
     counted = show_seconds(counted_step_s(evidence))
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=call.place,
-        message=f"{call.module} runs {calls} times per step on one row each, {show_share(share)} of the step",
-        evidence=(
+    return RULE.finding(
+        call.place,
+        f"{call.module} runs {calls} times per step on one row each, {show_share(share)} of the step",
+        figures=(
             f"{call.module}: {calls} calls per step from this line, each with a leading dimension of 1",
             f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
         ),

@@ -47,7 +47,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Call, Evidence, Loader
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 JOINING = frozenset(
     {
         "numpy.append",
@@ -126,15 +126,11 @@ def _finding(evidence: Evidence, loader: Loader, call: Call, *, share: float) ->
     assert loader.collate_s is not None
     samples = f" of {loader.batch_size} samples" if loader.batch_size is not None else ""
     where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=call.place,
-        message=(
-            f"collating a batch{samples} calls {call.function} {show_calls(call.calls_per_batch)} times "
-            f"here, {show_share(share)} of the step"
-        ),
-        evidence=(
+    return RULE.finding(
+        call.place,
+        f"collating a batch{samples} calls {call.function} {show_calls(call.calls_per_batch)} times "
+        f"here, {show_share(share)} of the step",
+        figures=(
             f"{call.function}: {show_calls(call.calls_per_batch)} calls per batch on this line",
             f"collating a batch takes {show_seconds(loader.collate_s.mean_s)} in {where}",
             f"the step takes {show_seconds(evidence.step_s)}",

@@ -38,7 +38,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Memory, Place
 from flatout.units import show_bytes
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_NODES_PER_STEP = 1.0
 LEAST_TENSORS_PER_STEP = 0.5
 
@@ -133,12 +133,10 @@ def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding
         how_much = f"{retained.nodes_per_step:.0f} nodes"
     else:
         how_much = show_bytes(retained.bytes_per_step)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=retained.place,
-        message=f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step",
-        evidence=tuple(figures),
+    return RULE.finding(
+        retained.place,
+        f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step",
+        figures=figures,
         share=None,
         ceiling=None,
         fix="store loss.detach() (or .item(), read rarely) and detach a state that is carried over",

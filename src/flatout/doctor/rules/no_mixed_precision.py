@@ -38,7 +38,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Gpu, Kernels, ModuleCall
 from flatout.units import show_ratio, show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_MATMUL_SHARE = 0.20
 LEAST_BUSY_SHARE = 0.5
 LEAST_SPEEDUP = 1.05
@@ -131,12 +131,10 @@ def _finding(
             figures.append(f"{gpu.name} datasheet: {target} is {show_ratio(narrow / wide)} of {name}")
     scaler = "" if target == "bf16" else " with torch.amp.GradScaler"
     dtype = "torch.bfloat16" if target == "bf16" else "torch.float16"
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=call.place if call is not None else None,
-        message=f"32-bit matrix products hold {show_share(share)} of the step; {gpu.name} has {target} units",
-        evidence=tuple(figures),
+    return RULE.finding(
+        call.place if call is not None else None,
+        f"32-bit matrix products hold {show_share(share)} of the step; {gpu.name} has {target} units",
+        figures=figures,
         share=share,
         ceiling=None if freed_share is None else computed_ceiling(evidence, freed_share=freed_share),
         fix=f'run this forward under torch.autocast("cuda", dtype={dtype}){scaler}',

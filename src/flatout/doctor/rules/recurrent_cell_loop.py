@@ -38,7 +38,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_CALLS = 8
 LEAST_SHARE = 0.05
 
@@ -61,12 +61,10 @@ def _finding(evidence: Evidence, line: Line, *, share: float, known: bool) -> Fi
     calls = show_calls(line.calls_per_step)
     cells = show_ops(line)
     around = f"the forward pass around it takes {show_share(share)} of the step"
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=line.place,
-        message=f"{cells} is called {calls} times per step here, {show_share(share)} of the step",
-        evidence=(
+    return RULE.finding(
+        line.place,
+        f"{cells} is called {calls} times per step here, {show_share(share)} of the step",
+        figures=(
             f"{cells}: {calls} calls per step from this line",
             timing(evidence, line) if known else around,
         ),

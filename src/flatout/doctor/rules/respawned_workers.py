@@ -37,7 +37,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Loader
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_EPOCHS = 2
 LEAST_SHARE = 0.05
 
@@ -68,15 +68,11 @@ def _start_s(loader: Loader) -> float:
 
 
 def _finding(loader: Loader, *, start_s: float, share: float, step_s: float) -> Finding:
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=loader.place,
-        message=(
-            f"{loader.num_workers} workers start again at every epoch, {show_seconds(start_s)} each time: "
-            f"{show_share(share)} of an epoch of {loader.num_batches} batches"
-        ),
-        evidence=(
+    return RULE.finding(
+        loader.place,
+        f"{loader.num_workers} workers start again at every epoch, {show_seconds(start_s)} each time: "
+        f"{show_share(share)} of an epoch of {loader.num_batches} batches",
+        figures=(
             f"{len(loader.epochs)} epochs begun, {show_seconds(start_s)} each beyond an ordinary batch",
             f"an ordinary step takes {show_seconds(step_s)}",
         ),

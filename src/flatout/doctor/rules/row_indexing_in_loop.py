@@ -34,14 +34,14 @@ otherwise.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import computed_ceiling, share_of
+from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_CALLS = 10
 LEAST_SHARE = 0.03
 
@@ -64,14 +64,12 @@ def _finding(evidence: Evidence, line: Line, *, share: float) -> Finding:
     ]
     if line.backward_s is not None:
         figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=line.place,
-        message=f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
-        evidence=tuple(figures),
+    return RULE.cost(
+        evidence,
+        line.place,
+        f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
+        figures=figures,
         share=share,
-        ceiling=computed_ceiling(evidence, freed_share=share),
         fix="take all rows with one index or gather; where a loop must stay, unbind the tensor before it",
         safety="reordered" if line.requires_grad else "exact",
     )

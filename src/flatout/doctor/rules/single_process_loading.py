@@ -48,7 +48,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 from flatout.units import show_ratio, show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_WAIT_SHARE = 0.10
 LEAST_CORES = 2
 # A batch of 2 kB to 0.5 MB from a worker took 1.0 to 1.6 ms longer than one made in place, on two cores.
@@ -83,12 +83,10 @@ def _finding(loader: Loader, *, share: float, cached: Counterfactual, cores: int
         evidence.append(f"fetching the samples of a batch takes {show_seconds(loader.fetch_s.mean_s)}")
     if loader.collate_s is not None:
         evidence.append(f"collating them takes {show_seconds(loader.collate_s.mean_s)}")
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=loader.place,
-        message=f"the training process loads every batch itself, {show_share(share)} of the step",
-        evidence=tuple(evidence),
+    return RULE.finding(
+        loader.place,
+        f"the training process loads every batch itself, {show_share(share)} of the step",
+        figures=evidence,
         share=share,
         ceiling=measured_ceiling(cached),
         fix=_fix(loader, cached=cached, cores=cores),
@@ -124,5 +122,5 @@ def _workers(cached: Counterfactual, *, cores: int) -> int:
 
     Where they cannot hide it, the training process waits for them most of the time, and its core is theirs.
     """
-    hiding = math.ceil(cached.speedup_high - 1)
+    hiding = max(1, math.ceil(cached.speedup_high - 1))
     return cores if hiding >= cores else min(hiding + 1, max(1, cores - 1))

@@ -33,14 +33,14 @@ Exact: the same numbers, read later.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import computed_ceiling, on_gpu, share_of
+from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, lines_of, show_calls, show_ops
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Kernels, Site
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_CALLS = 1
 LEAST_GAP_SHARE = 0.05
 LEAST_LINE_SHARE = 0.01
@@ -78,20 +78,16 @@ def _waits_for_the_gpu(site: Site) -> bool:
 def _finding(evidence: Evidence, kernels: Kernels, line: Line, *, share: float) -> Finding:
     profiled = show_seconds(kernels.step_s)
     waits = show_calls(line.calls_per_step)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=line.place,
-        message=(
-            f"the host waits for the GPU {waits} times per step here ({show_ops(line)}); "
-            f"the GPU then idles for {show_share(share)} of the step"
-        ),
-        evidence=(
+    return RULE.cost(
+        evidence,
+        line.place,
+        f"the host waits for the GPU {waits} times per step here ({show_ops(line)}); "
+        f"the GPU then idles for {show_share(share)} of the step",
+        figures=(
             f"{show_ops(line)}: {waits} per step on a CUDA tensor",
             f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
         ),
         share=share,
-        ceiling=computed_ceiling(evidence, freed_share=share),
         fix="keep the value on the GPU (detach it) and read it once every many steps",
         safety="exact",
     )

@@ -32,14 +32,14 @@ Exact: the same values, created once.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import MOST, computed_ceiling, on_gpu, share_of
+from flatout.doctor.ceilings import MOST, on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_CALLS = 10
 LEAST_SHARE = 0.02
 LEAST_OWN_SHARE = 0.005  # below it the creation is an occasion, not a cause
@@ -71,14 +71,12 @@ def _finding(evidence: Evidence, line: Line, *, share: float) -> Finding:
     figures = [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
     if line.derived_s:
         figures.append(f"{show_seconds(line.derived_s)} more in what is computed from these tensors alone")
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=line.place,
-        message=f"{calls} tensors are created here per step, {show_share(share)} of the step",
-        evidence=tuple(figures),
+    return RULE.cost(
+        evidence,
+        line.place,
+        f"{calls} tensors are created here per step, {show_share(share)} of the step",
+        figures=figures,
         share=share,
-        ceiling=computed_ceiling(evidence, freed_share=share),
         fix="create one tensor before the loop, or one from the whole list, and use its rows",
         safety="exact",
     )

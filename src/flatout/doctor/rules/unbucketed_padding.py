@@ -34,7 +34,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
 from flatout.units import show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_POINTS = 0.10
 LEAST_SHARE = 0.05
 # What layers do to every position.  Elementwise work is left out: much of it belongs to loops, gradients
@@ -77,15 +77,11 @@ def _finding(
     evidence: Evidence, loader: Loader, lengths: Lengths, *, share: float, scaling: float
 ) -> Finding:
     sorted_share = show_share(lengths.bucketed_share)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=loader.place,
-        message=(
-            f"{show_share(lengths.padded_share)} of all positions are padding; batches of similar length "
-            f"would leave {sorted_share}"
-        ),
-        evidence=(
+    return RULE.finding(
+        loader.place,
+        f"{show_share(lengths.padded_share)} of all positions are padding; batches of similar length "
+        f"would leave {sorted_share}",
+        figures=(
             f"lengths of {lengths.num_samples} samples: mean {lengths.mean:.0f}, longest {lengths.max}",
             f"padding: {show_share(lengths.padded_share)} as batched, {sorted_share} sorted by length",
             f"{show_share(scaling)} of the step grows with the number of positions",

@@ -33,14 +33,14 @@ memory is taken from what the host can swap.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import computed_ceiling, on_gpu, share_of
+from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import Line, lines_of
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_bytes, show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_BYTES = 1024 * 1024
 LEAST_SHARE = 0.03
 
@@ -69,20 +69,16 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _finding(evidence: Evidence, line: Line, *, copies_s: float, share: float) -> Finding:
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=line.place,
-        message=(
-            f"{show_bytes(line.bytes_per_step)} per step are copied to the GPU from pageable memory, "
-            f"{show_share(share)} of the step"
-        ),
-        evidence=(
+    return RULE.cost(
+        evidence,
+        line.place,
+        f"{show_bytes(line.bytes_per_step)} per step are copied to the GPU from pageable memory, "
+        f"{show_share(share)} of the step",
+        figures=(
             f"{show_bytes(line.bytes_per_step)} per step copied on this line, none of it page-locked",
             f"pageable host-to-device copies take {show_seconds(copies_s)} per step in the profile",
         ),
         share=share,
-        ceiling=computed_ceiling(evidence, freed_share=share),
         fix=_fix(evidence),
         safety="exact",
     )

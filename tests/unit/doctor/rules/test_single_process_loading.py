@@ -121,3 +121,11 @@ def test_workers_of_a_stream_need_shares_of_their_own(made, fetch_s):
     assert finding.safety == "lossy"
     assert ("get_worker_info" in finding.fix) is (fetch_s > 1e-3)
     assert "dataset[indices]" not in finding.fix
+
+
+@pytest.mark.parametrize("speedup_high", [0.0, 1.0, 1.06])
+def test_at_least_one_worker_is_advised_whatever_the_interval_says(made, speedup_high):
+    job = slow_loading(made, speedup=1.4)
+    cached = dataclasses.replace(job.counterfactual("cached"), speedup_high=speedup_high)
+    (finding,) = detect(dataclasses.replace(job, counterfactuals=(cached,)))
+    assert "num_workers=2 " in finding.fix

@@ -1,0 +1,127 @@
+"""The contract holds a good rule and catches mistakes; a package adds a rule without editing ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import GROUP, read_rule
+from flatout.testing.rules import SICK, RuleContract
+
+SLOW_PRINT = '''"""XY101 slow-print
+
+What it does
+Finds a job that prints in every step, which nobody reads.
+
+Why it costs
+A terminal takes milliseconds for a line.
+
+Evidence
+The rest of the step is at least a tenth of it.
+
+Fix
+Print every hundredth step.
+
+Fix safety
+Exact: the numbers stay the same.
+"""
+
+from flatout.doctor.ceilings import share_of
+from flatout.doctor.rule import title_of
+
+RULE = title_of(__doc__)
+
+
+def detect(evidence):
+    share = share_of(evidence.phase_s("forward"), evidence.step_s)
+    if share is None or share < 0.1:
+        return []
+    figures = [f"{share:.0%} of the step"]
+    fix = "print every hundredth step"
+    return [RULE.cost(evidence, None, "it prints", figures=figures, share=share, fix=fix, safety="exact")]
+'''
+
+
+def slow_print(source: str = SLOW_PRINT) -> ModuleType:
+    module = ModuleType("my_package.slow_print")
+    exec(compile(source, "slow_print.py", "exec"), module.__dict__)
+    return module
+
+
+class TestSlowPrint(RuleContract):
+    rules = (read_rule(slow_print()),)
+    num_examples = 50
+
+
+def test_the_sick_job_makes_it_speak() -> None:
+    (finding,) = TestSlowPrint.rules[0].detect(SICK)
+    assert finding.share == 0.5 and finding.ceiling is not None and finding.ceiling.speedup == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "caught_by"),
+    [
+        (SLOW_PRINT.replace("Finds a job", "Looks for a job"), "test_the_documentation_is_whole"),
+        (SLOW_PRINT.replace("Exact: the", "The"), "test_the_documentation_is_whole"),
+        (
+            SLOW_PRINT.replace("share is None or share < 0.1", "share is not None and share < 0.1").replace(
+                "{share:.0%}", "some"
+            ),
+            "test_an_empty_job_has_no_findings",
+        ),
+        (
+            SLOW_PRINT.replace('"it prints"', '""'),
+            "test_findings_of_a_job_with_many_faults_can_be_shown_and_saved",
+        ),
+    ],
+)
+def test_a_mistake_is_caught(wrong: str, caught_by: str) -> None:
+    class Wrong(RuleContract):
+        rules = (read_rule(slow_print(wrong)),)
+
+    with pytest.raises((AssertionError, TypeError)):
+        getattr(Wrong(), caught_by)()
+
+
+def test_a_rule_that_breaks_on_odd_evidence_is_caught() -> None:
+    def breaks(evidence: Any) -> list[Finding]:
+        return [] if evidence.step_s else [1 / evidence.step_s for _ in evidence.sites]
+
+    class Wrong(RuleContract):
+        rules = (dataclasses.replace(TestSlowPrint.rules[0], detect=breaks),)
+
+    with pytest.raises((ZeroDivisionError, TypeError)):
+        Wrong().test_any_evidence_gives_findings_that_can_be_shown_and_saved()
+
+
+def test_a_package_adds_a_rule_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "my_rules").mkdir()
+    (tmp_path / "my_rules" / "__init__.py").write_text("")
+    (tmp_path / "my_rules" / "slow_print.py").write_text(SLOW_PRINT)
+    metadata = tmp_path / "my_rules-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-rules\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nslow-print = my_rules.slow_print\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from flatout.doctor.examine import examine\n"
+        "from flatout.testing.rules import SICK\n"
+        "print('XY101' in [finding.code for finding in examine(SICK)])\n"
+        "sys.argv = ['flatout', 'rules']\n"
+        "from flatout.cli.app import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("True\n"), done.stderr
+    assert "XY101" in done.stdout and "slow-print" in done.stdout and "FO301" in done.stdout
+
+    (tmp_path / "my_rules" / "slow_print.py").write_text(SLOW_PRINT.replace("XY101", "FO301"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "has the code FO301 of tensor-created-in-loop" in done.stderr
