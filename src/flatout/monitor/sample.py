@@ -89,6 +89,11 @@ class GpuSample:
     def key(self) -> tuple[int, int | None]:
         return self.index, self.mig_index
 
+    @property
+    def label(self) -> str:
+        """0, or 0.1 for instance 1 of GPU 0."""
+        return str(self.index) if self.mig_index is None else f"{self.index}.{self.mig_index}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessSample:

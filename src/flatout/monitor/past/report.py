@@ -154,7 +154,7 @@ def _gpus(recorded: Recorded) -> Html | None:
     heads = ("GPU", "name", "a kernel runs", "processors active", "peak memory", "power", "held down by")
     rows = [
         (
-            str(gpu.index) if gpu.mig_index is None else f"{gpu.index}.{gpu.mig_index}",
+            gpu.label,
             gpu.name or UNKNOWN,
             show_share(gpu.utilisation_share),
             show_share(gpu.sm_active_share),

@@ -38,8 +38,7 @@ def figures(sample: Sample) -> Iterator[Figure]:
     yield from _of("host", HostSample, sample.host)
     yield from _of("job", JobSample, sample.job)
     for gpu in sample.gpus:
-        number = str(gpu.index) if gpu.mig_index is None else f"{gpu.index}.{gpu.mig_index}"
-        yield from _of("gpu", GpuSample, gpu, gpu=number)
+        yield from _of("gpu", GpuSample, gpu, gpu=gpu.label)
 
 
 def _of(group: str, shape: type, row: Any, *, gpu: str | None = None) -> Iterator[Figure]:

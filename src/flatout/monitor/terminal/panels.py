@@ -115,7 +115,7 @@ def gpu_table(sample: Sample, view: View, paper: Paper) -> RenderableType:
         cells = ["", "", "lost"] if gpu.lost else [figure(gpu) for _, _, figure in columns]
         cells += [""] * (len(columns) - len(cells))
         table.add_row(
-            label + number_of(gpu), *cells, _aside(gpu, paper), style="red" if gpu.lost else HEAD * is_chosen
+            label + gpu.label, *cells, _aside(gpu, paper), style="red" if gpu.lost else HEAD * is_chosen
         )
     return table
 
@@ -125,10 +125,6 @@ def _aside(gpu: GpuSample, paper: Paper) -> Text:
     if held:
         return text(", ".join(held), style="yellow")
     return text(gpu.name or "", style=DIM) if paper.width >= NAME_FROM else Text()
-
-
-def number_of(gpu: GpuSample) -> str:
-    return str(gpu.index) if gpu.mig_index is None else f"{gpu.index}.{gpu.mig_index}"
 
 
 def _chosen(view: View, sample: Sample) -> int:
@@ -171,7 +167,7 @@ def curves(samples: Sequence[Sample], view: View, paper: Paper) -> RenderableTyp
 
 
 def _gpu_curves(gpu: GpuSample) -> Iterator[Curve]:
-    key, name = gpu.key, f"GPU {number_of(gpu)}"
+    key, name = gpu.key, f"GPU {gpu.label}"
 
     def of(figure: Callable[[GpuSample], float | None]) -> Callable[[Sample], float | None]:
         return lambda sample: next((figure(each) for each in sample.gpus if each.key == key), None)

@@ -74,9 +74,8 @@ def _columns(samples: Sequence[Sample]) -> tuple[list[float], dict[str, list[str
     times: list[float] = []
     before_s: float | None = None
     for sample in samples:
-        start_s = sample.time_s - (sample.span_s or 0.0)
-        if before_s is not None and start_s - before_s > HOLE_S:
-            times.append((before_s + start_s) / 2)
+        if before_s is not None and sample.start_s - before_s > HOLE_S:
+            times.append((before_s + sample.start_s) / 2)
             rows.append({})
         times.append(sample.time_s)
         rows.append(dict(charted(sample)))
@@ -88,7 +87,7 @@ def _columns(samples: Sequence[Sample]) -> tuple[list[float], dict[str, list[str
 def charted(sample: Sample) -> Iterator[tuple[str, float]]:
     """The figures that charts show and that are known, by their path: gpu/0/power_w."""
     groups: list[tuple[str, Any, tuple[str, ...]]] = [("host", sample.host, HOST_FIGURES)]
-    groups += [(f"gpu/{_number(gpu.index, gpu.mig_index)}", gpu, GPU_FIGURES) for gpu in sample.gpus]
+    groups += [(f"gpu/{gpu.label}", gpu, GPU_FIGURES) for gpu in sample.gpus]
     if sample.job is not None:
         groups.append(("job", sample.job, JOB_FIGURES))
     for group, row, names in groups:
@@ -99,10 +98,6 @@ def charted(sample: Sample) -> Iterator[tuple[str, float]]:
     for field in ("phases", "device_phases") if sample.job is not None else ():
         shares = getattr(sample.job, field) or {}
         yield from ((f"job/{field}/{phase}", shares.get(phase, 0.0)) for phase in PHASES if shares)
-
-
-def _number(index: int, mig_index: int | None) -> str:
-    return str(index) if mig_index is None else f"{index}.{mig_index}"
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.events import BEAT, RETRY, event
-from flatout.monitor.web.run_list import Catalogue
+from flatout.monitor.web.run_list import RunList
 from flatout.monitor.web.run_stream import Position, Stream
 
 MOST_CLIENTS = 200
@@ -52,7 +52,7 @@ class Feed:
     def __init__(
         self, *, sampler: Sampler | None = None, folders: Sequence[Path] = (), root: Path | None = None
     ) -> None:
-        self.catalogue = Catalogue(sampler=sampler, folders=folders, root=root)
+        self.run_list = RunList(sampler=sampler, folders=folders, root=root)
         self.clients: set[Client] = set()
         self.streams: dict[str, Stream] = {}
         self._logs: dict[str, HistoryTail] = {}
@@ -68,7 +68,7 @@ class Feed:
         """Take the sampler's run so far, and listen to what follows."""
         self._loop = asyncio.get_running_loop()
         self._list_runs()
-        sampler, key = self._sampler, self.catalogue.own_key
+        sampler, key = self._sampler, self.run_list.own_key
         if sampler is None or key is None:
             return
         logged = [] if sampler.job is None else await asyncio.to_thread(HistoryTail(sampler.job.folder).past)
@@ -92,8 +92,8 @@ class Feed:
                 self._loop.call_soon_threadsafe(self._add, sample)
 
     def _add(self, sample: Sample) -> None:
-        assert self.catalogue.own_key is not None
-        self.streams[self.catalogue.own_key].extend([sample])
+        assert self.run_list.own_key is not None
+        self.streams[self.run_list.own_key].extend([sample])
         self._wake()
 
     async def follow(self) -> None:
@@ -118,12 +118,12 @@ class Feed:
 
     async def _read_runs(self) -> None:
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(self.catalogue.read)
+            await asyncio.to_thread(self.run_list.read)
         self._list_runs()
 
     def _list_runs(self) -> None:
-        entries = [entry.to_json() for entry in self.catalogue.entries]
-        shown = event("runs", {"runs": entries, "first": self.catalogue.first, "most": MOST_OPEN})
+        entries = [entry.to_json() for entry in self.run_list.entries]
+        shown = event("runs", {"runs": entries, "first": self.run_list.first, "most": MOST_OPEN})
         if shown != self._runs:
             self._runs = shown
             self._wake()
@@ -148,7 +148,7 @@ class Feed:
                 await self._read_runs()
             yield RETRY + self._runs
             client.sees_runs = self._runs
-            client.streams = tuple(await self._open(keys or self.catalogue.first, client))
+            client.streams = tuple(await self._open(keys or self.run_list.first, client))
             async for chunk in self._backlog(client, after_s):
                 yield chunk
             clock = asyncio.get_running_loop().time
@@ -187,7 +187,7 @@ class Feed:
         opened: list[Stream] = []
         for key in list(dict.fromkeys(keys))[:MOST_OPEN]:
             async with self._opening:  # of browsers that ask at once, the first reads for all
-                if key not in self.streams and (folder := self.catalogue.folders.get(key)) is not None:
+                if key not in self.streams and (folder := self.run_list.folders.get(key)) is not None:
                     log = HistoryTail(folder)
                     self.streams[key] = Stream(key, await asyncio.to_thread(log.past))
                     self._logs[key] = log

@@ -12,10 +12,9 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flatout.codec import decode, encode
 from flatout.errors import FlatoutError
 from flatout.monitor.web.server import PageServer
 from flatout.runs import is_alive, list_runs, process_started_s
@@ -34,6 +33,10 @@ class PageOptions:
     root: str | None  # the folder of runs; None: the usual one
     host: str
     port: int
+
+    @property
+    def is_script_running(self) -> bool:
+        return is_alive(self.pid, self.process_started_s)
 
 
 def start_page(*, root: Path | None, host: str, port: int) -> None:
@@ -55,44 +58,40 @@ def start_page(*, root: Path | None, host: str, port: int) -> None:
         os._exit(0)
     _leave(sys.stdout.fileno())
     try:
-        os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(encode(options))])
+        os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(asdict(options))])
     finally:
         os._exit(2)
 
 
 def main() -> None:
-    options = decode(PageOptions, json.loads(sys.argv[1]))
+    options = PageOptions(**json.loads(sys.argv[1]))
+    root = None if options.root is None else Path(options.root)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = _folder(options)
+    folder = None
+    while folder is None and options.is_script_running:  # a script that ends without a run has no page
+        time.sleep(LOOK_EVERY_S)
+        runs = list_runs(root, kind="watch")
+        folder = next(
+            (
+                path
+                for path, run in runs
+                if run.pid == options.pid and is_alive(run.pid, run.process_started_s)
+            ),
+            None,
+        )
     if folder is None:
         return
-    root = None if options.root is None else Path(options.root)
     try:
         with PageServer(folders=[folder], root=root, host=options.host, port=options.port) as page:
             print(
                 f"flatout: the page is at {page.url} (it ends with the script)", file=sys.stderr, flush=True
             )
             _leave(sys.stderr.fileno())  # whoever reads it to its end waits for the script, not for the page
-            while _is_running(options):
+            while options.is_script_running:
                 time.sleep(LOOK_EVERY_S)
             time.sleep(LAST_LOOK_S)
     except FlatoutError as error:
         print(f"flatout: no page: {error}", file=sys.stderr)
-
-
-def _folder(options: PageOptions) -> Path | None:
-    """The run of the script, once it has begun one; None where it ended without."""
-    root = None if options.root is None else Path(options.root)
-    while _is_running(options):
-        for folder, run in list_runs(root, kind="watch"):
-            if run.pid == options.pid and is_alive(run.pid, run.process_started_s):
-                return folder
-        time.sleep(LOOK_EVERY_S)
-    return None
-
-
-def _is_running(options: PageOptions) -> bool:
-    return is_alive(options.pid, options.process_started_s)
 
 
 def _leave(stream: int) -> None:

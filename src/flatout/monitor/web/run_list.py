@@ -10,39 +10,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import encode
 from flatout.errors import BadInput
 from flatout.monitor.sampler import Sampler
 from flatout.runs import Run, list_runs, read_run, state_of
 
 MACHINE = "machine"
 MOST_LISTED = 200
+SENT = ("pid", "rank", "world_size", "started_s", "ended_s")  # of a run, where they are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One run of the list."""
+    """One run of the list; without a run, this machine."""
 
     key: str
-    name: str
-    state: str
-    pid: int | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    started_s: float | None = None
-    ended_s: float | None = None
+    run: Run | None = None
+
+    @property
+    def name(self) -> str:
+        return "this machine" if self.run is None else self.run.name
+
+    @property
+    def state(self) -> str:
+        return "running" if self.run is None else state_of(self.run)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in encode(self).items() if value is not None}
+        known = {name: value for name in SENT if (value := getattr(self.run, name, None)) is not None}
+        return {"key": self.key, "name": self.name, "state": self.state, **known}
 
 
-class Catalogue:
+class RunList:
     """Keys and folders of runs; `read` looks again."""
 
     def __init__(
         self, *, sampler: Sampler | None = None, folders: Sequence[Path] = (), root: Path | None = None
     ) -> None:
-        self._folders = tuple(folders)
+        self._given = tuple(folders)
         self._root = root
         self._own_folder = None if sampler is None or sampler.job is None else sampler.job.folder
         self.own_key: str | None = None
@@ -60,41 +63,27 @@ class Catalogue:
         """
         if self._own_folder is not None:
             return [self._own_folder.name]
-        given = [key for key, folder in self.folders.items() if folder in self._folders]
-        under_way = [entry.key for entry in self.entries if entry.state == "running" and entry.key != MACHINE]
+        given = [key for key, folder in self.folders.items() if folder in self._given]
+        under_way = (entry.key for entry in self.entries if entry.key != MACHINE and entry.state == "running")
         machine = [] if self.own_key is None else [self.own_key]
-        return given or under_way[:1] or machine or list(self.folders)[:1]
+        return given or [*under_way][:1] or machine or list(self.folders)[:1]
 
     def read(self) -> tuple[Entry, ...]:
-        own = () if self._own_folder is None else (self._own_folder,)
         found: dict[Path, tuple[Path, Run]] = {}
-        for folder in (*own, *self._folders):
+        for folder in (*([] if self._own_folder is None else [self._own_folder]), *self._given):
             try:
                 found.setdefault(folder.resolve(), (folder, read_run(folder)))
             except BadInput:
                 continue
         for folder, run in list_runs(self._root, kind="watch")[:MOST_LISTED]:
             found.setdefault(folder.resolve(), (folder, run))
+        entries = [Entry(key=MACHINE)] if self.own_key == MACHINE else []
         folders: dict[str, Path] = {}
-        entries = [Entry(key=MACHINE, name="this machine", state="running")] * (self.own_key == MACHINE)
         for folder, run in found.values():
             key = folder.name
             while key in folders or key == MACHINE:
                 key += "~"  # two folders of one name, from two places
             folders[key] = folder
-            entries.append(_entry(key, run))
+            entries.append(Entry(key=key, run=run))
         self.folders, self.entries = folders, tuple(entries)
         return self.entries
-
-
-def _entry(key: str, run: Run) -> Entry:
-    return Entry(
-        key=key,
-        name=run.name,
-        state=state_of(run),
-        pid=run.pid,
-        rank=run.rank,
-        world_size=run.world_size,
-        started_s=run.started_s,
-        ended_s=run.ended_s,
-    )
