@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, now
 from flatout.monitor.job.channel import CHECKSUM, LAYOUT, MAGIC, NUM_PHASES, SLOT_BYTES, VERSION
-from flatout.monitor.job.torch_device import UNKNOWN, AppleSide, DeviceSide, device_of_job
+from flatout.monitor.job.torch_device import UNKNOWN, DeviceSide, device_of_job
 
 WRITE_EVERY_S = 0.01  # no monitor reads more often than ten times a second
 _NO_DEVICE = [UNKNOWN] * NUM_PHASES
@@ -74,7 +74,7 @@ class Reporter:
         self._clock = Clock()
         self._clock.enter(EXCLUDED)  # nothing before the first step is part of one
         self._host_s = [0.0] * NUM_PHASES
-        self._device: DeviceSide | AppleSide | None = None
+        self._device: DeviceSide | None = None
         self._asks_device = True
         self._sees_data = False
         self._knows_samples = False

@@ -30,11 +30,11 @@ LOSS_EVERY_S = 0.1
 MOST_PENDING = 256
 
 
-def device_of_job() -> DeviceSide | AppleSide | None:
+def device_of_job() -> DeviceSide | None:
     """The GPU that the job computes on, as soon as it does."""
     torch = torch_of_job()
     if torch is not None:
-        return DeviceSide(torch)
+        return CudaSide(torch)
     torch = sys.modules.get("torch")
     apple = getattr(torch, "mps", None)  # every build has it; absent while torch is still being imported
     if torch is None or apple is None or not torch.backends.mps.is_available():
@@ -50,28 +50,61 @@ def torch_of_job() -> Any:
 
 
 class DeviceSide:
-    """The GPU of this process, on the stream that is current when a step ends."""
+    """What every maker's GPU tells; each of the methods may do nothing."""
+
+    gpu_id = b""  # NVML's id
+    name = b""  # of a GPU that NVML does not know
+
+    def __init__(self) -> None:
+        self.totals_s = [UNKNOWN] * NUM_PHASES
+        self.memory = (UNKNOWN, UNKNOWN, UNKNOWN)  # allocated, reserved, most allocated
+        self.device_memory = (UNKNOWN, UNKNOWN)  # used, total: of a GPU that NVML does not know
+        self.loss = UNKNOWN
+        self._memory_at_s = -math.inf
+
+    def before_wait(self, now_s: float) -> None:
+        """The host begins to wait for a batch."""
+
+    def after_wait(self) -> None:
+        """The host has its batch."""
+
+    def pause(self) -> None:
+        """What follows is no part of a step."""
+
+    def note_loss(self, loss: Any) -> None:
+        """Ask for the value of a tensor on the GPU; `loss` has it once the GPU got there."""
+
+    def collect(self) -> None:
+        """Take in whatever has happened by now."""
+        now_s = now()
+        if now_s - self._memory_at_s >= MEMORY_EVERY_S:
+            self._memory_at_s = now_s
+            self._read_memory()
+
+    def _read_memory(self) -> None:
+        raise NotImplementedError
+
+
+class CudaSide(DeviceSide):
+    """The GPU of this process, NVIDIA's or AMD's, on the stream that is current when a step ends."""
 
     def __init__(self, torch: Any) -> None:
+        super().__init__()
         self._torch = torch
         self.totals_s = [0.0] * NUM_PHASES
-        self.memory = (UNKNOWN, UNKNOWN, UNKNOWN)  # allocated, reserved, most allocated
-        self.loss: float = UNKNOWN
         self.gpu_id = _gpu_id(torch)
         self._is_amd = getattr(getattr(torch, "version", None), "hip", None) is not None
-        self.name = _text(torch.cuda.get_device_name()) if self._is_amd else b""
-        self.device_memory = (UNKNOWN, UNKNOWN)  # used, total: of an AMD GPU
+        if self._is_amd:
+            self.name = _text(torch.cuda.get_device_name())
         self._free: list[Any] = []
         self._pending: deque[tuple[int, Any]] = deque()  # (what the stream works for from here on, event)
         self._marked_at_s = 0.0
         self._is_marking = False
-        self._memory_at_s = 0.0
         self._loss_at_s = 0.0
         self._loss_buffer: Any = None
         self._loss_event: Any = None
 
     def before_wait(self, now_s: float) -> None:
-        """The host begins to wait for a batch."""
         self._is_marking = now_s - self._marked_at_s >= MARKS_EVERY_S and len(self._pending) < MOST_PENDING
         if self._is_marking:
             self._marked_at_s = now_s
@@ -84,7 +117,6 @@ class DeviceSide:
             self._mark(REST)
 
     def pause(self) -> None:
-        """What follows is no part of a step."""
         if self._pending and self._pending[-1][0] != EXCLUDED:
             self._mark(EXCLUDED)
 
@@ -96,7 +128,6 @@ class DeviceSide:
         self._pending.append((region, event))
 
     def note_loss(self, loss: Any) -> None:
-        """Ask for the value of a tensor on the GPU; `loss` has it once the GPU got there."""
         now_s = now()
         if self._loss_event is not None or now_s - self._loss_at_s < LOSS_EVERY_S or loss.numel() != 1:
             return
@@ -110,7 +141,6 @@ class DeviceSide:
         self._loss_event.record()
 
     def collect(self) -> None:
-        """Take in whatever has happened by now."""
         while len(self._pending) > 1 and self._pending[1][1].query():
             region, event = self._pending.popleft()
             if region < NUM_PHASES:
@@ -119,51 +149,27 @@ class DeviceSide:
         if self._loss_event is not None and self._loss_event.query():
             self.loss = float(self._loss_buffer[0])
             self._loss_event = None
-        now_s = now()
-        if now_s - self._memory_at_s >= MEMORY_EVERY_S:
-            self._memory_at_s = now_s
-            cuda = self._torch.cuda
-            self.memory = (
-                float(cuda.memory_allocated()),
-                float(cuda.memory_reserved()),
-                float(cuda.max_memory_allocated()),
-            )
-            if self._is_amd:
-                free, total = cuda.mem_get_info()
-                self.device_memory = (float(total - free), float(total))
+        super().collect()
+
+    def _read_memory(self) -> None:
+        cuda = self._torch.cuda
+        asked = (cuda.memory_allocated(), cuda.memory_reserved(), cuda.max_memory_allocated())
+        self.memory = (float(asked[0]), float(asked[1]), float(asked[2]))
+        if self._is_amd:
+            free, total = cuda.mem_get_info()
+            self.device_memory = (float(total - free), float(total))
 
 
-class AppleSide:
+class AppleSide(DeviceSide):
     """Apple's GPU: what its allocator holds, and how much of the machine's memory it may take."""
 
-    gpu_id = b""
     name = b"Apple GPU"
 
     def __init__(self, apple: Any) -> None:
+        super().__init__()
         self._apple = apple  # torch.mps
-        self.totals_s = [UNKNOWN] * NUM_PHASES
-        self.memory = (UNKNOWN, UNKNOWN, UNKNOWN)
-        self.device_memory = (UNKNOWN, UNKNOWN)
-        self.loss: float = UNKNOWN
-        self._memory_at_s = -math.inf
 
-    def before_wait(self, now_s: float) -> None:
-        pass
-
-    def after_wait(self) -> None:
-        pass
-
-    def pause(self) -> None:
-        pass
-
-    def note_loss(self, loss: Any) -> None:
-        pass
-
-    def collect(self) -> None:
-        now_s = now()
-        if now_s - self._memory_at_s < MEMORY_EVERY_S:
-            return
-        self._memory_at_s = now_s
+    def _read_memory(self) -> None:
         driver = float(self._apple.driver_allocated_memory())
         self.memory = (float(self._apple.current_allocated_memory()), driver, UNKNOWN)
         # The driver's is this process's alone; others' is not told.

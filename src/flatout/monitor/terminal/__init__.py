@@ -3,5 +3,5 @@
 live_line.py     the line, kept apart from what the job prints
 follow.py        samples as they come: as a full screen that obeys keys, or as lines
 keyboard.py      reads keys;  view.py  what each key does
-screen.py        the view as one picture;  panels.py  its parts;  sparkline.py  a curve in one row
+screen.py        the view as one picture;  panels.py  its parts, curves in one row among them
 """

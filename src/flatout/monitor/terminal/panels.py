@@ -6,7 +6,8 @@ are made printable and set as text, which rich never reads as markup.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -15,7 +16,6 @@ from rich.text import Text
 
 from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
-from flatout.monitor.terminal.sparkline import MARKS, PLAIN_MARKS, sparkline
 from flatout.monitor.terminal.view import ON_GPU, View, sorted_processes
 from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
@@ -24,6 +24,8 @@ GIB = 2**30
 CURVE_S = 120.0
 LONGEST_CURVE = 120
 LONGEST_NAME = 60
+MARKS = "▁▂▃▄▅▆▇█"
+PLAIN_MARKS = "_.-=+*#@"  # for terminals without these characters
 DIM, HEAD = "dim", "bold"
 PHASE_COLOURS = {  # bright enough for a dark terminal, dark enough for a light one
     "wait": "#d9a53a",
@@ -185,6 +187,40 @@ def _gpu_curves(gpu: GpuSample) -> Iterator[Curve]:
 
 def _figure(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.4g}"
+
+
+def sparkline(
+    points: Iterable[tuple[float, float | None]],
+    *,
+    width: int,
+    span_s: float,
+    top: float | None = None,
+    marks: str = MARKS,
+) -> str:
+    """The last `span_s` seconds of (time, value) in `width` characters; `top` is the value of a full mark.
+
+    Without `top` it is the highest of the curve.  Columns are slots of absolute time, so that a curve moves to
+    the left as a whole and never shimmers.  A gap in the samples and an unknown value are blanks, which a zero
+    is not: zero is the lowest mark.
+    """
+    known = [(time_s, value) for time_s, value in points]
+    if not known or width < 1:
+        return " " * max(width, 0)
+    slot_s = span_s / width
+    last = math.floor(known[-1][0] / slot_s)
+    slots: list[list[float]] = [[] for _ in range(width)]
+    for time_s, value in known:
+        column = width - 1 - (last - math.floor(time_s / slot_s))
+        if value is not None and math.isfinite(value) and 0 <= column < width:
+            slots[column].append(value)
+    means = [sum(slot) / len(slot) if slot else None for slot in slots]
+    height = top if top is not None else max((mean for mean in means if mean is not None), default=0.0)
+    return "".join(" " if mean is None else _mark(mean, height, marks) for mean in means)
+
+
+def _mark(value: float, height: float, marks: str) -> str:
+    share = min(max(value / height, 0.0), 1.0) if height > 0 else 0.0
+    return marks[min(int(share * len(marks)), len(marks) - 1)]
 
 
 # The job

@@ -14,7 +14,7 @@ from flatout.measure.clock import FORWARD
 from flatout.monitor.job import reporter as reporter_module
 from flatout.monitor.job.channel import Progress, read_channel
 from flatout.monitor.job.reporter import WRITE_EVERY_S, Reporter
-from flatout.monitor.job.torch_device import DeviceSide
+from flatout.monitor.job.torch_device import CudaSide
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_an_error_of_the_gpu_is_not_raised_here(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     cuda = SimpleNamespace(current_device=broken, get_device_properties=broken)
-    monkeypatch.setattr(reporter_module, "device_of_job", lambda: DeviceSide(SimpleNamespace(cuda=cuda)))
+    monkeypatch.setattr(reporter_module, "device_of_job", lambda: CudaSide(SimpleNamespace(cuda=cuda)))
     reporter = make(tmp_path)
     for _ in range(3):
         reporter.before_wait()

@@ -20,7 +20,7 @@ from flatout.measure.clock import REST, WAIT
 from flatout.monitor.job import torch_device
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.job.reporter import Reporter
-from flatout.monitor.job.torch_device import AppleSide, DeviceSide, device_of_job, torch_of_job
+from flatout.monitor.job.torch_device import AppleSide, CudaSide, device_of_job, torch_of_job
 
 
 @dataclass
@@ -94,11 +94,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> PlayedCuda:
     return cuda
 
 
-def side_of(cuda: PlayedCuda) -> DeviceSide:
-    return DeviceSide(SimpleNamespace(cuda=cuda))
+def side_of(cuda: PlayedCuda) -> CudaSide:
+    return CudaSide(SimpleNamespace(cuda=cuda))
 
 
-def play(cuda: PlayedCuda, side: DeviceSide, *, wait_s: float, launch_s: float, gpu_s: float) -> None:
+def play(cuda: PlayedCuda, side: CudaSide, *, wait_s: float, launch_s: float, gpu_s: float) -> None:
     """A step: wait for a batch, launch its kernels, and let the GPU run behind."""
     side.before_wait(cuda.host_s)
     cuda.host_s += wait_s
@@ -107,7 +107,7 @@ def play(cuda: PlayedCuda, side: DeviceSide, *, wait_s: float, launch_s: float, 
     cuda.launch(gpu_s)
 
 
-def shares(side: DeviceSide) -> dict[str, float]:
+def shares(side: CudaSide) -> dict[str, float]:
     total = sum(side.totals_s)
     return {phase: seconds / total for phase, seconds in zip(PHASES, side.totals_s, strict=True)}
 
@@ -233,7 +233,7 @@ def torch_for_apple(cuda: PlayedCuda) -> ModuleType:
 @pytest.mark.parametrize(
     ("build", "kind", "name", "device", "memory"),
     [
-        (torch_for_amd, DeviceSide, "AMD Instinct MI300X", (191, 192), (7, 9, 8)),
+        (torch_for_amd, CudaSide, "AMD Instinct MI300X", (191, 192), (7, 9, 8)),
         (torch_for_apple, AppleSide, "Apple GPU", (5, 48), (3 * 2**30, 5 * 2**30, None)),
     ],
 )
@@ -278,7 +278,7 @@ def test_on_a_gpu_a_loss_is_read_without_waiting_for_it() -> None:
     import torch
 
     loss = torch.full((), 0.75, device="cuda", requires_grad=True) * 1.0
-    side = DeviceSide(torch_of_job())
+    side = CudaSide(torch_of_job())
     side.note_loss(loss)
     torch.cuda.synchronize()
     side.collect()
