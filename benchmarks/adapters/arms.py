@@ -20,7 +20,7 @@ from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import Block
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.lora.products import Path
+from flatout.multiplex.products.ranges import Path
 
 Loss = Callable[[nn.Module, Tensor, Any], Tensor]
 

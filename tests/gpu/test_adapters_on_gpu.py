@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.lora import attention, branches
+from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import layout
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.lora.products import Path, add_product, add_products
 from flatout.engines.adapters.training.phase3_joint import JointStep
+from flatout.multiplex.products import side_stream
+from flatout.multiplex.products.ranges import Path, add_product, add_products
 from tests.support.adapters import opened, phase_run, save_tiny, tiny_settings
 from tests.support.adapters_packed import (
     Batch,
@@ -82,7 +83,7 @@ def test_products_beside_the_stream_are_those_on_it(path: Path, monkeypatch: pyt
     shapes = EQUAL if path == "batched" else UNEQUAL
     dtype = torch.bfloat16 if path == "grouped" else torch.float32
     expected = run(bert().cuda(), dtype=dtype, path=path, shapes=shapes)
-    monkeypatch.setattr(branches, "BRANCH_TOKENS", 0)
+    monkeypatch.setattr(side_stream, "BRANCH_TOKENS", 0)
     found = run(bert().cuda(), dtype=dtype, path=path, shapes=shapes)
     close(found, expected, share=1e-3 if dtype == torch.float32 else 6e-2)
 

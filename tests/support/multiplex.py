@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from flatout.multiplex.decode.steppers import State
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.models.decoder import Attention, Decoder, Norm, Projection
-from flatout.multiplex.rows import Rows
+from flatout.multiplex.rows import Rows, VariantRange
 
 # Tiny random models of every family that `multiplex` reads, and what Hugging Face says of them
 
@@ -146,6 +147,15 @@ def random_factors(
         name: Factors(drawn(one.weight.shape[1]), drawn(one.weight.shape[0]), scale)
         for name, one in decoder.projections().items()
     }
+
+
+def ranges_of(sizes: Sequence[int]) -> tuple[VariantRange, ...]:
+    """Variants 0, 1, ... with so many tokens each, end to end."""
+    stops = itertools.accumulate(sizes)
+    return tuple(
+        VariantRange(variant=v, start=stop - size, stop=stop)
+        for v, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    )
 
 
 # The plainest decoder there is: one row, one variant, its weights materialised, float32, no cache

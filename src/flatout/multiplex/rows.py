@@ -1,19 +1,24 @@
-"""Which variant of a model each row of a batch runs.
+"""Which variant of a model each row of a batch runs, and each token of a packed one.
 
 A *variant* is a small change on shared weights: low-rank factors, or a vector at a layer.  Row i of a batch
 belongs to variant `variants[i]`, or to none: an unperturbed row is `None` and computes exactly what the plain
 model computes.  A row may take its variant with the opposite sign: the two members of an antithetic pair
 share one set of factors and differ in the sign alone.
 
-Kernels read two small tensors, `index` (a valid variant for every row) and `sign` (+1, -1, or 0 for an
-unperturbed row).  They are buffers: a slot that is refilled by another variant writes into them, and a
-captured CUDA graph sees the change.
+Neighbouring rows of one variant are a `VariantRange`.  A batch of a few long texts packed end to end (the
+adapters' training) is given as ranges of its tokens from the start; `Rows.ranges` gives those of rows.  The
+products of `products.ranges` take either.
+
+Kernels that take rows in any order read two small tensors, `index` (a valid variant for every row) and `sign`
+(+1, -1, or 0 for an unperturbed row).  They are buffers: a slot that is refilled by another variant writes
+into them, and a captured CUDA graph sees the change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from flatout.errors import BadInput
@@ -21,6 +26,29 @@ from flatout.errors import BadInput
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantRange:
+    """Rows, or tokens of a packed batch, [start, stop) that run one variant."""
+
+    variant: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def are_even(ranges: Sequence[VariantRange]) -> bool:
+    """Whether ranges are of one length and end to end, their variants neighbours in order."""
+    if not ranges:
+        return False
+    first, size = ranges[0], len(ranges[0])
+    return all(
+        len(one) == size and one.variant == first.variant + place and one.start == first.start + place * size
+        for place, one in enumerate(ranges)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +110,23 @@ class Rows:
         return max((variant + 1 for variant in self.variants if variant is not None), default=0)
 
     @property
+    def ranges(self) -> tuple[VariantRange, ...]:
+        """Neighbouring rows of one variant, whatever their signs; rows of the plain model are in none."""
+        found, start = [], 0
+        for variant, rows in groupby(self.variants):
+            stop = start + len(list(rows))
+            if variant is not None:
+                found.append(VariantRange(variant=variant, start=start, stop=stop))
+            start = stop
+        return tuple(found)
+
+    @property
     def groups(self) -> Groups | None:
         """The grouped layout, if these rows have it."""
-        num = self.num_variants
-        if num == 0 or len(self) % num:
+        ranges = self.ranges
+        if not are_even(ranges) or ranges[0].variant or sum(map(len, ranges)) != len(self):
             return None
-        size = len(self) // num
-        if self.variants != tuple(row // size for row in range(len(self))):
-            return None
+        num, size = len(ranges), len(ranges[0])
         if self.signs is None or all(sign == 1 for sign in self.signs):
             return Groups(num=num, size=size, antithetic=False)
         half = (1,) * (size // 2) + (-1,) * (size // 2)

@@ -1,8 +1,7 @@
-"""Low-rank adapters on a frozen encoder, several trained in one pass.
+"""Low-rank adapters on a frozen encoder, several trained in one pass by the products of `multiplex`.
 
 bank            factors and gradients of all adapters in two buffers
 blocks          batches of several tasks laid end to end as one sequence of tokens
-products, low_rank, siblings, branches      thin products over ranges of tokens, and their derivatives
 preparation     what the shapes of a batch decide
 encoder         the packed encoder; encoder_layers, attention and added_norm are its parts
 optimizer       an AdamW, a schedule and a norm to clip to for each adapter

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from flatout.engines.adapters.lora.branches import is_bound_by_device
+from flatout.multiplex.products.side_stream import is_bound_by_device
 
 HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 WIDEST = 8192  # a row that a program's registers hold

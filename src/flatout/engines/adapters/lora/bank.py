@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import BadInput
+from flatout.multiplex.products.trained import Maps
 
 DEFAULT_TARGETS = (
     "query",
@@ -157,6 +158,30 @@ class AdapterBank:
         parameter = self._parameters[adapter]
         return [] if parameter is None else [parameter]
 
+    def maps(
+        self, sites: Sequence[Site], *, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    ) -> Maps:
+        """Linear maps of one input with their factors: one map, or several that are `stackable`.
+
+        Weights of several are copied into one; the factors are views.
+        """
+        first, num = sites[0], len(sites)
+        step = sites[1].start - first.start if num > 1 else 0
+
+        def view(of: Tensor, part: slice) -> Tensor:
+            shape = (num, len(self), self.rank, part.stop - part.start)
+            return of.as_strided(shape, (step, self.rank * self.width, self.width, 1), part.start)
+
+        known = [bias for bias in biases if bias is not None]
+        return Maps(
+            weight=weights[0] if num == 1 else torch.cat([weight.detach() for weight in weights]),
+            bias=biases[0] if num == 1 else torch.cat(known).detach() if len(known) == num else None,
+            shrink=view(self.working, first.shrink),
+            expand=view(self.working, first.expand),
+            shrink_gradient=view(self.gradients, first.shrink),
+            expand_gradient=view(self.gradients, first.expand),
+        )
+
     def refresh(self) -> None:
         """Cast the factors to the precision of products: one kernel for the whole bank."""
         if self.working is not self.factors:
@@ -233,6 +258,17 @@ class AdapterBank:
         parameter = nn.Parameter(self.factors[number, :rank].view(-1))
         parameter.grad = self.gradients[number, :rank].view(-1)
         return parameter
+
+
+def stackable(sites: Sequence[Site]) -> bool:
+    """Whether maps have one shape and their factors lie at equal distances."""
+    first = sites[0]
+    step = sites[1].start - first.start if len(sites) > 1 else 0
+    return len(sites) > 1 and all(
+        (site.num_in, site.num_out) == (first.num_in, first.num_out)
+        and site.start == first.start + place * step
+        for place, site in enumerate(sites)
+    )
 
 
 def _sites(model: nn.Module, specs: Sequence[AdapterSpec]) -> dict[str, Site]:

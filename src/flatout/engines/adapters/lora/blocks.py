@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flatout.errors import BadInput
+from flatout.multiplex.rows import VariantRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,15 +150,6 @@ def shapes_of(blocks: Blocks) -> Shapes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """Tokens [start, stop) of the packed sequence, and the adapter that owns them."""
-
-    adapter: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """Neighbouring blocks of one length, which portable attention takes as one rectangle."""
 
@@ -175,7 +167,7 @@ class Frame:
     """What shapes alone decide; the same for every batch of these shapes."""
 
     shapes: Shapes
-    spans: tuple[Span, ...]
+    ranges: tuple[VariantRange, ...]  # of tokens, by adapter
     runs: tuple[Run, ...]
     num_tokens: int
     longest: int
@@ -186,12 +178,12 @@ class Frame:
 
 def frame(shapes: Shapes, *, device: torch.device | str) -> Frame:
     """The frame of blocks of these shapes."""
-    spans: list[Span] = []
+    ranges: list[VariantRange] = []
     runs: list[Run] = []
     starts: list[int] = []
     at = 0
     for shape in shapes:
-        spans.append(Span(adapter=shape.adapter, start=at, stop=at + shape.num_tokens))
+        ranges.append(VariantRange(variant=shape.adapter, start=at, stop=at + shape.num_tokens))
         if runs and runs[-1].length == shape.length:
             runs[-1] = Run(
                 start=runs[-1].start, num_rows=runs[-1].num_rows + shape.num_rows, length=shape.length
@@ -203,7 +195,7 @@ def frame(shapes: Shapes, *, device: torch.device | str) -> Frame:
     positions = np.concatenate([np.tile(np.arange(shape.length), shape.num_rows) for shape in shapes])
     return Frame(
         shapes=shapes,
-        spans=tuple(spans),
+        ranges=tuple(ranges),
         runs=tuple(runs),
         num_tokens=at,
         longest=max(shape.length for shape in shapes),

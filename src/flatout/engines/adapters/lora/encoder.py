@@ -1,8 +1,9 @@
 """A frozen encoder that reads the batches of several adapters in one pass.
 
-The blocks of all tasks go through the Hugging Face model once, as one row of N tokens (`layers`).  Its linear
-maps add the correction of the adapter that owns each range of tokens (`low_rank`), its attention keeps rows
-apart (`attention`), and everything else in an encoder works token by token and never sees the difference.
+The blocks of all tasks go through the Hugging Face model once, as one row of N tokens.  Its linear maps add
+the correction of the adapter that owns each range of tokens (`multiplex.products.trained`), its attention
+keeps rows apart (`attention`), and everything else in an encoder works token by token and never sees the
+difference.
 
 The model is not rebuilt: while a pass runs, the forward of adapted linear maps and the name of the attention
 function are ours; between passes, and for anyone else who calls it, it is the plain model.
@@ -23,14 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.decisions import Decision
-from flatout.engines.adapters.lora import attention, low_rank, siblings
+from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.attention import Kernel
-from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.lora.bank import AdapterBank, stackable
 from flatout.engines.adapters.lora.blocks import Block, Blocks, Frame, Shapes, layout, rows_of, shapes_of
 from flatout.engines.adapters.lora.encoder_layers import layers_of
 from flatout.engines.adapters.lora.preparation import Prepared, prepared_for
-from flatout.engines.adapters.lora.products import Dense, Path, Products
 from flatout.errors import BadInput
+from flatout.multiplex.products.ranges import Dense, Path, Products
+from flatout.multiplex.products.trained import BoundMaps, Dropout, Maps, corrected_maps
 
 KEPT_FRAMES = 32  # shapes of batches whose tensors are kept
 
@@ -40,8 +42,8 @@ class _Group:
     """Maps that read the same x, and in a pass what the first call computed for those that follow."""
 
     names: list[str]
-    stacked: siblings.Stacked | None = None  # made when it is first needed
-    bound: dict[Hashable, siblings.BoundStack] = field(default_factory=dict)  # by the kind of products
+    maps: Maps | None = None  # made when it is first needed
+    bound: dict[Hashable, BoundMaps] = field(default_factory=dict)  # by the kind of products
     x: Tensor | None = None
     results: tuple[Tensor, ...] = ()
 
@@ -55,7 +57,7 @@ class _Pass:
 
     products: Products
     siblings: Products  # of maps that share their input
-    dropout: low_rank.Dropout | None
+    dropout: Dropout | None
     gain: Tensor | None
 
 
@@ -229,62 +231,41 @@ class PackedEncoder:
             self._opened.append(module)
 
     def _forward_of(self, module: nn.Linear, name: str) -> Callable[[Tensor], Tensor]:
-        assert self.bank is not None
-        bank, site = self.bank, self.bank.sites[name]
-        of = low_rank.Map(
-            weight=module.weight,
-            bias=module.bias,
-            shrink=bank.working[:, :, site.shrink],
-            expand=bank.working[:, :, site.expand],
-            shrink_gradient=bank.gradients[:, :, site.shrink],
-            expand_gradient=bank.gradients[:, :, site.expand],
-        )
-
-        bound: dict[Hashable, low_rank.BoundMap] = {}
+        self._places[name] = _Group(names=[name]), 0
+        weight, bias = module.weight, module.bias
 
         def forward(x: Tensor) -> Tensor:
             now = self._pass
-            if now is None:
-                if self._calls is not None:
-                    self._calls.append((name, x))
-                return F.linear(x, of.weight, of.bias)
-            if name in self._places:
-                return self._with_siblings(x, name, now)
-            kind = now.products.kind
-            own = bound.get(kind)
-            if own is None:
-                own = bound[kind] = of.bound(now.products)
-            return low_rank.adapted_linear(
-                x, of=own, products=now.products, anchor=self._anchor, dropout=now.dropout, gain=now.gain
-            )
+            if now is not None:
+                return self._corrected(x, name, now)
+            if self._calls is not None:
+                self._calls.append((name, x))
+            return F.linear(x, weight, bias)
 
         return forward
 
-    def _with_siblings(self, x: Tensor, name: str, now: _Pass) -> Tensor:
-        """The result of one map of a group: the first of them that is called computes all."""
+    def _corrected(self, x: Tensor, name: str, now: _Pass) -> Tensor:
+        """The result of one map; the first map of a group that is called computes all."""
         group, place = self._places[name]
-        if group.x is not x:
-            kind = now.siblings.kind
-            own = group.bound.get(kind)
-            if own is None:
-                group.stacked = group.stacked or self._stack(group.names)
-                own = group.bound[kind] = group.stacked.bound(now.siblings)
-            group.x = x
-            group.results = siblings.adapted_siblings(
-                x,
-                of=own,
-                products=now.siblings,
-                anchor=self._anchor,
-                dropout=now.dropout,
-                gain=now.gain,
-            )
-        return group.results[place]
+        if group.x is x:
+            return group.results[place]
+        shares_input = len(group.names) > 1
+        products = now.siblings if shares_input else now.products
+        maps = group.bound.get(products.kind)
+        if maps is None:
+            group.maps = group.maps or self._maps_of(group.names)
+            maps = group.bound[products.kind] = group.maps.bound(products)
+        results = corrected_maps(
+            x, maps=maps, products=products, anchor=self._anchor, dropout=now.dropout, gain=now.gain
+        )
+        if shares_input:
+            group.x, group.results = x, results
+        return results[place]
 
-    def _stack(self, names: list[str]) -> siblings.Stacked:
+    def _maps_of(self, names: list[str]) -> Maps:
         assert self.bank is not None
         linears = [self.model.get_submodule(name) for name in names]
-        return siblings.stack(
-            self.bank,
+        return self.bank.maps(
             [self.bank.sites[name] for name in names],
             weights=[linear.weight for linear in linears],
             biases=[linear.bias for linear in linears],
@@ -295,7 +276,7 @@ class PackedEncoder:
         for _, same in groupby(calls, key=lambda call: id(call[1])):
             names = [name for name, _ in same]
             assert self.bank is not None
-            if siblings.stackable([self.bank.sites[name] for name in names]):
+            if stackable([self.bank.sites[name] for name in names]):
                 self._groups.append(_Group(names=names))
                 self._places |= {name: (self._groups[-1], place) for place, name in enumerate(names)}
 

@@ -2,9 +2,9 @@
 which products the adapters correct them.
 
 Maps that share their input have a second choice.  Batched products do the least arithmetic, but need three
-launches where dense ones need one (`siblings`); up to some ten thousand tokens the GPU is done with either
-before the host has launched the next, so there the fewest launches win.  A recorded step launches nothing and
-keeps to the least arithmetic.
+launches where dense ones need one (`multiplex.products.trained`); up to some ten thousand tokens the GPU is
+done with either before the host has launched the next, so there the fewest launches win.  A recorded step
+launches nothing and keeps to the least arithmetic.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from flatout.decisions import Decision
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import Frame, Shapes, frame
-from flatout.engines.adapters.lora.low_rank import Dropout
-from flatout.engines.adapters.lora.products import DENSE_RANKS, Path, Products, choose_path, products_of
 from flatout.errors import BadInput
+from flatout.multiplex.products.ranges import DENSE_RANKS, Path, Products, choose_path, products_of
+from flatout.multiplex.products.trained import Dropout
 
 LAUNCH_BOUND_TOKENS = 16_384  # of a pass, up to which its launches outlast its kernels: assumed
 
@@ -51,12 +51,12 @@ def prepared_for(
             raise BadInput(f"a block of adapter {shape.adapter}", hint=f"the bank holds {len(bank)}")
     if not bank.rank:
         return Prepared(frame=made, dropout=_dropout(made, bank))
-    decision = choose_path(made.spans, device=device, dtype=dtype, rank=bank.rank)
+    decision = choose_path(made.ranges, device=device, dtype=dtype, rank=bank.rank)
 
     def products(kind: Path) -> Products:
         return products_of(
             kind,
-            made.spans,
+            made.ranges,
             ranks=tuple(spec.rank for spec in bank.specs),
             scales=bank.scales,
             rank=bank.rank,
@@ -67,7 +67,7 @@ def prepared_for(
     saves_launches = (
         path is None
         and decision.value == "batched"
-        and 1 < len(made.spans) <= DENSE_RANKS // bank.rank
+        and 1 < len(made.ranges) <= DENSE_RANKS // bank.rank
         and made.num_tokens <= LAUNCH_BOUND_TOKENS
     )
     return Prepared(
@@ -80,12 +80,12 @@ def prepared_for(
 
 
 def _dropout(made: Frame, bank: AdapterBank) -> Dropout | None:
-    kept = [1.0 - bank.specs[span.adapter].dropout for span in made.spans]
+    kept = [1.0 - bank.specs[one.variant].dropout for one in made.ranges]
     if all(keep == 1.0 for keep in kept):
         return None
     if len(set(kept)) == 1:
         return Dropout(keep=kept[0], keep_of_tokens=None)
     keep_of_tokens = torch.empty(made.num_tokens, 1, device=bank.device)
-    for span, keep in zip(made.spans, kept, strict=True):
-        keep_of_tokens[span.start : span.stop] = keep
+    for one, keep in zip(made.ranges, kept, strict=True):
+        keep_of_tokens[one.start : one.stop] = keep
     return Dropout(keep=None, keep_of_tokens=keep_of_tokens)

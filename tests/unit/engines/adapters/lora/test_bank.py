@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
+from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec, stackable
 from flatout.errors import BadInput
 from tests.support.adapters_packed import WIDTH, bert, filled, specs
 
@@ -123,3 +123,13 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(BadInput, match="the rank and the model"):
         bank.load_state_dict("sentiment", wrong)
     assert bank.factors.equal(before)
+
+
+def test_only_equal_maps_at_equal_distances_are_stacked() -> None:
+    names = [f"encoder.layer.0.attention.self.{name}" for name in ("query", "key", "value")]
+    bank = AdapterBank(bert(num_layers=1), specs())
+    sites = [bank.sites[name] for name in names]
+    assert stackable(sites) and stackable(sites[:2]) and stackable(sites[::2])
+    assert not stackable(sites[:1])
+    assert not stackable([sites[0], bank.sites["encoder.layer.0.intermediate.dense"]])
+    assert not stackable([sites[0], sites[1], bank.sites["encoder.layer.0.output.dense"]])

@@ -14,8 +14,8 @@ from torch import Tensor
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import Block, block_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
-from flatout.engines.adapters.lora.products import Path
 from flatout.errors import BadInput
+from flatout.multiplex.products.ranges import Path
 from tests.support.adapters_packed import (
     PAD,
     WIDTH,
@@ -385,3 +385,15 @@ def test_depths_are_the_plain_models_hidden_states() -> None:
             plain = encoder.model(input_ids=block.ids[row : row + 1, :length], output_hidden_states=True)
             for ours, theirs in zip(found, plain.hidden_states, strict=True):
                 torch.testing.assert_close(ours[row, :length], theirs[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_encoder_finds_query_key_and_value_by_itself() -> None:
+    names = [f"encoder.layer.0.attention.self.{name}" for name in ("query", "key", "value")]
+    model = bert()
+    with PackedEncoder(model, AdapterBank(model, specs()), path="dense") as encoder:
+        assert [group.names for group in encoder._groups] == [
+            names,
+            [name.replace("layer.0", "layer.1") for name in names],
+        ]
+        encoder(blocks())
+        assert all(group.maps is not None and group.x is None for group in encoder._groups)

@@ -14,8 +14,8 @@ from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.lora.products import Path
 from flatout.errors import BadInput
+from flatout.multiplex.products.ranges import Path
 from tests.support.adapters_packed import (
     Batch,
     alone,

@@ -10,8 +10,8 @@ from flatout.engines.adapters.lora import preparation
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import Shape
 from flatout.engines.adapters.lora.preparation import LAUNCH_BOUND_TOKENS, Prepared, prepared_for
-from flatout.engines.adapters.lora.products import Batched, Dense, Loop, Path
 from flatout.errors import BadInput
+from flatout.multiplex.products.ranges import Batched, Dense, Loop, Path
 from tests.support.adapters_packed import bert, specs
 
 CPU = torch.device("cpu")

@@ -1,26 +1,19 @@
-"""Which thin products are chosen, and sums in wider numbers; test_low_rank checks what they give."""
+"""Which thin products are chosen, and sums in wider numbers; test_trained checks what they give."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flatout.engines.adapters.lora.blocks import Span
-from flatout.engines.adapters.lora.products import (
+from flatout.multiplex.products.ranges import (
     add_product,
     add_products,
     adds_into_wider,
     choose_path,
     products_of,
 )
-
-
-def spans_of(sizes: list[int]) -> tuple[Span, ...]:
-    stops = torch.tensor(sizes).cumsum(0).tolist()
-    return tuple(
-        Span(adapter=t, start=stop - size, stop=stop)
-        for t, (size, stop) in enumerate(zip(sizes, stops, strict=True))
-    )
+from flatout.multiplex.rows import VariantRange
+from tests.support.multiplex import ranges_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -37,10 +30,12 @@ def test_products_are_added_into_wider_numbers(dtype: torch.dtype) -> None:
 
 def test_the_choice_of_products_says_why() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    equal, unequal = spans_of([4, 4]), spans_of([4, 5])
+    equal, unequal = ranges_of([4, 4]), ranges_of([4, 5])
 
-    def chosen(spans: tuple[Span, ...], device: torch.device, rank: int, grouped: bool = True) -> str:
-        decision = choose_path(spans, device=device, dtype=torch.bfloat16, rank=rank, grouped_mm=grouped)
+    def chosen(
+        ranges: tuple[VariantRange, ...], device: torch.device, rank: int, grouped: bool = True
+    ) -> str:
+        decision = choose_path(ranges, device=device, dtype=torch.bfloat16, rank=rank, grouped_mm=grouped)
         assert decision.reason
         return decision.value
 
@@ -50,7 +45,7 @@ def test_the_choice_of_products_says_why() -> None:
     assert chosen(unequal, gpu, 256) == "grouped"
     assert chosen(unequal, gpu, 256, grouped=False) == "dense"
     assert chosen((equal[1],), gpu, 512) == "batched"
-    backwards = (Span(adapter=1, start=0, stop=4), Span(adapter=0, start=4, stop=9))
+    backwards = (VariantRange(variant=1, start=0, stop=4), VariantRange(variant=0, start=4, stop=9))
     assert chosen(backwards, gpu, 256) == "dense"
 
 
@@ -58,10 +53,10 @@ def test_in_place_is_taken_only_where_torch_can() -> None:
     assert not adds_into_wider(torch.device("cpu"), torch.bfloat16)
 
 
-def test_coefficients_of_foreign_adapters_are_zero_in_dense_products() -> None:
+def test_coefficients_of_foreign_variants_are_zero_in_dense_products() -> None:
     products = products_of(
         "dense",
-        spans_of([2, 1]),
+        ranges_of([2, 1]),
         ranks=(2, 2),
         scales=(2.0, 3.0),
         rank=2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flatout.engines.adapters.lora.branches import BRANCH_TOKENS, branch_for
+from flatout.multiplex.products.side_stream import BRANCH_TOKENS, branch_for
 
 
 def test_a_cpu_works_in_order() -> None:
