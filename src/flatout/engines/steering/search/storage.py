@@ -64,15 +64,15 @@ def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
 
 def create_study(where: str | Path, *, name: str) -> optuna.Study:
     """Open or begin a study; BadInput where its storage cannot be reached."""
-    optuna = import_extra("optuna", extra="steering")
+    package: Any = import_extra("optuna", extra="steering")
     try:
         storage = open_storage(where)
-        with _quietly(optuna):
-            study: optuna.Study = optuna.create_study(
+        with _quietly(package):
+            study: optuna.Study = package.create_study(
                 storage=storage, study_name=name, direction="maximize", load_if_exists=True
             )
         return study
-    except _storage_errors(optuna) as error:
+    except _storage_errors(package) as error:
         shown = hide_password(str(where))
         if refused := refused_by_disk(error):
             raise unwritable(shown, refused) from None

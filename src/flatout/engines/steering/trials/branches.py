@@ -239,9 +239,10 @@ class _SteeredTokens:
         tables.write(list(steerings.values()))
         entry = torch.full(layout.tokens.shape, nothing)
         for number, (row, first) in layout.starts.items():
-            one = branches[number]
-            if one.steering is not None:
-                entry[row, first + one.first_steered : first + len(one.tokens)] = entry_of[id(one.steering)]
+            branch = branches[number]
+            if branch.steering is not None:
+                steered = slice(first + branch.first_steered, first + len(branch.tokens))
+                entry[row, steered] = entry_of[id(branch.steering)]
         self._entry = entry.to(decoder.device)
         self._added = {id(decoder.blocks[layer]): table for layer, table in tables.of_layer.items()}
 
