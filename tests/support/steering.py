@@ -147,7 +147,7 @@ def vectors() -> dict[str, SteeringVectors]:
 
 def study_in(folder: Path, **changes: Any) -> SearchStudy:
     """A study in a journal file of a folder."""
-    return open_study(folder / "study.journal", **changes)
+    return open_study(folder / "study.journal", rows=folder / "rows", **changes)
 
 
 # Records of steering studies that were never run, for what only reads them

@@ -14,7 +14,6 @@ Shapes: N texts, L wanted layers, D width.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import warnings
@@ -23,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -39,14 +37,11 @@ from flatout.engines.steering.extract.positions import Position, show_position, 
 from flatout.engines.steering.extract.store import ActivationStore, Origin
 from flatout.engines.steering.extract.tokens import Encoded, Tokens, encode_ahead
 from flatout.engines.steering.questions import Pair
-from flatout.engines.steering.tensor_files import open_tensors, save_tensors
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = "flatout-extraction"
-VERSION = "1"
 GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 4096, 65536
 GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
 CPU_BATCH_TOKENS = 256
@@ -83,23 +78,6 @@ class Activations:
             keys=self.keys[first:last],
             recipe=self.recipe,
         )
-
-    def save(self, path: Path | str) -> None:
-        """Write a safetensors file, whole or not at all."""
-        said = {"layers": list(self.layers), "keys": list(self.keys), "recipe": dict(self.recipe)}
-        metadata = {"format": FORMAT, "version": VERSION, "content": json.dumps(said)}
-        save_tensors(path, {"values": self.values}, metadata=metadata)
-
-
-def load(path: Path | str) -> Activations:
-    """Read what `save` wrote, memory-mapped: rows are read from the disk when they are used."""
-    with open_tensors(path) as (file, metadata):
-        if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
-            raise BadInput(f"{path} does not hold activations in version {VERSION} of flatout's format")
-        values, said = file.get_tensor("values"), json.loads(metadata["content"])
-    return Activations(
-        values=values, layers=tuple(said["layers"]), keys=tuple(said["keys"]), recipe=said["recipe"]
-    )
 
 
 def extract(

@@ -80,7 +80,7 @@ class ActivationStore:
             raise BadInput(f"{self.folder} cannot be a store: {error.strerror}") from error
         self.tiers = Tiers(tiers)
         self.budget_bytes = budget_bytes
-        self._index = ShardIndex(self.folder)
+        self.index = ShardIndex(self.folder)
         self._written = _Rate()
         self._read = _Rate()
         self._open: dict[str, Any] = {}  # shards by name, the last used last
@@ -114,8 +114,8 @@ class ActivationStore:
         self, origin: Origin, *, keys: Sequence[bytes], layers: Sequence[int], device: str = "cpu"
     ) -> StoredRows:
         """Return what is stored of the wanted texts; a text that lacks a layer counts as missing."""
-        self._index.refresh()
-        places = self._index.find(origin.key, keys=keys, layers=layers)
+        self.index.refresh()
+        places = self.index.find(origin.key, keys=keys, layers=layers)
         complete = places.complete()
         shard_FL, row_FL = places.shard[complete], places.row[complete]
         values_LFD: Tensor | None = None
@@ -145,16 +145,6 @@ class ActivationStore:
         if values_LFD is None:
             values_LFD = torch.empty(len(layers), 0, 0)
         return StoredRows(places=tuple(complete.tolist()), values=values_LFD.transpose(0, 1))
-
-    def shards(self) -> list[Shard]:
-        """The whole shards in the folder."""
-        self._index.refresh()
-        return self._index.shards()
-
-    def unreadable(self) -> list[str]:
-        """Names of files in the folder that look like shards and are not."""
-        self._index.refresh()
-        return self._index.unreadable()
 
     def storing_pays(self, *, num_bytes: int, recompute_s: float, uses: int) -> Decision[bool]:
         """Decide whether storing beats recomputing here, by the rates this store has shown so far."""

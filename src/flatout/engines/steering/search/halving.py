@@ -135,36 +135,3 @@ class Bracket:
             pruned=tuple(pruned),
             complete=tuple(complete),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replay:
-    """Halving on known results: `regret` is what the winner's true mean lacks to the best one's."""
-
-    winner: int
-    cost_share: float
-    regret: float
-
-
-def replay(
-    grid: Sequence[Sequence[float]], *, order: Sequence[int], halving: Halving | None = None
-) -> Replay:
-    """Run a bracket of all configurations (rows of `grid`) over its questions (columns) in `order`."""
-    bracket = Bracket(range(len(grid)), num_questions=len(order), halving=halving or Halving())
-    num_rows = 0
-    complete: tuple[int, ...] = ()
-    while not bracket.is_over:
-        rows = bracket.pending()
-        num_rows += len(rows)
-        for trial, question in rows:
-            bracket.answer(trial, question, grid[trial][order[question]])
-        over = bracket.advance()
-        complete = over.complete if over is not None else ()
-    if not complete:
-        raise BadInput("no configuration of the grid came through", hint="its values must be finite")
-    truth = [math.fsum(values) / len(values) for values in grid]
-    return Replay(
-        winner=complete[0],
-        cost_share=num_rows / (len(grid) * len(order)),
-        regret=max(value for value in truth if math.isfinite(value)) - truth[complete[0]],
-    )

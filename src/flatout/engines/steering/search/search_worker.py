@@ -98,7 +98,6 @@ def study_of(settings: SearchSettings, *, worker: str) -> SearchStudy:
         name=settings.study_name,
         seed=settings.seed,
         worker=worker,
-        alone=False,
         rows=settings.folder / "rows",
     )
 

@@ -31,7 +31,7 @@ def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
     """Open the storage of a journal file's path or of a URL."""
     storages: Any = import_extra("optuna.storages", extra="steering")
     found: optuna.storages.BaseStorage
-    if not is_url(where):
+    if not _is_url(where):
         path = Path(where)
         path.parent.mkdir(parents=True, exist_ok=True)
         journal: Any = import_extra("optuna.storages.journal", extra="steering")
@@ -83,7 +83,7 @@ def create_study(where: str | Path, *, name: str) -> optuna.Study:
         ) from None
 
 
-def is_url(where: str | Path) -> bool:
+def _is_url(where: str | Path) -> bool:
     return isinstance(where, str) and "://" in where
 
 

@@ -15,12 +15,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from flatout.engines.steering.report.record import State, TrialRecord
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space, Trial, read_trial
-from flatout.engines.steering.search.storage import create_study, is_url
+from flatout.engines.steering.search.storage import create_study
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
@@ -38,43 +37,18 @@ STATES: dict[str, State] = {
 
 
 def open_study(
-    where: str | Path,
-    *,
-    name: str = "steering",
-    seed: int = 0,
-    worker: str = "0",
-    alone: bool = True,
-    rows: Path | None = None,
-    sampler: optuna.samplers.BaseSampler | None = None,
+    where: str | Path, *, rows: Path, name: str = "steering", seed: int = 0, worker: str = "0"
 ) -> SearchStudy:
-    """Open or begin a study in a journal file or at a URL; finished rows are kept in the folder `rows`.
-
-    `alone` says that no other worker is at work: what others have left open is then taken over.
-    """
-    if rows is None and is_url(where):
-        raise BadInput(
-            f"a study at {urlsplit(str(where)).scheme}:// has no folder for its rows", hint="give rows=folder"
-        )
-    study = create_study(where, name=name)
-    log = RowLog(rows if rows is not None else Path(where).with_suffix(".rows"), worker=worker)
-    return SearchStudy(study, log, seed=seed, worker=worker, alone=alone, sampler=sampler)
+    """Open or begin a study in a journal file or at a URL; finished rows are kept in the folder `rows`."""
+    return SearchStudy(create_study(where, name=name), RowLog(rows, worker=worker), seed=seed, worker=worker)
 
 
 class SearchStudy:
     """A study as one worker sees it."""
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        rows: RowLog,
-        *,
-        seed: int,
-        worker: str,
-        alone: bool,
-        sampler: optuna.samplers.BaseSampler | None = None,
-    ) -> None:
+    def __init__(self, study: optuna.Study, rows: RowLog, *, seed: int, worker: str) -> None:
         self.study, self.rows, self.seed = study, rows, seed
-        self._worker, self._alone, self._sampler = worker, alone, sampler
+        self._worker = worker
         self._states: Any = import_extra("optuna.trial", extra="steering").TrialState
 
     def bind(self, recipe: Mapping[str, str]) -> None:
@@ -96,27 +70,22 @@ class SearchStudy:
 
     def open_brackets(self) -> list[list[Trial]]:
         """Every bracket of ours with a trial that has not ended, whole; what was never begun is failed."""
-        mine: dict[tuple[str, int], list[optuna.trial.FrozenTrial]] = defaultdict(list)
-        for one in self._trials():
-            worker, bracket = one.user_attrs.get(WORKER), one.user_attrs.get(BRACKET)
-            if not self._alone and worker != self._worker:
-                continue
-            if read_trial(one.number, one.params) is None or worker is None or bracket is None:
+        brackets: dict[int, list[Trial]] = defaultdict(list)
+        is_open: set[int] = set()
+        for one in self._mine():
+            trial, bracket = read_trial(one.number, one.params), one.user_attrs.get(BRACKET)
+            if trial is None or bracket is None:
                 self._fail_unfinished(one, "ended before it had a configuration")
-            else:
-                mine[worker, bracket].append(one)
-        return [
-            [trial for one in held if (trial := read_trial(one.number, one.params)) is not None]
-            for _, held in sorted(mine.items())
-            if any(not one.state.is_finished() for one in held)
-        ]
+                continue
+            brackets[bracket].append(trial)
+            if not one.state.is_finished():
+                is_open.add(bracket)
+        return [brackets[bracket] for bracket in sorted(is_open)]
 
     def ask(self, space: Space, count: int) -> list[Trial]:
-        """A bracket of `count` trials; the sampler takes those that run for bad ones, so that they differ."""
-        bracket = 1 + max(
-            (one.user_attrs.get(BRACKET, -1) for one in self._trials() if self._is_mine(one)), default=-1
-        )
-        self.study.sampler = self._sampler or self._seeded(bracket)
+        """Ask a bracket of `count` trials; the sampler takes running ones for bad, so that they differ."""
+        bracket = 1 + max((one.user_attrs.get(BRACKET, -1) for one in self._mine()), default=-1)
+        self.study.sampler = self._seeded(bracket)
         asked = []
         for _ in range(count):
             one = self.study.ask()
@@ -212,11 +181,11 @@ class SearchStudy:
         )
         return made
 
-    def _is_mine(self, one: optuna.trial.FrozenTrial) -> bool:
-        return bool(one.user_attrs.get(WORKER) == self._worker)
-
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
+
+    def _mine(self) -> list[optuna.trial.FrozenTrial]:
+        return [one for one in self._trials() if one.user_attrs.get(WORKER) == self._worker]
 
     def _trial(self, number: int) -> optuna.trial.FrozenTrial:
         return self._trials()[number]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.engines.steering.extract import activations
-from flatout.engines.steering.extract.activations import Activations, choose_batch_tokens, extract, load
+from flatout.engines.steering.extract.activations import Activations, choose_batch_tokens, extract
 from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.extract.tokens import encode_ahead
 from flatout.engines.steering.questions import Pair
@@ -200,23 +200,6 @@ def test_an_extraction_outlives_a_store_that_cannot_be_written(tmp_path: Path) -
     with pytest.warns(RuntimeWarning, match="activations are not stored: .*cannot be written"):
         found = extract(model, tokenizer, TEXTS, store=store)
     assert torch.equal(found.values, extract(model, tokenizer, TEXTS).values)
-
-
-def test_activations_come_back_from_a_file(tmp_path: Path) -> None:
-    found = extract(shared_model("gpt2"), word_tokenizer(), TEXTS)
-    found.save(tmp_path / "a.safetensors")
-    again = load(tmp_path / "a.safetensors")
-    assert torch.equal(again.values, found.values)
-    assert (again.layers, again.keys, again.recipe) == (found.layers, found.keys, found.recipe)
-    for name, content in (
-        ("cut", (tmp_path / "a.safetensors").read_bytes()[:-9]),
-        ("text", b"no tensors here"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(BadInput, match="cannot be read"):
-            load(tmp_path / name)
-    with pytest.raises(BadInput, match="cannot be read"):
-        load(tmp_path / "absent")
 
 
 def test_what_cannot_be_extracted_is_refused() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.steering.extract.store import ActivationStore, Origin
+from flatout.engines.steering.extract.store_index import Shard
 from flatout.engines.steering.extract.tiers import Tier
 from flatout.errors import BadInput
 
@@ -53,6 +54,16 @@ def rows(numbers: list[int]) -> Tensor:
     )
 
 
+def shards(store: ActivationStore) -> list[Shard]:
+    store.index.refresh()
+    return store.index.shards()
+
+
+def unreadable(store: ActivationStore) -> list[str]:
+    store.index.refresh()
+    return store.index.unreadable()
+
+
 def put(store: ActivationStore, *numbers: int, space: Origin = SPACE) -> Path:
     return store.put(space, keys=[key(one) for one in numbers], layers=LAYERS, values=rows(list(numbers)))
 
@@ -73,7 +84,7 @@ def test_rows_are_found_by_their_content_across_shards(tmp_path: Path) -> None:
     found = store.read(SPACE, keys=[key(4), key(9), key(2), key(2)], layers=(2, 0))
     assert found.places == (0, 2, 3)
     assert torch.equal(found.values, rows([4, 2, 2]).flip(1))
-    assert len(store.shards()) == 2
+    assert len(shards(store)) == 2
 
 
 @pytest.mark.parametrize("part", ["weights", "tokenizer", "position", "dtype"])
@@ -118,7 +129,7 @@ def test_two_processes_write_at_once_while_a_third_reads_and_one_is_killed(tmp_p
     found = store.read(SPACE, keys=[key(one) for one in range(46)], layers=LAYERS)
     assert found.places == tuple(range(45))
     assert torch.equal(found.values, rows(list(range(45))))
-    assert store.unreadable() == []
+    assert unreadable(store) == []
 
 
 def test_a_damaged_or_foreign_file_is_a_miss_and_is_named(tmp_path: Path) -> None:
@@ -129,7 +140,7 @@ def test_a_damaged_or_foreign_file_is_a_miss_and_is_named(tmp_path: Path) -> Non
     (tmp_path / "notes.safetensors").write_text("not tensors")
     fresh = ActivationStore(tmp_path)
     assert fresh.read(SPACE, keys=[key(1), key(2)], layers=LAYERS).places == (1,)
-    assert fresh.unreadable() == sorted([cut.name, "notes.safetensors"])
+    assert unreadable(fresh) == sorted([cut.name, "notes.safetensors"])
 
 
 def test_a_shard_that_another_process_removes_is_a_miss(tmp_path: Path) -> None:
@@ -151,7 +162,7 @@ def test_the_budget_of_the_folder_removes_what_was_unused_for_longest(tmp_path: 
     size = put(ActivationStore(tmp_path), 1).stat().st_size
     store = ActivationStore(tmp_path, budget_bytes=2 * size + size // 2)
     second = put(store, 2)
-    for path in store.shards():
+    for path in shards(store):
         os.utime(path.path, (1, 1))
     assert store.read(SPACE, keys=[key(1)], layers=LAYERS).places == (0,)
     put(store, 3)

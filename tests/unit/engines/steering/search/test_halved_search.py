@@ -145,11 +145,11 @@ def test_when_every_trial_fails_there_is_no_winner(tmp_path: Path) -> None:
 
 def test_a_study_may_grow_and_may_be_shared(tmp_path: Path) -> None:
     searching(tmp_path, Computed()).run(trials=4)
-    searching(tmp_path, Computed(), worker="b", alone=False).run(trials=7, batch_trials=2)
+    searching(tmp_path, Computed(), worker="b").run(trials=7, batch_trials=2)
     assert [state for _, _, state, _, _ in outcome(tmp_path)].count("RUNNING") == 0
     assert len(outcome(tmp_path)) == 7
     scorer = Computed()
-    searching(tmp_path, scorer, worker="b", alone=False).run(trials=7)
+    searching(tmp_path, scorer, worker="b").run(trials=7)
     assert scorer.rows == []
 
 
@@ -172,7 +172,7 @@ def test_a_killed_driver_loses_no_finished_row(
         [sys.executable, "-c", code, str(tmp_path / "cut"), str(root)], capture_output=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    assert len(RowLog(tmp_path / "cut" / "study.rows")) == 17
+    assert len(RowLog(tmp_path / "cut" / "rows")) == 17
     resumed = Computed()
     searching(tmp_path / "cut", resumed).run(trials=TRIALS, batch_trials=6)
     assert outcome(tmp_path / "cut") == whole[0]

@@ -17,7 +17,7 @@ State = optuna.trial.TrialState
 
 
 def opened(folder: Path, **changes: object) -> SearchStudy:
-    return open_study(folder / "study.journal", **changes)  # type: ignore[arg-type]
+    return open_study(folder / "study.journal", rows=folder / "rows", **changes)  # type: ignore[arg-type]
 
 
 def states(study: SearchStudy) -> list[optuna.trial.TrialState]:
@@ -41,7 +41,7 @@ def test_a_restarted_search_does_not_draw_its_first_bracket_again(tmp_path: Path
 
 def test_a_sampler_learns_from_what_it_is_told(tmp_path: Path) -> None:
     in_memory = optuna.create_study(direction="maximize")
-    study = SearchStudy(in_memory, RowLog(tmp_path), seed=0, worker="0", alone=True)
+    study = SearchStudy(in_memory, RowLog(tmp_path), seed=0, worker="0")
     means = []
     for _ in range(6):
         asked = study.ask(SPACE, 12)
@@ -98,22 +98,25 @@ def test_open_brackets_are_whole_and_mine(tmp_path: Path) -> None:
     for one in done:
         study.complete(one.number, 0.0)
     study.prune(half[0].number)
-    others = opened(tmp_path, worker="other", alone=False)
+    others = opened(tmp_path, worker="other")
     assert others.open_brackets() == []
     mine = others.ask(SPACE, 1)
     assert others.open_brackets() == [mine]
-    assert opened(tmp_path, alone=False).open_brackets() == [half]
-    assert opened(tmp_path).open_brackets() == [half, mine]
+    assert opened(tmp_path).open_brackets() == [half]
+    assert opened(tmp_path).open_workers() == {"other"} and others.open_workers() == {"0"}
     assert opened(tmp_path).num_asked() == 6
 
 
 def test_a_trial_without_a_configuration_is_failed(tmp_path: Path) -> None:
     study = opened(tmp_path)
     study.study.ask()
-    assert opened(tmp_path, worker="other", alone=False).open_brackets() == []
+    assert opened(tmp_path, worker="other").open_brackets() == []
     assert states(study) == [State.RUNNING], "its worker may be about to choose"
+    study.fail_ownerless()
     assert study.open_brackets() == [] and study.num_asked() == 0
-    assert states(study) == [State.FAIL]
+    study.study.ask().set_user_attr("worker", "0")  # killed before it chose
+    assert study.open_brackets() == []
+    assert states(study) == [State.FAIL, State.FAIL]
 
 
 def test_a_study_is_about_one_thing(tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
     study.add_trial(made(states.FAIL, values={4: 0.9}))  # type: ignore[arg-type]
     study.add_trial(made(states.RUNNING, values={}))  # type: ignore[arg-type]
     study.add_trial(optuna.trial.create_trial(state=states.FAIL))  # killed before it had a configuration
-    records = SearchStudy(study, RowLog(tmp_path), seed=0, worker="0", alone=True).records()
+    records = SearchStudy(study, RowLog(tmp_path), seed=0, worker="0").records()
     assert [(one.state, one.score, one.num_questions) for one in records] == [
         ("complete", 0.6, 16),
         ("pruned", 0.1, 4),
