@@ -199,9 +199,8 @@ def sparkline(
 ) -> str:
     """The last `span_s` seconds of (time, value) in `width` characters; `top` is the value of a full mark.
 
-    Without `top` it is the highest of the curve.  Columns are slots of absolute time, so that a curve moves to
-    the left as a whole and never shimmers.  A gap in the samples and an unknown value are blanks, which a zero
-    is not: zero is the lowest mark.
+    Without `top` it is the highest of the curve.  Columns are slots of absolute time: a curve moves as one
+    and never shimmers.  Gaps in the samples and unknown values are blanks; zero is the lowest mark.
     """
     known = [(time_s, value) for time_s, value in points]
     if not known or width < 1:

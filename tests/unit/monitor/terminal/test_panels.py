@@ -19,7 +19,6 @@ from flatout.monitor.terminal.panels import (
     gpu_table,
     host_line,
     job_lines,
-    number_of,
     phase_bar,
     process_table,
     sparkline,
@@ -100,7 +99,7 @@ def test_a_reason_to_be_held_down_stands_beside_the_gpu() -> None:
 
 
 def test_instances_have_two_numbers() -> None:
-    assert number_of(GpuSample(index=2, mig_index=1)) == "2.1"
+    assert GpuSample(index=2, mig_index=1).label == "2.1"
 
 
 def test_only_phases_that_were_told_apart_are_shown() -> None:
