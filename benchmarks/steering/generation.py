@@ -15,7 +15,7 @@ from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
-from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow
+from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.steppers import State, Stepper
 from flatout.multiplex.models.decoder import Decoder
@@ -137,7 +137,7 @@ def choices(subject: Subject, decoder: Decoder, load: Load, *, seconds: float) -
     prompts = prompts_of(subject, load.questions, tokens=load.prompt, seed=7)
     answers = prompts_of(subject, 2 * load.questions, tokens=4, seed=8)
     asked = [
-        Choice(prompt=prompt, positive=(1, *answers[2 * i]), negative=(2, *answers[2 * i + 1]))
+        AnswerPair(prompt=prompt, positive=(1, *answers[2 * i]), negative=(2, *answers[2 * i + 1]))
         for i, prompt in enumerate(prompts)
     ]
     steerings = some_steerings(subject, load.trials)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flatout.engines.steering.trials.steering import SteeringTables
-from flatout.engines.steering.trials.trial_engine import Branch
+from flatout.engines.steering.trials.trial_engine import TokenBranch
 from flatout.errors import BadInput
 from flatout.multiplex.decode import forward
 from flatout.multiplex.decode.cache import Cache, Prefixes, bucket_of
@@ -61,7 +61,7 @@ class BranchScorer:
         self._trunks.forget()
 
     @torch.no_grad()
-    def log_probabilities(self, branches: Sequence[Branch]) -> Iterator[tuple[int, list[float]]]:
+    def log_probabilities(self, branches: Sequence[TokenBranch]) -> Iterator[tuple[int, list[float]]]:
         """Yield (number of a branch, the log-probabilities of its targets), batch by batch.
 
         A batch that does not fit the device's memory is halved, and so are the batches after it.
@@ -81,7 +81,7 @@ class BranchScorer:
             del waiting[: len(batch)]
             yield from scored
 
-    def _check(self, branches: Sequence[Branch]) -> None:
+    def _check(self, branches: Sequence[TokenBranch]) -> None:
         decoder = self._decoder
         for number, one in enumerate(branches):
             length = len(one.trunk) + len(one.tokens)
@@ -99,7 +99,7 @@ class BranchScorer:
             if one.steering is not None:
                 one.steering.check_packable(decoder)
 
-    def _run(self, branches: Sequence[Branch], batch: Sequence[_Trunk]) -> list[tuple[int, list[float]]]:
+    def _run(self, branches: Sequence[TokenBranch], batch: Sequence[_Trunk]) -> list[tuple[int, list[float]]]:
         decoder = self._decoder
         layout = _Layout(branches, batch, device=decoder.device)
         cache = Cache.empty(decoder, slots=len(batch), max_tokens=layout.num_columns - 1)
@@ -142,7 +142,9 @@ class BranchScorer:
         forward.run_blocks(decoder, x, cache, places, tables, forward.deltas_of(decoder, {}))
         return {trunk: cache.take(row, length=len(trunk)) for row, trunk in enumerate(trunks)}
 
-    def _read(self, x: Tensor, branches: Sequence[Branch], layout: _Layout) -> list[tuple[int, list[float]]]:
+    def _read(
+        self, x: Tensor, branches: Sequence[TokenBranch], layout: _Layout
+    ) -> list[tuple[int, list[float]]]:
         """Logits exist at the wanted positions alone, and never for all of them at once."""
         owners, rows, columns, tokens = [], [], [], []
         for number, (row, first) in layout.starts.items():
@@ -167,7 +169,9 @@ class BranchScorer:
 class _Layout:
     """Where every branch token of a batch lies."""
 
-    def __init__(self, branches: Sequence[Branch], batch: Sequence[_Trunk], *, device: torch.device) -> None:
+    def __init__(
+        self, branches: Sequence[TokenBranch], batch: Sequence[_Trunk], *, device: torch.device
+    ) -> None:
         n, longest = len(batch), max(row.num_tokens for row in batch)
         self.num_trunk = max(len(row.trunk) for row in batch)
         self.end = self.num_trunk + longest
@@ -228,7 +232,7 @@ class _Layout:
 class _SteeredTokens:
     """Which entry of the tables each branch token adds, and at which layers."""
 
-    def __init__(self, branches: Sequence[Branch], layout: _Layout, decoder: Decoder) -> None:
+    def __init__(self, branches: Sequence[TokenBranch], layout: _Layout, decoder: Decoder) -> None:
         steerings = {
             id(one): one for number in layout.starts if (one := branches[number].steering) is not None
         }
@@ -262,7 +266,7 @@ class _SteeredTokens:
         return x if added is None else x + added[self._entry]
 
 
-def _rows_of(branches: Sequence[Branch]) -> list[_Trunk]:
+def _rows_of(branches: Sequence[TokenBranch]) -> list[_Trunk]:
     """Branches behind their trunks, rows of like size beside one another."""
     by_trunk: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, one in enumerate(branches):

@@ -14,7 +14,7 @@ import torch
 
 from flatout.engines.steering.blocks import end_tokens, input_device
 from flatout.engines.steering.trials.steered_model import steered_model
-from flatout.engines.steering.trials.trial_engine import Branch, OnText, TextRow, TrialEngine
+from flatout.engines.steering.trials.trial_engine import OnText, TextRow, TokenBranch, TrialEngine
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +31,7 @@ class HookedTrials(TrialEngine):
         """Nothing is kept."""
 
     @torch.no_grad()
-    def log_probabilities(self, branches: Sequence[Branch]) -> Iterator[tuple[int, list[float]]]:
+    def log_probabilities(self, branches: Sequence[TokenBranch]) -> Iterator[tuple[int, list[float]]]:
         """Yield (number of a branch, the log-probabilities of its targets), the longest first."""
         texts = [one.trunk + one.tokens for one in branches]
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
@@ -89,7 +89,7 @@ class HookedTrials(TrialEngine):
         return ids.to(device), mask.to(device)
 
 
-def _prompt_length(branch: Branch) -> int:
+def _prompt_length(branch: TokenBranch) -> int:
     """The prompt that lets the hook steer from the branch's first steered token on."""
     includes_last = branch.steering is not None and branch.steering.where != "generated"
     return len(branch.trunk) + branch.first_steered + includes_last

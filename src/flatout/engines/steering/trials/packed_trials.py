@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from flatout.engines.steering.blocks import end_tokens
 from flatout.engines.steering.trials.branches import BranchScorer
 from flatout.engines.steering.trials.steering import Steering, SteeringTables
-from flatout.engines.steering.trials.trial_engine import Branch, OnText, TextRow, TrialEngine
+from flatout.engines.steering.trials.trial_engine import OnText, TextRow, TokenBranch, TrialEngine
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.models.families import read_decoder
@@ -59,7 +59,7 @@ class PackedTrials(TrialEngine):
         if self._generator is not None:
             self._generator.weights_changed()
 
-    def log_probabilities(self, branches: Sequence[Branch]) -> Iterator[tuple[int, list[float]]]:
+    def log_probabilities(self, branches: Sequence[TokenBranch]) -> Iterator[tuple[int, list[float]]]:
         """Yield (number of a branch, the log-probabilities of its targets), batch by batch."""
         return self._scorer.log_probabilities(branches)
 

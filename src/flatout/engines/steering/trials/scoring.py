@@ -16,7 +16,7 @@ from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
 from flatout.engines.steering.questions import Question, pairs_of
 from flatout.engines.steering.trials.steering import Steering
-from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow, TrialEngine
+from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow, TrialEngine
 from flatout.errors import BadInput
 
 Toward = Literal["positive", "negative"]
@@ -51,7 +51,7 @@ class MultipleChoice:
         if toward not in ("positive", "negative"):
             raise BadInput(f"toward {toward!r}", hint="take positive or negative")
         self._tokenizer, self._toward, self._system = tokenizer, toward, system
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, AnswerPair] = {}
 
     def recipe(self) -> Mapping[str, str]:
         """Said in one line."""
@@ -125,7 +125,7 @@ def prompts_of(
 
 def choices_of(
     questions: Sequence[Question], tokenizer: Any, *, system: str | None = None
-) -> dict[str, Choice]:
+) -> dict[str, AnswerPair]:
     """The questions in tokens, by key.
 
     Prompt and answer are tokenised together, as the model would have read them.  Where the tokenizer joins
@@ -145,7 +145,9 @@ def choices_of(
         prompt, positive, negative = sequences[3 * place : 3 * place + 3]
         end = min(common_tokens(prompt, positive), common_tokens(prompt, negative))
         try:
-            found[pair.key] = Choice(prompt=positive[:end], positive=positive[end:], negative=negative[end:])
+            found[pair.key] = AnswerPair(
+                prompt=positive[:end], positive=positive[end:], negative=negative[end:]
+            )
         except BadInput as error:
             raise BadInput(f"the question {pair.prompt[-60:]!r}: {error.message}", hint=error.hint) from error
     return found

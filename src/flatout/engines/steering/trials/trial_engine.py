@@ -19,7 +19,7 @@ OnText = Callable[[int, tuple[int, ...]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class AnswerPair:
     """A prompt and two answers to it, in tokens."""
 
     prompt: tuple[int, ...]
@@ -54,7 +54,7 @@ class Choice:
 class ChoiceRow:
     """One question under one trial; None is the unsteered model."""
 
-    choice: Choice
+    choice: AnswerPair
     steering: Steering | None
 
 
@@ -68,7 +68,7 @@ class TextRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Branch:
+class TokenBranch:
     """Tokens behind a trunk that others may share, steered from the `first_steered`-th on.
 
     `targets` are (index of a token here, token that may follow it): their log-probabilities are wanted.
@@ -85,7 +85,7 @@ class TrialEngine(ABC):
     """Answers rows of any trials of one model."""
 
     @abstractmethod
-    def log_probabilities(self, branches: Sequence[Branch]) -> Iterator[tuple[int, list[float]]]:
+    def log_probabilities(self, branches: Sequence[TokenBranch]) -> Iterator[tuple[int, list[float]]]:
         """Yield (number of a branch, the log-probabilities of its targets), as batches finish."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class TrialEngine(ABC):
 
     def choices(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[int, float]]:
         """Yield (number of a row, log-odds of its positive answer over its negative one)."""
-        branches: list[Branch] = []
+        branches: list[TokenBranch] = []
         owners: list[tuple[int, int, int]] = []  # (row, which of its branches, how many it has)
         for number, row in enumerate(rows):
             made = _branches_of(row)
@@ -118,7 +118,7 @@ class TrialEngine(ABC):
     ) -> list[tuple[float, int]]:
         """Return (sum of log-probabilities, tokens counted) of each text; its first token is the prompt."""
         branches = [
-            Branch(
+            TokenBranch(
                 trunk=(),
                 tokens=text[:-1],
                 targets=tuple(enumerate(text[1:])),
@@ -131,12 +131,12 @@ class TrialEngine(ABC):
         return [(sum(found[number]), len(found[number])) for number in range(len(texts))]
 
 
-def _branches_of(row: ChoiceRow) -> list[Branch]:
+def _branches_of(row: ChoiceRow) -> list[TokenBranch]:
     """One branch where one token decides, else one for each answer."""
     prompt, steering = row.choice.prompt, row.steering
     head, positive, negative = row.choice.decisive()
     own = prompt if steering is not None and steering.where == "all" else prompt[-1:]
-    plain = Branch(
+    plain = TokenBranch(
         trunk=prompt[: len(prompt) - len(own)],
         tokens=own,
         targets=(),

@@ -59,7 +59,7 @@ def read(path: Path | str) -> SteeringVectors:
     if path.suffix in PICKLES:
         raise BadInput(f"{path} is a pickle, and none is ever loaded", hint=CONVERT)
     if path.suffix == ".gguf":
-        return from_directions(read_control_vector(path).directions)
+        return from_directions(read_control_vector(path)[0])
     with open_tensors(path) as (file, metadata):
         if metadata.get("format") == FORMAT:
             return load(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,36 +29,25 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 TYPES = {0: torch.float32, 1: torch.float16}  # of tensors; the others are quantised
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ControlVector:
-    """Directions by layer, and the kind of model that the file names."""
-
-    directions: Mapping[int, Tensor]
-    model: str | None
-
-
 def write_control_vector(path: Path, directions: Mapping[int, Tensor], *, model: str) -> None:
-    """Write directions by layer."""
+    """Write directions by layer; `model` is the kind of model that the file names."""
     pairs = [
         ("general.architecture", STRING, _string(ARCHITECTURE)),
         (f"{ARCHITECTURE}.model_hint", STRING, _string(model)),
         (f"{ARCHITECTURE}.layer_count", UINT32, struct.pack("<I", len(directions))),
     ]
-    content = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(directions), len(pairs)))
-    for name, kind, value in pairs:
-        content += _string(name) + struct.pack("<I", kind) + value
-    data = bytearray()
+    head = MAGIC + struct.pack("<IQQ", VERSION, len(directions), len(pairs))
+    head += b"".join(_string(name) + struct.pack("<I", kind) + value for name, kind, value in pairs)
+    data = b""
     for layer, direction in directions.items():
-        values = direction.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
-        content += _string(f"{PREFIX}{layer}") + struct.pack("<IQIQ", 1, direction.numel(), 0, len(data))
-        data += values + bytes(-len(values) % ALIGNMENT)
-    content += bytes(-len(content) % ALIGNMENT)
+        head += _string(f"{PREFIX}{layer}") + struct.pack("<IQIQ", 1, direction.numel(), 0, len(data))
+        data += _aligned(direction.detach().float().cpu().numpy().astype("<f4").tobytes())
     remove_leftovers(path.parent, of=path.name)
-    write_whole(path, bytes(content + data))
+    write_whole(path, _aligned(head) + data)
 
 
-def read_control_vector(path: Path) -> ControlVector:
-    """Directions by layer of a control vector."""
+def read_control_vector(path: Path) -> tuple[dict[int, Tensor], str | None]:
+    """Read directions by layer, and the kind of model that the file names."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -70,7 +58,7 @@ def read_control_vector(path: Path) -> ControlVector:
         raise BadInput(f"{path} is cut or damaged: {error}") from error
 
 
-def _read(cursor: _Cursor, path: Path) -> ControlVector:
+def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:
     if cursor.take("4s") != MAGIC:
         raise BadInput(f"{path} is not a GGUF file")
     if (version := cursor.take("I")) not in (2, VERSION):
@@ -83,7 +71,7 @@ def _read(cursor: _Cursor, path: Path) -> ControlVector:
     if pairs.get("general.architecture") != ARCHITECTURE:
         raise BadInput(f"{path} is a {pairs.get('general.architecture')}, not a {ARCHITECTURE}")
     listed = [
-        (cursor.string(), cursor.numbers("Q"), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
+        (cursor.string(), cursor.shape(), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
     ]
     alignment = int(pairs.get("general.alignment", ALIGNMENT))
     start = -(-cursor.at // alignment) * alignment
@@ -92,14 +80,14 @@ def _read(cursor: _Cursor, path: Path) -> ControlVector:
         layer = name.removeprefix(PREFIX)
         if len(shape) != 1 or kind not in TYPES or not layer.isdigit():
             raise BadInput(f"{path}: tensor {name!r} of shape {shape} is not a plain direction of a layer")
-        directions[int(layer)] = cursor.tensor(start + offset, count=shape[0], dtype=TYPES[kind])
-    return ControlVector(
-        directions=dict(sorted(directions.items())), model=pairs.get(f"{ARCHITECTURE}.model_hint")
-    )
+        cursor.at = start + offset
+        values = cursor.take(f"{shape[0] * TYPES[kind].itemsize}s")
+        directions[int(layer)] = torch.frombuffer(bytearray(values), dtype=TYPES[kind]).float()
+    return dict(sorted(directions.items())), pairs.get(f"{ARCHITECTURE}.model_hint")
 
 
 class _Cursor:
-    """Reads little-endian values one after another."""
+    """Reads little-endian values one after another; struct.error where they pass the end."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -111,39 +99,36 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        length = self.take("Q")
-        if self.at + length > len(self.content):
-            raise struct.error(f"a text of {length} bytes reaches beyond the end")
-        text: bytes = self.take(f"{length}s")
+        text: bytes = self.take(f"{self._count(self.take('Q'))}s")
         return text.decode()
 
-    def numbers(self, form: str) -> list[int]:
-        """As many values as the count before them says; a tensor has at most four dimensions."""
+    def shape(self) -> list[int]:
         count = self.take("I")
         if count > 4:
             raise struct.error(f"a tensor of {count} dimensions")
-        return [self.take(form) for _ in range(count)]
+        return [self.take("Q") for _ in range(count)]
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
-            inner, count = self.take("I"), self.take("Q")
-            if count > len(self.content):
-                raise struct.error(f"an array of {count} values reaches beyond the end")
+            inner, count = self.take("I"), self._count(self.take("Q"))
             return [self.value(inner) for _ in range(count)]
         if kind not in SCALARS:
             raise struct.error(f"a value of unknown type {kind}")
         return self.take(SCALARS[kind])
 
-    def tensor(self, at: int, *, count: int, dtype: torch.dtype) -> Tensor:
-        if at + count * dtype.itemsize > len(self.content):
-            raise struct.error(f"a tensor of {count} values reaches beyond the end")
-        return torch.frombuffer(
-            bytearray(self.content[at : at + count * dtype.itemsize]), dtype=dtype
-        ).float()
+    def _count(self, count: int) -> int:
+        """A count that a damaged file makes too large must cost no time and no memory."""
+        if count > len(self.content) - self.at:
+            raise struct.error(f"{count} values reach beyond the end")
+        return count
 
 
 def _string(text: str) -> bytes:
     content = text.encode()
     return struct.pack("<Q", len(content)) + content
+
+
+def _aligned(content: bytes) -> bytes:
+    return content + bytes(-len(content) % ALIGNMENT)

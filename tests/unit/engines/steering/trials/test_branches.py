@@ -10,7 +10,7 @@ from flatout.engines.steering.trials import branches as module
 from flatout.engines.steering.trials.branches import BranchScorer
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
-from flatout.engines.steering.trials.trial_engine import Branch
+from flatout.engines.steering.trials.trial_engine import TokenBranch
 from flatout.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import FAMILIES, VOCABULARY, prompts_of, shared_model
@@ -18,7 +18,7 @@ from tests.support.multiplex import FAMILIES, VOCABULARY, prompts_of, shared_mod
 WIDTH = 48
 
 
-def some_branches(*, number: int = 20, seed: int = 0) -> list[Branch]:
+def some_branches(*, number: int = 20, seed: int = 0) -> list[TokenBranch]:
     """Branches of four trunks (one of them empty), different lengths, trials and first steered tokens."""
     drawn, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     trunks = [(), *prompts_of([4, 9, 21])]
@@ -31,7 +31,7 @@ def some_branches(*, number: int = 20, seed: int = 0) -> list[Branch]:
         tokens = prompts_of([drawn.randrange(1, 6)], seed=100 + index)[0]
         targets = tuple((drawn.randrange(len(tokens)), drawn.randrange(VOCABULARY)) for _ in range(3))
         made.append(
-            Branch(
+            TokenBranch(
                 trunk=trunks[index % 4],
                 tokens=tokens,
                 targets=targets,
@@ -43,7 +43,7 @@ def some_branches(*, number: int = 20, seed: int = 0) -> list[Branch]:
 
 
 @torch.no_grad()
-def expected(family: str, branch: Branch) -> list[float]:
+def expected(family: str, branch: TokenBranch) -> list[float]:
     """The branch alone, as one text through Hugging Face's model."""
     model = shared_model(family)
     text = torch.tensor([branch.trunk + branch.tokens])
@@ -100,7 +100,7 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     whole = dict(scorer.log_probabilities(made))
     run = scorer._run
 
-    def tight(branches: list[Branch], batch: list[object]) -> object:
+    def tight(branches: list[TokenBranch], batch: list[object]) -> object:
         if len(batch) > 2:
             raise torch.OutOfMemoryError("too many rows")
         return run(branches, batch)  # type: ignore[arg-type]
@@ -116,11 +116,11 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_cannot_be_scored_is_named() -> None:
     scorer = BranchScorer(read_decoder(shared_model()))
-    good = Branch(trunk=(3,), tokens=(4,), targets=((0, 5),))
+    good = TokenBranch(trunk=(3,), tokens=(4,), targets=((0, 5),))
 
     def score(**changes: object) -> None:
         values = {"trunk": good.trunk, "tokens": good.tokens, "targets": good.targets, **changes}
-        list(scorer.log_probabilities([good, Branch(**values)]))  # type: ignore[arg-type]
+        list(scorer.log_probabilities([good, TokenBranch(**values)]))  # type: ignore[arg-type]
 
     with pytest.raises(BadInput, match=r"branch 1 has 1 \+ 0 tokens"):
         score(tokens=(), targets=())

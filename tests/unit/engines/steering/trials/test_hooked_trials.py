@@ -10,7 +10,7 @@ import torch
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steering import WHERE, Steering
-from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow
+from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
 from tests.support.multiplex import prompts_of, tiny_model
 
 
@@ -37,7 +37,7 @@ def test_choices_agree_with_the_packed_engine(model: Any) -> None:
     prompts = prompts_of([3, 9, 6])
     answers = [((4,), (5,)), ((7, 8, 9), (7, 6)), ((3, 5), (4, 5, 6))]
     rows = [
-        ChoiceRow(choice=Choice(prompt=prompt, positive=positive, negative=negative), steering=one)
+        ChoiceRow(choice=AnswerPair(prompt=prompt, positive=positive, negative=negative), steering=one)
         for prompt, (positive, negative) in zip(prompts, answers, strict=True)
         for one in steerings(model)
     ]

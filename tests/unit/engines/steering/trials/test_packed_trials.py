@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import WHERE, Steering, Where
-from flatout.engines.steering.trials.trial_engine import Choice, ChoiceRow, TextRow
+from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
 from flatout.errors import BadInput
 from tests.support.multiplex import prompts_of, reference_tokens, shared_model, tiny_model
 
@@ -75,7 +75,7 @@ def test_nothing_added_is_the_plain_model() -> None:
         ]
         expected = [reference_tokens(model, row.prompt, max_new_tokens=NEW) for row in rows]
         assert engine.texts(rows, max_new_tokens=NEW) == expected
-        choice = Choice(prompt=(5, 6, 7), positive=(8, 9), negative=(10,))
+        choice = AnswerPair(prompt=(5, 6, 7), positive=(8, 9), negative=(10,))
         asked = [
             ChoiceRow(choice=choice, steering=one) for one in (None, steering(0, 0.0, seed=1, where=where))
         ]
@@ -156,7 +156,7 @@ def test_choices_are_the_odds_of_the_answers(answers: str) -> None:
     positive, negative, tail = ANSWERS[answers]
     trials = [None, *(steering(i % 2, 3.0 + i, seed=i, where=WHERE[i % 3]) for i in range(6))]
     rows = [
-        ChoiceRow(choice=Choice(prompt=prompt, positive=positive, negative=negative), steering=trial)
+        ChoiceRow(choice=AnswerPair(prompt=prompt, positive=positive, negative=negative), steering=trial)
         for prompt in prompts_of([1, 7, 4])
         for trial in trials
     ]
@@ -188,7 +188,7 @@ def test_changed_weights_are_seen() -> None:
     model = tiny_model()
     engine = PackedTrials(model, slots=2, max_tokens=40)
     rows = some_rows(("last-and-generated",))[:4]
-    asked = [ChoiceRow(choice=Choice(prompt=rows[0].prompt, positive=(8,), negative=(9,)), steering=None)]
+    asked = [ChoiceRow(choice=AnswerPair(prompt=rows[0].prompt, positive=(8,), negative=(9,)), steering=None)]
     engine.texts(rows, max_new_tokens=4)
     list(engine.choices(asked))
     with torch.no_grad():

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engines.steering.trials.trial_engine import Choice
+from flatout.engines.steering.trials.trial_engine import AnswerPair
 from flatout.errors import BadInput
 
 
 def test_one_decisive_token_takes_one_branch() -> None:
-    one = Choice(prompt=(3,), positive=(5, 8, 6), negative=(5, 9, 6))
+    one = AnswerPair(prompt=(3,), positive=(5, 8, 6), negative=(5, 9, 6))
     assert one.decisive() == ((5,), (8,), (9,))
-    assert Choice(prompt=(3,), positive=(5, 5), negative=(5,)).decisive() == ((5,), (5,), ())
+    assert AnswerPair(prompt=(3,), positive=(5, 5), negative=(5,)).decisive() == ((5,), (5,), ())
     with pytest.raises(BadInput, match="the same tokens"):
-        Choice(prompt=(3,), positive=(5,), negative=(5,))
+        AnswerPair(prompt=(3,), positive=(5,), negative=(5,))
     with pytest.raises(BadInput, match="empty"):
-        Choice(prompt=(), positive=(5,), negative=(6,))
+        AnswerPair(prompt=(), positive=(5,), negative=(6,))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ from hypothesis import strategies as st
 
 from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
 from flatout.errors import BadInput
+
+# By version 0.19 of the package.
+WRITTEN_BY_GGUF = (
+    "c-nJ!4|QW^U|?WkfB<GFEdr&}Q}a@b5_9wti;^=kOHz|dN{doCfa1JR`Q-e(lA`>aGN4R;kpwnDz1;ki)SUQ?%)A"
+    "niMpmeroSekmL`kd~auO?3i{g{>OY=%tpibk4Don{N0;<W(&(kwzL~<=Mz*K6Eu2ca<gFO%*U|?u)V899*?4k5NY"
+    "_b62oiWz"
+)
 
 
 def string(text: str) -> bytes:
@@ -34,10 +43,27 @@ def file_of(
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_file_of_the_format_is_read(tmp_path: Path, kind: int) -> None:
     (tmp_path / "v.gguf").write_bytes(file_of(kind=kind))
-    found = read_control_vector(tmp_path / "v.gguf")
-    assert found.model is None
-    assert list(found.directions) == [5]
-    assert found.directions[5].tolist() == [0.5, -2.0]
+    directions, model = read_control_vector(tmp_path / "v.gguf")
+    assert model is None
+    assert list(directions) == [5]
+    assert directions[5].tolist() == [0.5, -2.0]
+
+
+def test_a_file_of_the_gguf_package_is_read(tmp_path: Path) -> None:
+    (tmp_path / "v.gguf").write_bytes(zlib.decompress(base64.b85decode(WRITTEN_BY_GGUF)))
+    directions, model = read_control_vector(tmp_path / "v.gguf")
+    assert model == "llama"
+    assert {layer: values.tolist() for layer, values in directions.items()} == {
+        3: [0.5, -2.0, 4.0],
+        7: [1.0, 0.0, -0.25],
+    }
+
+
+def test_a_count_beyond_the_end_costs_no_time(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("list")
+    (tmp_path / "v.gguf").write_bytes(head + struct.pack("<IIQ", 9, 0, 1 << 40) + bytes(2))
+    with pytest.raises(BadInput, match="is cut or damaged: 1099511627776 values reach beyond the end"):
+        read_control_vector(tmp_path / "v.gguf")
 
 
 @settings(max_examples=20)
@@ -48,10 +74,10 @@ def test_what_is_written_is_read(
     path = tmp_path_factory.mktemp("gguf") / "v.gguf"
     directions = {layer: torch.randn(width) for layer in layers}
     write_control_vector(path, directions, model="llama")
-    found = read_control_vector(path)
-    assert found.model == "llama"
-    assert list(found.directions) == sorted(layers)
-    assert all(torch.equal(found.directions[layer], directions[layer]) for layer in layers)
+    found, model = read_control_vector(path)
+    assert model == "llama"
+    assert list(found) == sorted(layers)
+    assert all(torch.equal(found[layer], directions[layer]) for layer in layers)
 
 
 def test_tensors_lie_at_multiples_of_the_alignment(tmp_path: Path) -> None:
