@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from flatout.multiplex.products.linear import correct_rows
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -341,16 +343,17 @@ def product(
         return corrected(y, x, factors.shrink, factors.expand, tables.index, gain, parts)
     if deltas.corrected is not None:
         return deltas.corrected(y, x, factors.shrink, factors.expand, tables.index, gain, parts)
-    if deltas.group is None:
-        shrink, expand, size = factors.shrink[tables.index], factors.expand[tables.index], 1
-    else:  # no gather: a copy of the factors would cost more than the products that read them
-        size = deltas.group
-        shrink, expand = factors.shrink[: len(x) // size], factors.expand[: len(x) // size]
-    num_rows = size * x.shape[1]
-    coefficient = torch.bmm(x.reshape(-1, num_rows, x.shape[2]), shrink.to(x.dtype).mT).float()
-    coefficient *= gain.repeat_interleave(x.shape[1]).view(-1, num_rows, 1)
-    out = torch.baddbmm(y.view(-1, num_rows, y.shape[2]), coefficient.to(x.dtype), expand.to(x.dtype))
-    return out.view(y.shape).chunk(parts, dim=-1)
+    # In groups nothing is gathered: a copy of the factors would cost more than the products that read them.
+    correct_rows(
+        y,
+        x,
+        shrink=factors.shrink,
+        expand=factors.expand,
+        index=tables.index,
+        gain=gain,
+        group_size=deltas.group or 0,
+    )
+    return y.chunk(parts, dim=-1)
 
 
 def corrected(

@@ -5,12 +5,13 @@
 The first product is the plain model's and runs as it would alone; the correction reads the variants' factors
 and touches y once more.  At decode sizes (a token a row) it is bound by the bytes of factors and y, so on a
 GPU two small Triton kernels read each once; for longer inputs the tokens of a variant share its factors, and
-batched products are the better shape.  A row of gain 0 is the plain model's row, unchanged.
+batched products (`ranges.Batched`) are the better shape: over the variants where rows lie in groups, else
+over the rows, each with a copy of its factors.  A row of gain 0 is the plain model's row, unchanged.
 
 The operator is registered with torch (`flatout::multiplex_linear`) with a shape rule and a derivative, so
 that compile and CUDA graphs see one node.  Its derivative to x is itself, the factors in each other's place.
 
-Shapes: R rows, T tokens a row (all middle dimensions as one), K rank, I and O widths, V variants.
+Shapes: R rows, B batches of n tokens (a group of rows, or a row), K rank, I and O widths.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.errors import BadInput
+from flatout.multiplex.products.ranges import Batched, FactorViews
 
 HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 DECODE_TOKENS = 16  # tokens a row up to which the kernels that work token by token are taken: assumed
@@ -80,98 +82,71 @@ def multiplex_linear(
     gain: Tensor,
     group_size: int,
 ) -> Tensor:
-    """Compute the operator with whole products, on any device."""
-    y = F.linear(x, weight, bias).contiguous()
-    if y.numel():
-        _correct(y, x, shrink=shrink, expand=expand, index=index, gain=gain, group_size=group_size)
-    return y
-
-
-@multiplex_linear.register_kernel("cuda")
-def _on_cuda(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    shrink: Tensor,
-    expand: Tensor,
-    index: Tensor,
-    gain: Tensor,
-    group_size: int,
-) -> Tensor:
-    """On a GPU: the product by cuBLAS, the correction by whichever shape suits its length."""
+    """The plain product, and the correction by whichever shape suits the device and the length."""
     y = F.linear(x, weight, bias).contiguous()
     if not y.numel():
         return y
     tokens = x.numel() // (x.shape[0] * x.shape[-1])
-    if HAS_TRITON and tokens <= DECODE_TOKENS and x.dtype != torch.float64:
+    if x.is_cuda and HAS_TRITON and tokens <= DECODE_TOKENS and x.dtype != torch.float64:
         from flatout.multiplex.kernels.linear import correct
 
         correct(y, x.contiguous(), shrink=shrink, expand=expand, index=index, gain=gain)
     else:
-        _correct(y, x, shrink=shrink, expand=expand, index=index, gain=gain, group_size=group_size)
+        correct_rows(y, x, shrink=shrink, expand=expand, index=index, gain=gain, group_size=group_size)
     return y
 
 
 @multiplex_linear.register_fake
-def _shape(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    shrink: Tensor,
-    expand: Tensor,
-    index: Tensor,
-    gain: Tensor,
-    group_size: int,
-) -> Tensor:
+def _shape(x: Tensor, weight: Tensor, *_: object) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _correct(
+def correct_rows(
     y: Tensor, x: Tensor, *, shrink: Tensor, expand: Tensor, index: Tensor, gain: Tensor, group_size: int
 ) -> None:
-    """Add the correction to y in place, by batched products over variants (in groups) or over rows."""
-    own = _shifted(gain, expand, x.dtype)
-    coefficients_BNK = _coefficients(x, shrink=shrink, index=index, gain=own, group_size=group_size)
-    expand_BKO = _of_batches(expand, index=index, num_rows=x.shape[0], group_size=group_size, dtype=x.dtype)
-    if not group_size:
+    """Add every row's correction to y [rows, ..., out] in place, by batched products."""
+    own = gain * INT8_SHIFT if _is_shifted(expand, x.dtype) else gain
+    coefficients_BnK = _coefficients(x, shrink, index=index, gain=own, group_size=group_size)
+    views = _of_batches(expand, index=index, num_rows=len(x), group_size=group_size, dtype=x.dtype)
+    if not group_size and (gain.is_cuda or not gain.all()):
         # Every row names a variant, an unperturbed one too; that variant's numbers must not reach it.
-        expand_BKO.masked_fill_(gain.eq(0)[:, None, None], 0)
-    y.view(len(expand_BKO), -1, y.shape[-1]).baddbmm_(coefficients_BNK, expand_BKO)
+        views.plain.masked_fill_(gain.eq(0)[:, None, None], 0)
+    products = _batched(views)
+    products.add_up(products.split(y.view(-1, y.shape[-1])), coefficients_BnK, views)
 
 
-def _coefficients(x: Tensor, *, shrink: Tensor, index: Tensor, gain: Tensor, group_size: int) -> Tensor:
-    """gain * (x . shrink[v]) of every token: [R, T, K], or [variants, group_size * T, K] in groups."""
-    num_rows = x.shape[0]
-    shrink_BKI = _of_batches(shrink, index=index, num_rows=num_rows, group_size=group_size, dtype=x.dtype)
-    rank = shrink_BKI.shape[1]
-    dots_RTK = torch.bmm(x.reshape(len(shrink_BKI), -1, x.shape[-1]), shrink_BKI.mT).view(num_rows, -1, rank)
-    gain_R11 = _shifted(gain, shrink, x.dtype)[:, None, None]
-    scaled_RTK = (dots_RTK * gain_R11).masked_fill(gain_R11.eq(0), 0)
-    return scaled_RTK.to(x.dtype).view(len(shrink_BKI), -1, rank)
+def _coefficients(x: Tensor, factor: Tensor, *, index: Tensor, gain: Tensor, group_size: int) -> Tensor:
+    """gain * (x . factor[v]) of every token, [B, n, K]."""
+    views = _of_batches(factor, index=index, num_rows=len(x), group_size=group_size, dtype=x.dtype)
+    products = _batched(views)
+    dots_BnK = products.down(products.split(x.reshape(-1, x.shape[-1])), views)
+    own_R11 = (gain * INT8_SHIFT if _is_shifted(factor, x.dtype) else gain)[:, None, None]
+    dots_BnK.view(len(x), -1, dots_BnK.shape[2]).mul_(own_R11).masked_fill_(own_R11.eq(0), 0)
+    return dots_BnK
+
+
+def _batched(views: FactorViews) -> Batched:
+    return Batched(first=0, last=len(views.plain), alpha=1.0, scales=None)
 
 
 def _of_batches(
     factor: Tensor, *, index: Tensor, num_rows: int, group_size: int, dtype: torch.dtype
-) -> Tensor:
+) -> FactorViews:
     """The factor of each batch of a batched product: a view if rows lie in groups, else a copy per row."""
-    chosen = factor[: num_rows // group_size] if group_size else factor[index]
-    return chosen.to(dtype) / INT8_SHIFT if _is_shifted(factor, dtype) else chosen.to(dtype)
+    chosen = (factor[: num_rows // group_size] if group_size else factor[index]).to(dtype)
+    plain = chosen / INT8_SHIFT if _is_shifted(factor, dtype) else chosen
+    return FactorViews(plain, plain.mT)
 
 
 def _is_shifted(factor: Tensor, dtype: torch.dtype) -> bool:
     return factor.dtype == torch.int8 and dtype == torch.float16
 
 
-def _shifted(gain: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gain that goes with a factor as `_of_batches` gives it."""
-    return gain * INT8_SHIFT if _is_shifted(factor, dtype) else gain
-
-
 def _factor_gradient(
-    factor: Tensor, *, coefficients_BNK: Tensor, inside: Tensor, index: Tensor, group_size: int
+    factor: Tensor, *, coefficients_BnK: Tensor, inside: Tensor, index: Tensor, group_size: int
 ) -> Tensor:
     """Sum of coefficient times inside over the tokens of each variant: the derivative of either factor."""
-    of_batch_BKW = torch.bmm(coefficients_BNK.mT, inside.reshape(len(coefficients_BNK), -1, inside.shape[-1]))
+    of_batch_BKW = torch.bmm(coefficients_BnK.mT, inside.reshape(len(coefficients_BnK), -1, inside.shape[-1]))
     wide = torch.promote_types(of_batch_BKW.dtype, torch.float32)
     gradient = torch.zeros(factor.shape, dtype=wide, device=factor.device)
     if group_size:
@@ -204,11 +179,11 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if for_bias:
         to_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0)
     if for_shrink:
-        outer = _coefficients(gradient, shrink=expand, gain=gain, **rows)
-        to_shrink = _factor_gradient(shrink, coefficients_BNK=outer, inside=x, **rows)
+        outer = _coefficients(gradient, expand, gain=gain, **rows)
+        to_shrink = _factor_gradient(shrink, coefficients_BnK=outer, inside=x, **rows)
     if for_expand:
-        inner = _coefficients(x, shrink=shrink, gain=gain, **rows)
-        to_expand = _factor_gradient(expand, coefficients_BNK=inner, inside=gradient, **rows)
+        inner = _coefficients(x, shrink, gain=gain, **rows)
+        to_expand = _factor_gradient(expand, coefficients_BnK=inner, inside=gradient, **rows)
     return to_x, to_weight, to_bias, to_shrink, to_expand, None, None, None
 
 
