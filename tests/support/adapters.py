@@ -15,7 +15,7 @@ from flatout.engines.adapters.evaluation.results import (
     ConfidenceBin,
     Evaluation,
     RoutingQuality,
-    Scores,
+    RoutingScores,
     ShownRow,
 )
 from flatout.engines.adapters.evaluation.score_routings import Subject
@@ -216,9 +216,9 @@ OWN = {"sentiment": 84.2, "qa": 61.5, "summarisation": 31.0, "code": 22.4, "tran
 TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")
 
 
-def scores(routing: Any, less: float, *, adapter: str | None = None) -> Scores:
+def scores(routing: Any, less: float, *, adapter: str | None = None) -> RoutingScores:
     """Every task some points below what its own adapter reaches; at home, `adapter` loses nothing."""
-    return Scores(
+    return RoutingScores(
         routing=routing,
         adapter=adapter,
         by_task={
@@ -341,9 +341,9 @@ def hostile_report() -> RunReport:
         metrics={bad: HOSTILE, "b": "f1"},
         num_rows={bad: 1, "b": 0},
         scores=(
-            Scores(routing="oracle", by_task={bad: {HOSTILE: 1e9}, "b": {"f1": -3.0}}),
-            Scores(routing="single", adapter=bad, by_task={bad: {HOSTILE: 3.0}, "b": {"f1": 1.0}}),
-            Scores(routing="single", adapter="b", by_task={bad: {HOSTILE: 3.0}, "b": {"f1": 1.0}}),
+            RoutingScores(routing="oracle", by_task={bad: {HOSTILE: 1e9}, "b": {"f1": -3.0}}),
+            RoutingScores(routing="single", adapter=bad, by_task={bad: {HOSTILE: 3.0}, "b": {"f1": 1.0}}),
+            RoutingScores(routing="single", adapter="b", by_task={bad: {HOSTILE: 3.0}, "b": {"f1": 1.0}}),
         ),
         routing=quality(
             confusion=((1, 0), (0, 0)),

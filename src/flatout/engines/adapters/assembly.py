@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flatout.engines.adapters.lora.bank import DEFAULT_TARGETS, AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.features import features_of, width_of
-from flatout.engines.adapters.routing.router import Route, Router
+from flatout.engines.adapters.routing.router import Decider, Router
 from flatout.engines.adapters.settings import AdaptSettings, TaskSettings
 from flatout.engines.adapters.tasks import (
     AdapterTask,
@@ -211,15 +211,12 @@ class AdapterAssembly:
             tokens=self.settings.evaluation.tokens,
         ).to(self.device)
 
-    def route(self, features_NH: Tensor) -> Route:
-        """Choose adapters as the settings say."""
+    @property
+    def decider(self) -> Decider:
+        """The router, and how the settings take its word."""
         given = self.settings.router
-        return self.router.route(
-            features_NH.to(self.device),
-            threshold=given.threshold,
-            top_k=min(given.top_k, len(self.parts)),
-            fallback=given.fallback,
-        )
+        top_k = min(given.top_k, len(self.parts))
+        return Decider(router=self.router, threshold=given.threshold, top_k=top_k, fallback=given.fallback)
 
     def close(self) -> None:
         self.encoder.close()

@@ -23,7 +23,7 @@ from flatout.engines.adapters.evaluation.results import (
     save_evaluation,
     with_heads_only,
 )
-from flatout.engines.adapters.evaluation.score_routings import Decider, Subject, score_routings
+from flatout.engines.adapters.evaluation.score_routings import Subject, score_routings
 from flatout.engines.adapters.report.charts import plot_report
 from flatout.engines.adapters.report.page import page as report_page
 from flatout.engines.adapters.report.run_report import RunReport
@@ -254,19 +254,12 @@ def _score(settings: AdaptSettings, *, rows: int | None, split: str, on_progress
                 features=assembly.features(chosen.examples) if routed else None,
             )
         on_progress(f"{settings.out}: {sum(len(each.examples) for each in subjects.values())} {split} rows")
-        given = settings.router
-        decider = Decider(
-            router=assembly.router,
-            threshold=given.threshold,
-            top_k=min(given.top_k, len(subjects)),
-            fallback=given.fallback,
-        )
         return score_routings(
             subjects,
             encoder=assembly.encoder,
             tokenizer=assembly.tokenizer,
             pad_id=assembly.pad_id,
-            decider=decider if routed else None,
+            decider=assembly.decider if routed else None,
             tokens=settings.evaluation.tokens,
             seed=settings.seed,
             split=split,

@@ -34,7 +34,7 @@ ROUTINGS: tuple[RoutingName, ...] = ("oracle", "routed", "end-to-end", "single",
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
+class RoutingScores:
     """The scores of every task under one routing, in points from 0 to 100."""
 
     routing: RoutingName
@@ -96,7 +96,7 @@ class Evaluation:
     tasks: tuple[str, ...]
     metrics: dict[str, str]  # by task: the score that stands for all
     num_rows: dict[str, int]
-    scores: tuple[Scores, ...]
+    scores: tuple[RoutingScores, ...]
     routing: RoutingQuality | None = None  # None before the router is trained
     heads_only: dict[str, dict[str, float]] | None = None  # of a run without adapters, by task
     shown: tuple[ShownRow, ...] = ()

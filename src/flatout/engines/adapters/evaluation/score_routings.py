@@ -1,8 +1,9 @@
 """Every task's scores under every routing, each (adapter, row) computed once.
 
-Rows go in batches of similar length; of a batch only its predictions stay, so the states of a whole split are
-never held.  `routing_plans` says what has to run; a routing's predictions are then picked from what was
-computed.
+A routing gives each row weights over the adapters.  Most routings put the whole weight of a row on one
+adapter, and many agree: a router that is right says what the oracle says.  So rows are gathered by the
+adapter that any routing puts them under, and each such pair runs once; only true mixtures (uniform, top-k)
+need a pass of their own.  Of a batch only its predictions stay: the states of a whole split are never held.
 
     N rows of one task   T adapters, one per task
 """
@@ -10,31 +11,31 @@ computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from flatout.engines.adapters.evaluation.plans import READ, Plan, num_passes, plans_of, wanted
 from flatout.engines.adapters.evaluation.results import (
     ROUTINGS,
     Evaluation,
     RoutingName,
-    RoutingQuality,
-    Scores,
+    RoutingScores,
     ShownRow,
 )
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
-from flatout.engines.adapters.routing.quality import judge
-from flatout.engines.adapters.routing.router import Fallback, Route, Router
+from flatout.engines.adapters.routing.quality import judge_routes
+from flatout.engines.adapters.routing.router import Decider, Route
 from flatout.engines.adapters.tasks import AdapterTask, Example, Prediction, Record
-from flatout.errors import BadInput
+from flatout.engines.adapters.training.batches import evaluation_batches
 
+# Someone reads what these answer; of the others, the baselines, a metric is enough.
+READ: tuple[RoutingName, ...] = ("oracle", "routed")
+ALMOST_ONE = 1 - 1e-6
 LONGEST_SHOWN = 600
-OnProgress = Callable[[int, int], None]  # (adapter, row) pairs that are done, pairs in all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,22 +50,20 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decider:
-    """A router and how its word is taken."""
+class Plan:
+    """The weights of one task's rows under one routing."""
 
-    router: Router
-    threshold: float = 0.0
-    top_k: int = 1
-    fallback: Fallback = "best"
+    routing: RoutingName
+    adapter: int | None  # of "single"
+    weights: Tensor  # [N, T], on the host
 
-    def route(self, features_NH: Tensor) -> Route:
-        weight = next(self.router.parameters())
-        return self.router.route(
-            features_NH.to(weight.device),
-            threshold=self.threshold,
-            top_k=self.top_k,
-            fallback=self.fallback,
-        )
+    def sole(self) -> list[int | None]:
+        """The adapter that has a row's whole weight, for each row; None where several share it."""
+        top = self.weights.max(dim=-1)
+        return [
+            adapter if weight > ALMOST_ONE else None
+            for weight, adapter in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        ]
 
 
 def score_routings(
@@ -75,61 +74,58 @@ def score_routings(
     pad_id: int,
     decider: Decider | None = None,
     routings: Sequence[RoutingName] = ROUTINGS,
-    singles: Sequence[str] | None = None,
     tokens: int = 8192,
     seed: int = 0,
     write_all: bool = False,
     num_shown: int = 3,
     split: str = "test",
-    on_progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
     """Score the tasks, in the order of their adapters.
 
     Without a `decider`, "routed" and "end-to-end" are left out; the latter is derived from the former.
-    `singles` names the adapters that all rows are run under, by default each.  Random routing is drawn from
-    `seed`.  Tasks that write text do so under the routings that someone reads; of the baselines they give
-    the scores that need no text, or with `write_all` every score.
+    Random routing is drawn from `seed`.  Tasks that write text do so under the routings that someone reads;
+    of the baselines they give the scores that need no text, or with `write_all` every score.
     """
-    _check(subjects, routings=routings, singles=singles, decider=decider)
     started_s = time.perf_counter()
     names = list(subjects)
     routes: dict[str, Route] = {}
     if decider is not None:
-        routes = {name: decider.route(_features(name, subject)) for name, subject in subjects.items()}
-    plans = {
-        name: plans_of(
+        for name, subject in subjects.items():
+            assert subject.features is not None, f"routing {name} needs its features"
+            routes[name] = decider.route(subject.features)
+    runner = _Runner(encoder, tokenizer=tokenizer, pad_id=pad_id, tokens=tokens, write_all=write_all)
+    by_plan: dict[tuple[RoutingName, int | None], dict[str, dict[str, float]]] = {}
+    shown: list[ShownRow] = []
+    for number, (name, subject) in enumerate(subjects.items()):
+        route = routes.get(name)
+        plans = make_plans(
             number,
             num_rows=len(subject.examples),
             num_tasks=len(names),
             routings=routings,
-            singles=[names.index(single) for single in (names if singles is None else singles)],
-            route=routes.get(name),
+            route=route,
             seed=seed,
         )
-        for number, (name, subject) in enumerate(subjects.items())
-    }
-    total = sum(num_passes(each) for each in plans.values())
-    runner = _Runner(
-        encoder=encoder,
-        tokenizer=tokenizer,
-        pad_id=pad_id,
-        tokens=tokens,
-        write_all=write_all,
-        on_pairs=lambda done: on_progress(done, total),
-    )
-    by_plan: dict[tuple[RoutingName, int | None], dict[str, dict[str, float]]] = {}
-    shown: list[ShownRow] = []
-    for number, (name, subject) in enumerate(subjects.items()):
-        answers = runner.answers(subject, plans[name], number=number)
-        for routing, adapter, said in _every(plans[name], answers, routes.get(name), number, routings):
-            by_plan.setdefault((routing, adapter), {})[name] = subject.task.score(said, subject.records)
-        shown += _shown(name, subject, plans[name], answers, routes.get(name), names, number=num_shown)
+        answers = runner.answers(subject, plans, number=number)
+        for plan, said in zip(plans, answers, strict=True):
+            by_plan.setdefault((plan.routing, plan.adapter), {})[name] = subject.task.score(
+                said, subject.records
+            )
+            if plan.routing == "routed" and route is not None and "end-to-end" in routings:
+                answered = _end_to_end(said, route, number=number)
+                by_plan.setdefault(("end-to-end", None), {})[name] = subject.task.score(
+                    answered, subject.records
+                )
+        read = {plan.routing: said for plan, said in zip(plans, answers, strict=True) if plan.routing in READ}
+        shown += _shown(name, subject, read, route, names, number=num_shown)
     return Evaluation(
         tasks=tuple(names),
         metrics={name: subject.task.metric for name, subject in subjects.items()},
         num_rows={name: len(subject.examples) for name, subject in subjects.items()},
         scores=tuple(
-            Scores(routing=routing, adapter=None if adapter is None else names[adapter], by_task=by_task)
+            RoutingScores(
+                routing=routing, adapter=None if adapter is None else names[adapter], by_task=by_task
+            )
             for (routing, adapter), by_task in by_plan.items()
         ),
         routing=None if decider is None else judge_routes(routes, decider),
@@ -139,64 +135,82 @@ def score_routings(
     )
 
 
-def judge_routes(routes: Mapping[str, Route], decider: Decider) -> RoutingQuality:
-    """How well the router does over all tasks; `routes` in the order of the adapters."""
-    found = list(routes.values())
-    whole = Route(
-        chosen=torch.cat([route.chosen for route in found]),
-        weights=torch.cat([route.weights for route in found]),
-        probabilities=torch.cat([route.probabilities for route in found]),
-        confidence=torch.cat([route.confidence for route in found]),
-        is_sure=torch.cat([route.is_sure for route in found]),
-    )
-    counts = torch.tensor([len(route.chosen) for route in found])
-    return judge(
-        whole,
-        tasks_N=torch.arange(len(found)).repeat_interleave(counts),
-        names=list(routes),
-        temperature=decider.router.temperature.item(),
-        threshold=decider.threshold,
-        top_k=decider.top_k,
-        fallback=decider.fallback,
-    )
+def make_plans(
+    number: int,
+    *,
+    num_rows: int,
+    num_tasks: int,
+    routings: Sequence[RoutingName],
+    route: Route | None,
+    seed: int,
+) -> list[Plan]:
+    """The weights of the rows of task `number` under every routing; "end-to-end" has those of "routed"."""
+
+    def under(adapters_N: Tensor) -> Tensor:
+        return F.one_hot(adapters_N, num_tasks).float()
+
+    found: list[tuple[RoutingName, int | None, Tensor]] = []
+    for routing in routings:
+        if routing == "oracle":
+            found.append((routing, None, under(torch.full((num_rows,), number))))
+        elif routing == "routed" and route is not None:
+            found.append((routing, None, route.weights.cpu().float()))
+        elif routing == "single":
+            found += [(routing, each, under(torch.full((num_rows,), each))) for each in range(num_tasks)]
+        elif routing == "uniform":
+            found.append((routing, None, torch.full((num_rows, num_tasks), 1 / num_tasks)))
+        elif routing == "random":
+            drawn = torch.Generator().manual_seed(seed * 1000 + number)
+            found.append((routing, None, under(torch.randint(num_tasks, (num_rows,), generator=drawn))))
+    return [Plan(routing=routing, adapter=adapter, weights=weights) for routing, adapter, weights in found]
+
+
+def pairs_to_run(plans: Sequence[Plan], *, write_all: bool) -> dict[tuple[int, bool], list[int]]:
+    """By (adapter, whether answers are written out): the rows that any plan puts under it alone, each once.
+
+    Writing an answer out costs a pass of the decoder per word, so it is done for the rows that someone reads,
+    or for all.
+    """
+    read: dict[tuple[int, int], bool] = {}
+    for plan in plans:
+        for row, adapter in enumerate(plan.sole()):
+            if adapter is not None:
+                is_read = write_all or plan.routing in READ
+                read[adapter, row] = read.get((adapter, row), False) or is_read
+    found: dict[tuple[int, bool], list[int]] = {}
+    for (adapter, row), is_read in sorted(read.items()):
+        found.setdefault((adapter, is_read), []).append(row)
+    return found
 
 
 class _Runner:
-    """Runs rows of one task under adapters, and counts."""
+    """Runs rows of one task under adapters."""
 
     def __init__(
-        self,
-        *,
-        encoder: PackedEncoder,
-        tokenizer: Any,
-        pad_id: int,
-        tokens: int,
-        write_all: bool,
-        on_pairs: Callable[[int], None],
+        self, encoder: PackedEncoder, *, tokenizer: Any, pad_id: int, tokens: int, write_all: bool
     ) -> None:
         self._encoder, self._tokenizer, self._pad_id, self._tokens = encoder, tokenizer, pad_id, tokens
-        self._write_all, self._on_pairs, self._done = write_all, on_pairs, 0
+        self._write_all = write_all
 
     def answers(self, subject: Subject, plans: Sequence[Plan], *, number: int) -> list[list[Prediction]]:
         """The predictions of every plan, in the order of the records."""
-        under: dict[int, dict[int, Prediction]] = {}
-        for each in wanted(plans, write_all=self._write_all):
-            said = self._predictions(subject, each.rows, adapter=each.adapter, write=each.write)
-            under.setdefault(each.adapter, {}).update(said)
-        return [self._picked(subject, plan, under, number=number) for plan in plans]
-
-    def _picked(
-        self, subject: Subject, plan: Plan, under: dict[int, dict[int, Prediction]], *, number: int
-    ) -> list[Prediction]:
-        sole = plan.sole()
-        mixed = [row for row, adapter in enumerate(sole) if adapter is None]
-        write = self._write_all or plan.routing in READ
-        said = self._predictions(subject, mixed, adapter=number, write=write, weights_NT=plan.weights)
-        other = dict(said)
-        return [other[row] if adapter is None else under[adapter][row] for row, adapter in enumerate(sole)]
+        under: dict[tuple[int, int], Prediction] = {}
+        for (adapter, write), rows in pairs_to_run(plans, write_all=self._write_all).items():
+            for row, said in self._predict(subject, rows, adapter=adapter, write=write):
+                under[adapter, row] = said
+        found = []
+        for plan in plans:
+            sole = plan.sole()
+            mixed = [row for row, adapter in enumerate(sole) if adapter is None]
+            write = self._write_all or plan.routing in READ
+            other = dict(self._predict(subject, mixed, adapter=number, write=write, weights_NT=plan.weights))
+            found.append(
+                [other[row] if adapter is None else under[adapter, row] for row, adapter in enumerate(sole)]
+            )
+        return found
 
     @torch.no_grad()
-    def _predictions(
+    def _predict(
         self,
         subject: Subject,
         rows: Sequence[int],
@@ -206,19 +220,15 @@ class _Runner:
         weights_NT: Tensor | None = None,
     ) -> Iterator[tuple[int, Prediction]]:
         """Each of the rows and its prediction, batch by batch."""
-        examples = [subject.examples[row] for row in rows]
-        for places in by_length(examples, tokens=self._tokens):
-            batch = subject.task.collate(
-                [examples[place] for place in places],
-                adapter=adapter,
-                pad_id=self._pad_id,
-                length_multiple=LENGTH_MULTIPLE,
-                device=self._encoder.device,
-            )
-            mixture = None
-            chosen = [rows[place] for place in places]
-            if weights_NT is not None:
-                mixture = weights_NT[chosen].to(self._encoder.device)
+        for batch in evaluation_batches(
+            subject.task,
+            [subject.examples[row] for row in rows],
+            adapter=adapter,
+            tokens=self._tokens,
+            pad_id=self._pad_id,
+            device=self._encoder.device,
+        ):
+            mixture = None if weights_NT is None else weights_NT[batch.indices].to(self._encoder.device)
             (states_BLH,) = self._encoder((batch.block,), mixture=mixture)
             said = subject.task.predict(
                 subject.head,
@@ -228,87 +238,33 @@ class _Runner:
                 records=subject.records,
                 write=write,
             )
-            self._done += len(places)
-            self._on_pairs(self._done)
-            yield from zip(chosen, said, strict=True)
+            yield from zip(batch.indices, said, strict=True)
 
 
-def _every(
-    plans: Sequence[Plan],
-    answers: Sequence[Sequence[Prediction]],
-    route: Route | None,
-    number: int,
-    routings: Sequence[RoutingName],
-) -> Iterator[tuple[RoutingName, int | None, Sequence[Prediction]]]:
-    """The answers of every routing; end-to-end, nothing where a row was taken for another task's."""
-    for plan, said in zip(plans, answers, strict=True):
-        yield plan.routing, plan.adapter, said
-        if plan.routing == "routed" and route is not None and "end-to-end" in routings:
-            chosen = route.chosen[:, 0].tolist()
-            yield (
-                "end-to-end",
-                None,
-                [
-                    each if first == number else Prediction(text="", num_targets=each.num_targets)
-                    for each, first in zip(said, chosen, strict=True)
-                ],
-            )
+def _end_to_end(said: Sequence[Prediction], route: Route, *, number: int) -> list[Prediction]:
+    """Count a row that was taken for another task's as not answered."""
+    return [
+        each if first == number else Prediction(text="", num_targets=each.num_targets)
+        for each, first in zip(said, route.chosen[:, 0].tolist(), strict=True)
+    ]
 
 
 def _shown(
     name: str,
     subject: Subject,
-    plans: Sequence[Plan],
-    answers: Sequence[Sequence[Prediction]],
+    read: Mapping[RoutingName, Sequence[Prediction]],
     route: Route | None,
     names: Sequence[str],
     *,
     number: int,
 ) -> Iterator[ShownRow]:
     """The first rows of a task, as they stand in its data: nobody chose the best."""
-    kept = [(plan.routing, said) for plan, said in zip(plans, answers, strict=True) if plan.routing in READ]
     known = (*subject.task.inputs, *subject.task.answers)
-    for row in range(min(number, len(subject.examples))):
-        record = subject.records[row]
+    for row, record in enumerate(subject.records[:number]):
         yield ShownRow(
             task=name,
             fields={field: str(record[field])[:LONGEST_SHOWN] for field in known if field in record},
-            answers={routing: (said[row].text or "")[:LONGEST_SHOWN] for routing, said in kept},
+            answers={routing: (said[row].text or "")[:LONGEST_SHOWN] for routing, said in read.items()},
             adapter=None if route is None else names[int(route.chosen[row, 0])],
             confidence=None if route is None else float(route.confidence[row]),
         )
-
-
-def _features(name: str, subject: Subject) -> Tensor:
-    if subject.features is None or len(subject.features) != len(subject.examples):
-        there = "none" if subject.features is None else str(len(subject.features))
-        raise BadInput(
-            f"routing {name} needs a feature for each of its {len(subject.examples)} rows, {there} given",
-            hint="compute them with features_of",
-        )
-    return subject.features
-
-
-def _check(
-    subjects: Mapping[str, Subject],
-    *,
-    routings: Sequence[str],
-    singles: Sequence[str] | None,
-    decider: Decider | None,
-) -> None:
-    wrong = [] if subjects else ["no task to evaluate"]
-    for name, subject in subjects.items():
-        if not subject.examples:
-            wrong.append(f"{name} has no row to score")
-        elif len(subject.examples) != len(subject.records):
-            wrong.append(f"{name} has {len(subject.examples)} examples of {len(subject.records)} records")
-    wrong += [
-        f"routing {each!r} is none of {', '.join(ROUTINGS)}" for each in routings if each not in ROUTINGS
-    ]
-    if "end-to-end" in routings and "routed" not in routings:
-        wrong.append("end-to-end is derived from routed, which is not asked for")
-    wrong += [f"no adapter is called {each!r}" for each in singles or () if each not in subjects]
-    if decider is not None and subjects and decider.router.num_tasks != len(subjects):
-        wrong.append(f"the router knows {decider.router.num_tasks} tasks, {len(subjects)} are given")
-    if wrong:
-        raise BadInput("; ".join(wrong))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,8 +98,8 @@ def block_of(
     """
     if not examples or any(len(example) == 0 for example in examples):
         raise BadInput(f"{len(examples)} examples, or one without tokens", hint="every row needs a token")
-    num_rows = _up(len(examples), row_multiple)
-    length = _up(max(len(example) for example in examples), length_multiple)
+    num_rows = round_up(len(examples), row_multiple)
+    length = round_up(max(len(example) for example in examples), length_multiple)
     ids = np.full((num_rows, length), pad_id, dtype=np.int64)
     lengths = np.ones(num_rows, dtype=np.int64)
     for row, example in enumerate(examples):
@@ -112,20 +113,21 @@ def block_of(
                 kinds[row, : len(one)] = one
     return Block(
         adapter=adapter,
-        ids=_tensor(ids, device),
-        lengths=_tensor(lengths, device),
-        types=None if kinds is None else _tensor(kinds, device),
+        ids=tensor_on(ids, device),
+        lengths=tensor_on(lengths, device),
+        types=None if kinds is None else tensor_on(kinds, device),
     )
 
 
-def _tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
+def tensor_on(values: np.ndarray[Any, Any], device: torch.device | str) -> Tensor:
+    """An array on a device; the copy to a GPU does not hold up the host."""
     tensor = torch.from_numpy(values)
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-def _up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.data import TokenBudgetBatches
-from flatout.engines.adapters.lora.blocks import block_of
+from flatout.engines.adapters.lora.blocks import block_of, round_up
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
 from flatout.errors import BadInput, import_extra
 
@@ -62,7 +62,7 @@ def features_of(
     if path is not None and (kept := _read(path, len(examples))) is not None:
         on_rows(len(examples), len(examples))
         return kept
-    rows_NH = _computed(encoder, examples, pad_id=pad_id, tokens=tokens, on_rows=on_rows)
+    rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens, on_rows=on_rows)
     if path is not None:
         safetensors = import_extra("safetensors.torch", extra="adapters")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,19 +83,21 @@ def key_of(examples: Sequence[Example], fingerprint: str) -> str:
     return digest.hexdigest()
 
 
-def by_length(examples: Sequence[Example], *, tokens: int) -> Iterator[list[int]]:
+def by_length(examples: Sequence[Example], *, tokens: int, spread: float = 0.05) -> Iterator[list[int]]:
     """Numbers of examples in batches of similar length and at most `tokens` padded tokens, longest first.
 
-    The first batch is the largest: if it fits into memory, all do.
+    The first batch is the largest: if it fits into memory, all do.  `spread` is how far, as a share, lengths
+    within a batch may differ.
     """
     if not examples:
         return
-    lengths = [_padded(len(example.ids)) for example in examples]
-    batches = TokenBudgetBatches(lengths, tokens=tokens, too_long="alone", shuffle=False, rank=0, num_ranks=1)
-    yield from batches
+    lengths = [round_up(len(example.ids), LENGTH_MULTIPLE) for example in examples]
+    yield from TokenBudgetBatches(
+        lengths, tokens=tokens, too_long="alone", shuffle=False, spread=spread, rank=0, num_ranks=1
+    )
 
 
-def _computed(
+def _compute(
     encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int, tokens: int, on_rows: OnRows
 ) -> Tensor:
     rows_NH = torch.empty(len(examples), width_of(encoder))
@@ -122,7 +124,6 @@ def _computed(
 
 
 def _read(path: Path, num_rows: int) -> Tensor | None:
-    """What is kept; None where nothing is."""
     if not path.exists():
         return None
     safetensors = import_extra("safetensors", extra="adapters")
@@ -136,7 +137,3 @@ def _read(path: Path, num_rows: int) -> Tensor | None:
             f"{path} holds {len(kept)} rows, {num_rows} are expected", hint="remove it; it is computed again"
         )
     return kept
-
-
-def _padded(length: int) -> int:
-    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

@@ -9,28 +9,31 @@ distance from that, over bins of equal width, each weighted by its rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from flatout.engines.adapters.evaluation.results import ConfidenceBin, RoutingQuality
-from flatout.engines.adapters.routing.router import Fallback, Route
+from flatout.engines.adapters.routing.router import Decider, Route
 from flatout.errors import BadInput
 
 NUM_BINS = 10
 
 
-def judge(
-    route: Route,
-    *,
-    tasks_N: Tensor,
-    names: Sequence[str],
-    temperature: float,
-    threshold: float,
-    top_k: int,
-    fallback: Fallback,
-) -> RoutingQuality:
+def judge_routes(routes: Mapping[str, Route], decider: Decider) -> RoutingQuality:
+    """Judge a router over all tasks; `routes` are those of each task's rows, in the order of the adapters."""
+    found = list(routes.values())
+    whole = Route(
+        **{each.name: torch.cat([getattr(route, each.name) for route in found]) for each in fields(Route)}
+    )
+    counts = torch.tensor([len(route.chosen) for route in found])
+    tasks_N = torch.arange(len(found)).repeat_interleave(counts)
+    return judge(whole, tasks_N=tasks_N, names=list(routes), decider=decider)
+
+
+def judge(route: Route, *, tasks_N: Tensor, names: Sequence[str], decider: Decider) -> RoutingQuality:
     """Judge the routes of rows whose tasks are known."""
     num_tasks, num_rows = len(names), len(tasks_N)
     if num_rows == 0:
@@ -59,12 +62,12 @@ def judge(
         balance=_balance(used_T),
         calibration_error=calibration_error(bins),
         bins=bins,
-        threshold=threshold,
-        top_k=top_k,
-        fallback=fallback,
+        threshold=decider.threshold,
+        top_k=decider.top_k,
+        fallback=decider.fallback,
         sure_share=is_sure_N.double().mean().item(),
         sure_accuracy_share=is_right_N[is_sure_N].double().mean().item() if is_sure_N.any() else None,
-        temperature=temperature,
+        temperature=decider.router.temperature.item(),
     )
 
 

@@ -203,6 +203,25 @@ class Router(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Decider:
+    """A router and how its word is taken."""
+
+    router: Router
+    threshold: float = 0.0
+    top_k: int = 1
+    fallback: Fallback = "best"
+
+    def route(self, features_NH: Tensor) -> Route:
+        """Choose adapters for rows."""
+        return self.router.route(
+            features_NH.to(self.router.temperature.device),
+            threshold=self.threshold,
+            top_k=self.top_k,
+            fallback=self.fallback,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsFit:
     """Logits made true on rows that nothing was learned from."""
 

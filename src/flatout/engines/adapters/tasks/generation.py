@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.engines.adapters.lora.blocks import round_up
 from flatout.engines.adapters.lora.chunked_loss import chunked_argmax, chunked_cross_entropy
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import Record
@@ -84,9 +85,9 @@ class GenerationTask(AdapterTask):
 
     def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
         lengths = [example.num_targets for example in examples]
-        longest = min(_up(max(*lengths, 1), to.length_multiple), self.max_target_length)
+        longest = min(round_up(max(*lengths, 1), to.length_multiple), self.max_target_length)
         ids = np.full((to.rows, longest), to.pad_id, dtype=np.int64)
-        num_places = max(_up(sum(lengths), to.row_multiple * to.length_multiple), 1)
+        num_places = max(round_up(sum(lengths), to.row_multiple * to.length_multiple), 1)
         places = np.zeros(num_places, dtype=np.int64)
         labels = np.full(num_places, IGNORED, dtype=np.int64)
         at = 0
@@ -177,7 +178,3 @@ def _right_per_row(head: GenerationHead, states_BLH: Tensor, batch: TaskBatch) -
     hits_B.index_add_(0, rows_M, (named_M == batch.targets["labels"]).to(torch.int64))
     found: list[int] = hits_B[: len(batch.examples)].tolist()
     return found
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Block, block_of
+from flatout.engines.adapters.lora.blocks import Block, block_of, tensor_on
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, read_rows, text_field
@@ -251,14 +251,6 @@ def at_rest(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def tensor_on(values: npt.NDArray[Any], device: torch.device | str) -> Tensor:
-    """An array on a device; the copy to a GPU does not hold up the host."""
-    tensor = torch.from_numpy(values)
-    if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
 
 
 def encode_all(

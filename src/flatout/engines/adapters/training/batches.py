@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +23,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.data.batching import TokenBudgetBatches
-from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.blocks import Block, round_up
+from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch
 from flatout.errors import BadInput
 
-LENGTH_MULTIPLE = 8
 PLACES_MULTIPLE = 64  # of the places with a target, where shapes shall be few
 LISTED = {"places", "labels"}  # targets that list places of `ids` across the rows of a batch
 SPREADS = 3.0  # standard deviations that the usual number of places leaves room for
@@ -74,7 +73,9 @@ class TaskRows:
         lengths = np.array([len(example.ids) for example in examples])
         self.buckets = []
         for places in cut_by_length(lengths + written, num_buckets=num_buckets):
-            length = _up(int(lengths[places].max())) + (_up(int(written[places].max())))
+            length = sum(
+                round_up(int(longest[places].max()), LENGTH_MULTIPLE) for longest in (lengths, written)
+            )
             if length > tokens:
                 raise BadInput(
                     f"tokens={tokens} of {name} hold no row of {length} tokens, its target included",
@@ -114,7 +115,7 @@ class TaskRows:
             rows=rows,
             written=written,
             written_on_device=torch.from_numpy(written).to(self._device),
-            usual_places=_up(math.ceil(usual), PLACES_MULTIPLE),
+            usual_places=round_up(math.ceil(usual), PLACES_MULTIPLE),
             by_row=_is_by_row(whole),
         )
 
@@ -132,7 +133,7 @@ class TaskRows:
         needed = int(bucket.written[on_host].sum())
         if self._device.type == "cpu":
             return needed
-        return max(bucket.usual_places, _up(needed, PLACES_MULTIPLE))
+        return max(bucket.usual_places, round_up(needed, PLACES_MULTIPLE))
 
     def _order(self, bucket: int, epoch: int) -> tuple[Longs, Tensor]:
         """The order of a bucket's rows in its `epoch`-th round."""
@@ -243,10 +244,6 @@ def _num_written(example: Example) -> int:
     return len(example.targets["ids"]) if "ids" in example.targets else 0
 
 
-def _up(value: int, multiple: int = LENGTH_MULTIPLE) -> int:
-    return -(-value // multiple) * multiple
-
-
 def evaluation_batches(
     task: AdapterTask,
     examples: Sequence[Example],
@@ -255,19 +252,13 @@ def evaluation_batches(
     tokens: int,
     pad_id: int,
     device: torch.device,
-) -> list[TaskBatch]:
+) -> Iterator[TaskBatch]:
     """All examples once, the longest first, at most `tokens` tokens in a batch."""
-    lengths = [_up(len(example.ids)) for example in examples]
-    cut = TokenBudgetBatches(
-        lengths, tokens=tokens, too_long="alone", shuffle=False, spread=0.2, rank=0, num_ranks=1
-    )
-    return [
-        task.collate(
+    for places in by_length(examples, tokens=tokens, spread=0.2):
+        yield task.collate(
             [examples[place] for place in places],
             adapter=adapter,
             pad_id=pad_id,
             length_multiple=LENGTH_MULTIPLE,
             device=device,
         )
-        for places in cut
-    ]

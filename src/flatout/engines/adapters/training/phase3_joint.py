@@ -234,7 +234,7 @@ def _evaluate(
     assembly = run.assembly
     judged = average_over_ranks(
         {
-            name: validation.judge(name, weights_NT=assembly.route(features).weights)
+            name: validation.judge(name, weights_NT=assembly.decider.route(features).weights)
             for name, features in held_out.items()
         },
         ranks=assembly.ranks,

@@ -40,13 +40,15 @@ class Validation:
             name: assembly.rows(name, "validation", number=rows) for name in assembly.names
         }
         self._batches: dict[str, list[TaskBatch]] = {
-            name: evaluation_batches(
-                part.task,
-                self.rows[name].examples,
-                adapter=part.adapter,
-                tokens=assembly.settings.evaluation.tokens,
-                pad_id=assembly.pad_id,
-                device=assembly.device,
+            name: list(
+                evaluation_batches(
+                    part.task,
+                    self.rows[name].examples,
+                    adapter=part.adapter,
+                    tokens=assembly.settings.evaluation.tokens,
+                    pad_id=assembly.pad_id,
+                    device=assembly.device,
+                )
             )
             for name, part in assembly.parts.items()
         }

@@ -11,7 +11,7 @@ import pytest
 from flatout.engines.adapters.evaluation.results import (
     FILE,
     Evaluation,
-    Scores,
+    RoutingScores,
     load_evaluation,
     save_evaluation,
     with_heads_only,
@@ -73,7 +73,7 @@ def test_scores_are_found_by_routing_and_adapter() -> None:
 
 
 def test_a_run_without_adapters_is_set_beside() -> None:
-    other = evaluation(scores=(Scores(routing="oracle", by_task={"qa": {"f1": 50.0}}),))
+    other = evaluation(scores=(RoutingScores(routing="oracle", by_task={"qa": {"f1": 50.0}}),))
     both = with_heads_only(evaluation(heads_only=None), other)
     assert both.heads_only_score("qa") == 50.0 and both.heads_only_score("code") is None
     assert both.notes == ()

@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation
-from flatout.engines.adapters.evaluation.score_routings import Decider, Subject, score_routings
+from flatout.engines.adapters.evaluation.score_routings import (
+    READ,
+    Plan,
+    Subject,
+    make_plans,
+    pairs_to_run,
+    score_routings,
+)
 from flatout.engines.adapters.routing.features import features_of
-from flatout.engines.adapters.routing.router import Router
+from flatout.engines.adapters.routing.router import Decider, Route, Router
 from flatout.engines.adapters.tasks import Prediction
-from flatout.errors import BadInput
 from tests.support.adapters import NAMES, CountingEncoder, subjects, tiny_encoder, tiny_tokenizer
 
 ROWS, THRESHOLD = 12, 0.5
@@ -107,20 +115,12 @@ def test_every_score_is_that_of_rows_run_alone(
 def test_each_adapter_and_row_runs_once(
     rows: dict[str, Subject], encoder: CountingEncoder, router: Router
 ) -> None:
-    told: list[tuple[int, int]] = []
     encoder.passes.clear()
-    run(
-        rows,
-        encoder,
-        decider=Decider(router=router),
-        on_progress=lambda done, total: told.append((done, total)),
-    )
+    run(rows, encoder, decider=Decider(router=router))
     alone = sum(num_rows for _, num_rows, _, mixed in encoder.passes if not mixed)
     mixed = sum(num_rows for _, num_rows, _, mixed in encoder.passes if mixed)
     assert alone == 3 * 3 * ROWS  # oracle, routed, random and the three single adapters, together
     assert mixed == 3 * ROWS  # uniform
-    assert told[-1] == (alone + mixed, alone + mixed)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
     longest = max(len(example.ids) for subject in rows.values() for example in subject.examples) + 8
     assert max(tokens for _, _, tokens, _ in encoder.passes) <= max(700, longest)
 
@@ -150,9 +150,12 @@ def test_end_to_end_a_row_taken_for_another_task_is_not_answered(
 
 def test_only_what_is_asked_for_runs(rows: dict[str, Subject], encoder: CountingEncoder) -> None:
     encoder.passes.clear()
-    found = run(rows, encoder, routings=("oracle", "single"), singles=("qa",))
-    assert sum(num_rows for _, num_rows, _, _ in encoder.passes) == 3 * ROWS + 2 * ROWS
-    assert [(each.routing, each.adapter) for each in found.scores] == [("oracle", None), ("single", "qa")]
+    found = run(rows, encoder, routings=("oracle", "random"))
+    assert 3 * ROWS < sum(num_rows for _, num_rows, _, _ in encoder.passes) <= 3 * ROWS + 3 * ROWS
+    assert [(each.routing, each.adapter) for each in found.scores] == [("oracle", None), ("random", None)]
+    encoder.passes.clear()
+    found = run(rows, encoder, routings=("oracle", "single"))
+    assert sum(num_rows for _, num_rows, _, _ in encoder.passes) == 3 * 3 * ROWS
     assert found.routing is None and found.score("qa", "routed") is None
     assert found.score("qa", "oracle") == found.score("qa", "single", adapter="qa")
 
@@ -204,19 +207,72 @@ def test_dropout_of_heads_is_off_and_modes_are_left_alone(
     assert all(subject.head.training for subject in rows.values())
 
 
-def test_what_is_wrong_is_named_all_at_once(
-    rows: dict[str, Subject], encoder: CountingEncoder, router: Router
+def routes(rows: int, num_tasks: int, seed: int) -> Route:
+    """Every other row under one adapter, the rest under two."""
+    probabilities = torch.rand(rows, num_tasks, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    top = probabilities.topk(min(2, num_tasks))
+    weights = torch.zeros(rows, num_tasks).scatter(1, top.indices, top.values)
+    weights[::2] = torch.nn.functional.one_hot(top.indices[::2, 0], num_tasks).float()
+    return Route(
+        chosen=top.indices,
+        weights=weights / weights.sum(dim=-1, keepdim=True),
+        probabilities=probabilities,
+        confidence=torch.ones(rows),
+        is_sure=torch.ones(rows, dtype=torch.bool),
+    )
+
+
+def all_plans(number: int, rows: int, num_tasks: int, seed: int) -> list[Plan]:
+    route = routes(rows, num_tasks, seed)
+    return make_plans(number, num_rows=rows, num_tasks=num_tasks, routings=ROUTINGS, route=route, seed=seed)
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 1000), st.booleans(), st.data())
+def test_every_pair_is_there_once_and_none_is_missing(
+    rows: int, num_tasks: int, seed: int, write_all: bool, data: st.DataObject
 ) -> None:
-    short = {**rows, "qa": replace(rows["qa"], records=rows["qa"].records[:3])}
-    with pytest.raises(BadInput, match=r"qa has 12 examples of 3 records; routing 'best'.*no adapter .*'x'"):
-        run(short, encoder, routings=("best",), singles=("x",))
-    with pytest.raises(BadInput, match="derived from routed"):
-        run(rows, encoder, routings=("oracle", "end-to-end"))
-    with pytest.raises(BadInput, match="the router knows 3 tasks, 1 are given"):
-        run({"qa": rows["qa"]}, encoder, decider=Decider(router=router))
-    with pytest.raises(BadInput, match="needs a feature for each of its 12 rows, none given"):
-        run({**rows, "qa": replace(rows["qa"], features=None)}, encoder, decider=Decider(router=router))
-    with pytest.raises(BadInput, match="no task"):
-        run({}, encoder)
-    with pytest.raises(BadInput, match="qa has no row"):
-        run({"qa": replace(rows["qa"], examples=[], records=[])}, encoder)
+    number = data.draw(st.integers(0, num_tasks - 1))
+    plans = all_plans(number, rows, num_tasks, seed)
+    asked = pairs_to_run(plans, write_all=write_all)
+    pairs = [(adapter, row) for (adapter, _), found in asked.items() for row in found]
+    assert len(pairs) == len(set(pairs))
+    needed = set()
+    read = set()
+    for plan in plans:
+        assert torch.allclose(plan.weights.sum(dim=-1), torch.ones(rows))
+        for row in range(rows):
+            used = [task for task in range(num_tasks) if plan.weights[row, task] > 0]
+            if len(used) > 1:
+                continue
+            needed.add((used[0], row))
+            if plan.routing in READ:
+                read.add((used[0], row))
+    assert set(pairs) == needed
+    written = {(adapter, row) for (adapter, write), found in asked.items() if write for row in found}
+    assert written == (needed if write_all else read)
+
+
+def test_each_routing_is_what_its_name_says() -> None:
+    plans = {(plan.routing, plan.adapter): plan for plan in all_plans(1, 40, 3, seed=0)}
+    assert plans["oracle", None].sole() == [1] * 40
+    assert plans["single", 2].sole() == [2] * 40
+    assert plans["uniform", None].sole() == [None] * 40
+    assert set(plans["random", None].sole()) == {0, 1, 2}
+    assert plans["routed", None].sole().count(None) == 20
+    assert len(plans) == len(ROUTINGS) - 1 + 2  # no plan of end-to-end, three single ones
+
+
+def test_random_adapters_are_those_of_the_seed_and_the_task() -> None:
+    first, again, other, task = (
+        make_plans(number, num_rows=30, num_tasks=4, routings=["random"], route=None, seed=seed)
+        for number, seed in ((0, 1), (0, 1), (0, 2), (1, 1))
+    )
+    assert torch.equal(first[0].weights, again[0].weights)
+    assert not torch.equal(first[0].weights, other[0].weights)
+    assert not torch.equal(first[0].weights, task[0].weights)
+
+
+@pytest.mark.parametrize("routings", [("routed",), ("routed", "end-to-end")])
+def test_without_a_route_nothing_is_routed(routings: tuple[str, ...]) -> None:
+    chosen = [routing for routing in ROUTINGS if routing in routings]
+    assert make_plans(0, num_rows=3, num_tasks=2, routings=chosen, route=None, seed=0) == []

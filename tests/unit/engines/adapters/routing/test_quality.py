@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from flatout.engines.adapters.evaluation.results import RoutingQuality
 from flatout.engines.adapters.routing.quality import NUM_BINS, calibration_error, confidence_bins, judge
-from flatout.engines.adapters.routing.router import Route
+from flatout.engines.adapters.routing.router import Decider, Route, Router
 from flatout.errors import BadInput
 
 
 def judged(route: Route, tasks: torch.Tensor, names: list[str]) -> RoutingQuality:
-    return judge(route, tasks_N=tasks, names=names, temperature=1.0, threshold=0.5, top_k=1, fallback="best")
+    decider = Decider(router=Router(4, num_tasks=len(names), hidden=()), threshold=0.5)
+    return judge(route, tasks_N=tasks, names=names, decider=decider)
 
 
 def random_route(rows: int, num_tasks: int, seed: int) -> tuple[Route, torch.Tensor]:

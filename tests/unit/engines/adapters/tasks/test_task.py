@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.engines.adapters.lora.blocks import tensor_on
 from flatout.engines.adapters.tasks import AdapterTask, known_tasks, task_named
-from flatout.engines.adapters.tasks.task import at_rest, tensor_on
+from flatout.engines.adapters.tasks.task import at_rest
 from flatout.testing.adapter_tasks import (
     WIDTH,
     AdapterTaskContract,

@@ -208,7 +208,7 @@ def test_a_task_whose_targets_are_not_by_row_is_collated_each_time() -> None:
 def test_evaluation_takes_every_example_once_within_the_budget() -> None:
     task = task_named("qa")
     examples = examples_of(task)
-    batches = evaluation_batches(task, examples, adapter=2, tokens=400, pad_id=0, device=CPU)
+    batches = list(evaluation_batches(task, examples, adapter=2, tokens=400, pad_id=0, device=CPU))
     assert sorted(index for batch in batches for index in batch.indices) == sorted(
         example.index for example in examples
     )
