@@ -5,10 +5,12 @@ A section is left out where its instrument was not run; the list of what was not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flatout.doctor.readings import straggler_words
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory
-from flatout.page.markup import Html, code, facts, section, table, tag
+from flatout.page.markup import Html, code, facts, known, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 
@@ -17,7 +19,7 @@ def loader_section(loader: Loader) -> Html:
         found = getattr(loader, name)
         return f"{show_seconds(found.mean_s)} (p95 {show_seconds(found.p95_s)})" if found else UNKNOWN
 
-    known = [
+    figures = [
         ("constructed at", str(loader.place) if loader.place else UNKNOWN),
         ("workers", str(loader.num_workers)),
         ("batch size", str(loader.batch_size) if loader.batch_size else UNKNOWN),
@@ -29,10 +31,10 @@ def loader_section(loader: Loader) -> Html:
     ]
     if loader.epochs:
         start = max(loader.epochs, key=lambda epoch: epoch.iter_s + epoch.first_wait_s)
-        known.append(("costliest epoch start", show_seconds(start.iter_s + start.first_wait_s)))
+        figures.append(("costliest epoch start", show_seconds(start.iter_s + start.first_wait_s)))
     if loader.lengths:
-        known.append(("padding", show_share(loader.lengths.padded_share)))
-        known.append(("padding if sorted by length", show_share(loader.lengths.bucketed_share)))
+        figures.append(("padding", show_share(loader.lengths.padded_share)))
+        figures.append(("padding if sorted by length", show_share(loader.lengths.bucketed_share)))
     rows = [
         (
             str(worker.worker),
@@ -42,24 +44,23 @@ def loader_section(loader: Loader) -> Html:
         for worker in loader.workers
     ]
     heads = ("worker", "batches", "fetch", "collate", "queue age")
-    workers = table(heads, rows, numbers=range(1, 5)) if rows else Html()
-    return section(f"Loader of {loader.dataset}", facts(known), workers)
+    return section(f"Loader of {loader.dataset}", facts(figures), table(heads, rows, numbers=range(1, 5)))
 
 
 def kernels_section(kernels: Kernels | None, *, device: str) -> Html | None:
     if kernels is None:
         return None
     kind = "operator" if device == "cpu" else "kernel"
-    known = [(f"{kind}s per step", _count(kernels.num_kernels))]
+    figures = [(f"{kind}s per step", _count(kernels.num_kernels))]
     if kernels.busy_share is not None:
-        known += [
+        figures += [
             ("GPU busy", show_share(kernels.busy_share)),
             ("median kernel", show_seconds(kernels.median_kernel_s)),
             ("idle per step", show_seconds(kernels.gap_s)),
             ("waits of the host per step", _count(kernels.num_syncs)),
         ]
     if kernels.optimizer:
-        known.append(("optimizer", kernels.optimizer))
+        figures.append(("optimizer", kernels.optimizer))
     rows = [
         (
             code(item.name),
@@ -84,13 +85,13 @@ def kernels_section(kernels: Kernels | None, *, device: str) -> Html | None:
     length = show_seconds(kernels.step_s)
     note = f"From {kernels.num_steps} profiled steps of {length}, the profiler's own cost included."
     title = "Operators" if device == "cpu" else "Kernels"
-    return section(title, facts(known), table(heads, rows, numbers=(3, 4)), tag("p", note, class_="note"))
+    return section(title, facts(figures), table(heads, rows, numbers=(3, 4)), note=note)
 
 
 def memory_section(memory: Memory | None) -> Html | None:
     if memory is None:
         return None
-    known = [
+    figures = [
         ("peak", show_bytes(memory.peak_bytes)),
         ("growth per step", show_bytes(memory.growth_bytes_per_step)),
         ("steps", str(memory.num_steps)),
@@ -114,8 +115,7 @@ def memory_section(memory: Memory | None) -> Html | None:
         )
         for graph in memory.graphs
     ]
-    grown = table(heads, rows, numbers=(3, 4)) if rows else Html()
-    return section("Memory", facts(known), grown, *graphs)
+    return section("Memory", facts(figures), table(heads, rows, numbers=(3, 4)), *graphs)
 
 
 def ranks_section(evidence: Evidence) -> Html | None:
@@ -137,36 +137,22 @@ def ranks_section(evidence: Evidence) -> Html | None:
     )
 
 
-def missing_section(evidence: Evidence) -> Html | None:
-    if not evidence.missing:
-        return None
-    return section("Not measured", tag("ul", *(tag("li", reason) for reason in evidence.missing)))
-
-
-def footer(evidence: Evidence) -> Html:
+def what_it_ran_on(evidence: Evidence) -> Iterator[tuple[str, str | None]]:
+    """The end of the page: versions, machine and settings."""
     job, host, gpu, precision = evidence.job, evidence.host, evidence.gpu, evidence.precision
-    known = [
-        ("flatout", job.flatout),
-        ("torch", job.torch),
-        ("python", job.python),
-        ("cores", f"{host.cores:g}" if host.cores is not None else UNKNOWN),
-        ("host memory", show_bytes(host.memory_bytes)),
-        ("processor", host.cpu_model or UNKNOWN),
-        (
-            "GPU",
-            f"{gpu.name}, {show_bytes(gpu.memory_bytes)}"
-            if gpu
-            else "none"
-            if job.device == "cpu"
-            else UNKNOWN,
-        ),
-        ("a step ends at", job.anchor or UNKNOWN),
-        ("warm-up", job.warmup_reason or UNKNOWN),
-    ]
+    yield "flatout", job.flatout
+    yield "torch", job.torch
+    yield "python", job.python
+    yield "cores", known(host.cores, "{:g}".format) or UNKNOWN
+    yield "host memory", show_bytes(host.memory_bytes)
+    yield "processor", host.cpu_model or UNKNOWN
+    none = "none" if job.device == "cpu" else UNKNOWN
+    yield "GPU", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}" if gpu else none
+    yield "a step ends at", job.anchor or UNKNOWN
+    yield "warm-up", job.warmup_reason or UNKNOWN
     if precision is not None:
-        known.append(("parameters", ", ".join(precision.parameter_dtypes) or UNKNOWN))
-        known.append(("autocast", precision.autocast or "off"))
-    return tag("footer", facts(known))
+        yield "parameters", ", ".join(precision.parameter_dtypes) or UNKNOWN
+        yield "autocast", precision.autocast or "off"
 
 
 def _count(value: float | None) -> str:

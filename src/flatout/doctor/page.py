@@ -7,15 +7,14 @@ to load or run anything, so even a defect in escaping could not turn a job's fil
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from flatout.doctor.appendix import (
-    footer,
     kernels_section,
     loader_section,
     memory_section,
-    missing_section,
     ranks_section,
+    what_it_ran_on,
 )
 from flatout.doctor.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.finding import Finding
@@ -36,7 +35,7 @@ from flatout.measure.evidence import Evidence, Place
 from flatout.page.charts import Rows, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, legend
-from flatout.page.markup import Html, code, facts, join, section, table, tag
+from flatout.page.markup import Html, code, join, known, listing, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 CONTEXT_LINES = 4  # of source above and below a guilty line
@@ -44,45 +43,40 @@ CONTEXT_LINES = 4  # of source above and below a guilty line
 
 def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
     """The whole document."""
-    title = f"flatout: {' '.join(evidence.job.command)}"
-    parts = (
-        _masthead(evidence, findings),
-        _summary(evidence, findings),
-        _step(evidence),
-        _what_if(evidence),
-        _timeline(evidence),
-        *(_finding(finding, number=i, evidence=evidence) for i, finding in enumerate(findings, start=1)),
-        *(loader_section(loader) for loader in evidence.loaders),
-        kernels_section(evidence.kernels, device=evidence.job.device),
-        memory_section(evidence.memory),
-        ranks_section(evidence),
-        missing_section(evidence),
-    )
-    return document(title, parts, footer=footer(evidence), version=evidence.job.flatout)
-
-
-def _masthead(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     job = evidence.job
-    num_real = len(evidence.kept("real"))
-    figures = [
-        ("step", show_seconds(evidence.step_s)),
-        ("steps in the mean", f"{num_real} of {len(evidence.steps)}" if num_real else UNKNOWN),
-        ("findings", str(len(findings))),
-    ]
-    if evidence.kernels and evidence.kernels.busy_share is not None:
-        figures.append(("GPU busy", show_share(evidence.kernels.busy_share)))
-    if evidence.memory and evidence.memory.peak_bytes is not None:
-        figures.append(("peak memory", show_bytes(evidence.memory.peak_bytes)))
-    early = ended_early(job)
-    return tag(
-        "header",
-        tag("p", "Diagnosis of a training job", class_="kicker"),
-        tag("h1", tag("code", " ".join(job.command))),
-        tag("p", f"{job.device_name or job.device} · {job.started_at.replace('T', ' ', 1)}", class_="where"),
-        tag("p", bound(evidence), class_="verdict"),
-        tag("p", early, class_="warning") if early else Html(),
-        facts(figures, kind="figures"),
+    return document(
+        " ".join(job.command),
+        (
+            _summary(evidence, findings),
+            _step(evidence),
+            _what_if(evidence),
+            _timeline(evidence),
+            *(_finding(finding, number=i, evidence=evidence) for i, finding in enumerate(findings, start=1)),
+            *(loader_section(loader) for loader in evidence.loaders),
+            kernels_section(evidence.kernels, device=job.device),
+            memory_section(evidence.memory),
+            ranks_section(evidence),
+            listing("Not measured", evidence.missing),
+        ),
+        kind="Diagnosis of a training job",
+        heading=code(" ".join(job.command)),
+        where=(job.device_name or job.device, job.started_at.replace("T", " ", 1)),
+        verdict=bound(evidence),
+        warning=ended_early(job),
+        figures=_figures(evidence, findings),
+        footer=what_it_ran_on(evidence),
+        version=job.flatout,
     )
+
+
+def _figures(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[tuple[str, str | None]]:
+    num_real = len(evidence.kept("real"))
+    yield "step", show_seconds(evidence.step_s)
+    yield "steps in the mean", f"{num_real} of {len(evidence.steps)}" if num_real else UNKNOWN
+    yield "findings", str(len(findings))
+    kernels, memory = evidence.kernels, evidence.memory
+    yield "GPU busy", known(kernels.busy_share if kernels else None, show_share)
+    yield "peak memory", known(memory.peak_bytes if memory else None, show_bytes)
 
 
 def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
@@ -103,7 +97,7 @@ def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     ]
     listed = table(("finding", "share", "ceiling"), rows, numbers=(1,))
     note = "Share: of the step, spent on this cause. Ceiling: how much faster the step would be without it."
-    return section("Findings", listed, tag("p", note, class_="note"), anchor="findings")
+    return section("Findings", listed, note=note, anchor="findings")
 
 
 def _step(evidence: Evidence) -> Html | None:
@@ -140,9 +134,7 @@ def _what_if(evidence: Evidence) -> Html | None:
         f"Really run, in {blocks} or more blocks interleaved with the steps they are compared to. "
         "The dot is the step's time as a fraction of the full one, the line its 95 % interval."
     )
-    return section(
-        "What changes when a cause is taken away", inline(whiskers(found)), tag("p", note, class_="note")
-    )
+    return section("What changes when a cause is taken away", inline(whiskers(found)), note=note)
 
 
 def _timeline(evidence: Evidence) -> Html | None:
@@ -163,7 +155,7 @@ def _timeline(evidence: Evidence) -> Html | None:
         inline(timeline(drawn)),
         arm_band(drawn),
         legend(arm_keys(steps)),
-        tag("p", " ".join(notes), class_="note"),
+        note=" ".join(notes),
         anchor="timeline",
     )
 

@@ -6,18 +6,31 @@ to load or run anything, so even a defect in escaping could not turn a job's fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from flatout.atomic_files import write_whole
-from flatout.page.markup import Html, tag
+from flatout.page.markup import NOTHING, Html, facts, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def document(title: str, parts: Iterable[Html | None], *, footer: Html, version: str) -> str:
-    """The whole page, without the `parts` that are None."""
+def document(
+    name: str,
+    parts: Iterable[Html | None],
+    *,
+    kind: str,
+    where: Sequence[str | None],
+    verdict: str,
+    figures: Iterable[tuple[str, str | None]],
+    footer: Iterable[tuple[str, str | None]],
+    version: str,
+    heading: Html | None = None,
+    below_name: Html = NOTHING,
+    warning: str | None = None,
+) -> str:
+    """The whole page: a name, the sentence it comes to, its figures, then the parts that are not None."""
     room = resources.files("flatout.page")
     style = "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in ("tokens.css", "page.css"))
     head = tag(
@@ -28,10 +41,21 @@ def document(title: str, parts: Iterable[Html | None], *, footer: Html, version:
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="generator", content=f"flatout {version}"),
         tag("link", rel="icon", href="data:,"),
-        tag("title", title),
+        tag("title", f"flatout: {name}"),
         tag("style", Html(style)),
     )
-    body = tag("body", tag("main", *(part for part in parts if part is not None)), footer)
+    masthead = tag(
+        "header",
+        tag("p", kind, class_="kicker"),
+        tag("h1", heading or name),
+        below_name,
+        tag("p", " · ".join(word for word in where if word), class_="where"),
+        tag("p", verdict, class_="verdict"),
+        tag("p", warning, class_="warning") if warning else NOTHING,
+        facts(figures, kind="figures"),
+    )
+    main = tag("main", masthead, *(part for part in parts if part is not None))
+    body = tag("body", main, tag("footer", facts(footer)))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 

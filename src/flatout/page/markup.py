@@ -9,10 +9,13 @@ A string is text unless `tag` made it; there is no way to forget to escape.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from flatout.page.printable import printable
 from flatout.units import UNKNOWN
+
+Value = TypeVar("Value")
 
 VOID = frozenset({"meta", "link", "br", "hr"})
 
@@ -21,6 +24,9 @@ class Html(str):
     """Text that is HTML already; only `tag` and `join` make it."""
 
     __slots__ = ()
+
+
+NOTHING = Html()
 
 
 def tag(name: str, /, *children: str, **attributes: str | int | float | None) -> Html:
@@ -48,24 +54,40 @@ def _number(value: str | int | float) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def section(title: str, *children: str, anchor: str | None = None) -> Html:
-    return tag("section", tag("h2", title), *children, id=anchor)
+def section(title: str, *children: str, note: str = "", anchor: str | None = None) -> Html:
+    """A part of a page; the `note` below says how to read it."""
+    below = (tag("p", note, class_="note"),) if note else ()
+    return tag("section", tag("h2", title), *children, *below, id=anchor)
+
+
+def listing(title: str, items: Iterable[str]) -> Html | None:
+    """A section with a list; None where the list is empty."""
+    shown = [tag("li", item) for item in items]
+    return section(title, tag("ul", *shown)) if shown else None
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Html:
-    """A table that scrolls inside itself where it is too wide; `numbers` are the columns set right."""
+    """A table that scrolls inside itself; `numbers` are columns set right.  Without rows it is nothing."""
 
     def cells(name: str, row: Sequence[str]) -> list[Html]:
         return [tag(name, cell, class_="number" if i in numbers else None) for i, cell in enumerate(row)]
 
     body = [tag("tr", *cells("td", row)) for row in rows]
+    if not body:
+        return NOTHING
     whole = tag("table", tag("thead", tag("tr", *cells("th", heads))), tag("tbody", *body))
     return tag("div", whole, class_="scroll")
 
 
-def facts(pairs: Iterable[tuple[str, str]], *, kind: str = "facts") -> Html:
-    """Names and values side by side."""
-    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs), class_=kind)
+def facts(pairs: Iterable[tuple[str, str | None]], *, kind: str = "facts") -> Html:
+    """Names and values side by side; a value that is None is left out."""
+    shown = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None]
+    return tag("dl", *shown, class_=kind)
+
+
+def known(value: Value | None, show: Callable[[Value], str]) -> str | None:
+    """A value in words; None where it is not known, so that `facts` leave it out."""
+    return None if value is None else show(value)
 
 
 def code(text: object) -> Html:

@@ -6,13 +6,13 @@ import dataclasses
 import re
 
 from flatout.doctor.appendix import (
-    footer,
     kernels_section,
     loader_section,
     memory_section,
-    missing_section,
     ranks_section,
+    what_it_ran_on,
 )
+from flatout.doctor.page import page
 from tests.support import doctor as builders
 
 
@@ -89,16 +89,14 @@ def test_ranks_need_company() -> None:
 def test_what_was_not_taken_has_no_section() -> None:
     assert kernels_section(None, device="cuda") is None
     assert memory_section(None) is None
-    assert missing_section(builders.bare_evidence()) is None
-    missing = missing_section(builders.evidence())
-    assert missing is not None
-    assert "psutil could not read" in missing
+    assert "Not measured" not in page(dataclasses.replace(builders.evidence(), missing=()), ())
+    assert "psutil could not read" in page(builders.evidence(), ()).partition("Not measured")[2]
 
 
 def test_the_footer_says_what_it_ran_on() -> None:
-    made = footer(builders.evidence())
-    assert fact(made, "torch") == "2.13.0"
-    assert fact(made, "GPU") == "NVIDIA H200, 140 GiB"
-    assert fact(made, "autocast") == "off"
-    assert fact(footer(builders.cpu_evidence()), "GPU") == "none"
-    assert fact(footer(builders.bare_evidence()), "cores") == "n/a"
+    made = dict(what_it_ran_on(builders.evidence()))
+    assert made["torch"] == "2.13.0"
+    assert made["GPU"] == "NVIDIA H200, 140 GiB"
+    assert made["autocast"] == "off"
+    assert dict(what_it_ran_on(builders.cpu_evidence()))["GPU"] == "none"
+    assert dict(what_it_ran_on(builders.bare_evidence()))["cores"] == "n/a"

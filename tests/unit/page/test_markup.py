@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import hypothesis.strategies as st
 from hypothesis import given
 
-from flatout.page.markup import Html, code, facts, join, section, table, tag
+from flatout.page.markup import Html, code, facts, join, known, listing, section, table, tag
 from flatout.page.printable import printable
 
 
@@ -94,3 +94,16 @@ def test_numbers_are_set_right_in_head_and_body() -> None:
     made = table(("name", "time"), [("a", "1 s")], numbers=(1,))
     assert made.count('class="number"') == 2
     assert '<td class="number">1 s</td>' in made
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert known(None, str) is None and known(0, str) == "0"
+    assert facts([("a", None), ("b", "1")]).count("<dt>") == 1
+    assert table(("name",), []) == "" and listing("Notes", []) is None
+
+
+def test_a_section_says_how_to_read_it() -> None:
+    assert section("Loss", note="Lower is better.").endswith('<p class="note">Lower is better.</p></section>')
+    assert listing("Notes", ["one", "<two>"]) == section(
+        "Notes", tag("ul", tag("li", "one"), tag("li", "<two>"))
+    )

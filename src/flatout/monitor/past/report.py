@@ -24,7 +24,7 @@ from flatout.monitor.sample import GpuSample, merge
 from flatout.page.charts import Rows, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, paint
-from flatout.page.markup import Html, code, facts, section, table, tag
+from flatout.page.markup import NOTHING, Html, code, known, section, table, tag
 from flatout.units import UNKNOWN, show_bytes, show_joules, show_seconds, show_share, show_time
 
 MOST_NOTES = 20
@@ -34,35 +34,29 @@ LONGEST_COMMAND = 400
 def page(recorded: Recorded) -> str:
     """The whole document."""
     summary = summarise(recorded)
-    parts = (
-        _masthead(summary),
-        _bounds(recorded, summary),
-        *_sections(recorded, summary),
-        _gpus(recorded),
-        _notes(recorded),
-    )
-    return document(
-        f"flatout: {summary.name}",
-        parts,
-        footer=_footer(recorded),
-        version=__version__,
-    )
-
-
-def _masthead(summary: Summary) -> Html:
     started = datetime.datetime.fromtimestamp(summary.started_s)
-    where = [f"{started:%Y-%m-%d %H:%M:%S}", f"{show_time(summary.duration_s)} long", summary.state]
-    if summary.gpu_name:
-        where.insert(0, summary.gpu_name)
     command = " ".join(summary.command)[:LONGEST_COMMAND]
-    return tag(
-        "header",
-        tag("p", "Report of a run", class_="kicker"),
-        tag("h1", summary.name),
-        tag("p", code(command)) if command else Html(),
-        tag("p", " · ".join(where), class_="where"),
-        tag("p", headline(summary), class_="verdict"),
-        facts(_figures(summary), kind="figures"),
+    length = f"{show_time(summary.duration_s)} long"
+    return document(
+        summary.name,
+        (
+            _bounds(recorded, summary),
+            *_sections(recorded, summary),
+            _gpus(recorded),
+            _notes(recorded),
+        ),
+        kind="Report of a run",
+        below_name=tag("p", code(command)) if command else NOTHING,
+        where=(summary.gpu_name, f"{started:%Y-%m-%d %H:%M:%S}", length, summary.state),
+        verdict=headline(summary),
+        figures=_figures(summary),
+        footer=(
+            ("run", recorded.folder.name),
+            ("process", str(recorded.run.pid)),
+            ("points shown", str(len(recorded.points))),
+            ("flatout", __version__),
+        ),
+        version=__version__,
     )
 
 
@@ -75,24 +69,17 @@ def headline(summary: Summary) -> str:
     return f"{sentence}." if first.share > 0.95 else f"{sentence} (in {show_share(first.share)} of the run)."
 
 
-def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
+def _figures(summary: Summary) -> Iterator[tuple[str, str | None]]:
     yield "step", show_seconds(summary.step_s)
-    if summary.steps is not None:
-        yield "steps", f"{summary.steps:,}"
-    if summary.samples_per_s is not None:
-        yield "samples per second", f"{summary.samples_per_s:.4g}"
-    if summary.peak_allocated_bytes is not None:
-        yield "peak memory of tensors", show_bytes(summary.peak_allocated_bytes)
-    elif summary.device_memory_bytes is not None:
-        yield "peak memory of the GPU", show_bytes(summary.device_memory_bytes)
-    if summary.energy_per_step_j is not None:
-        yield "energy per step", show_joules(summary.energy_per_step_j)
-    if summary.energy_per_sample_j is not None:
-        yield "energy per sample", show_joules(summary.energy_per_sample_j)
-    if summary.energy_j is not None:
-        yield "energy in all", show_joules(summary.energy_j)
-    if summary.last_loss is not None:
-        yield "last loss", f"{summary.last_loss:.4g}"
+    yield "steps", known(summary.steps, "{:,}".format)
+    yield "samples per second", known(summary.samples_per_s, "{:.4g}".format)
+    yield "peak memory of tensors", known(summary.peak_allocated_bytes, show_bytes)
+    if summary.peak_allocated_bytes is None:
+        yield "peak memory of the GPU", known(summary.device_memory_bytes, show_bytes)
+    yield "energy per step", known(summary.energy_per_step_j, show_joules)
+    yield "energy per sample", known(summary.energy_per_sample_j, show_joules)
+    yield "energy in all", known(summary.energy_j, show_joules)
+    yield "last loss", known(summary.last_loss, "{:.4g}".format)
 
 
 def _bounds(recorded: Recorded, summary: Summary) -> Html | None:
@@ -167,7 +154,7 @@ def _gpus(recorded: Recorded) -> Html | None:
     note = (
         "Means over the run; memory is its peak. That a kernel runs does not say how much of the GPU it uses."
     )
-    return section("GPUs", table(heads, rows, numbers=(2, 3, 4, 5)), tag("p", note, class_="note"))
+    return section("GPUs", table(heads, rows, numbers=(2, 3, 4, 5)), note=note)
 
 
 def _held_down(gpu: GpuSample) -> str:
@@ -183,13 +170,3 @@ def _notes(recorded: Recorded) -> Html | None:
         (show_time(time_s - recorded.start_s), note) for time_s, note in recorded.notes[-MOST_NOTES:]
     ]
     return section("What happened", table(("after", "what"), rows))
-
-
-def _footer(recorded: Recorded) -> Html:
-    pairs = [
-        ("run", recorded.folder.name),
-        ("process", str(recorded.run.pid)),
-        ("points shown", str(len(recorded.points))),
-        ("flatout", __version__),
-    ]
-    return tag("footer", facts(pairs))

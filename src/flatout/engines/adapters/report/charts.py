@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,25 +223,24 @@ def load_bars(quality: RoutingQuality) -> Rows:
 # Curves over the steps of a phase
 
 
-def loss_line(records: Sequence[StepRecord], key: str, *, name: str, colour: str = "rest") -> Line:
+def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "rest") -> Line:
     """A loss by its name in the log."""
-    return _line(name, colour, {record.step: record.losses.get(key) for record in records})
+    points = [(record.step, record.losses.get(key)) for record in records]
+    return Line(name=name or key, colour=colour, points=points)
 
 
 def validation_line(
     records: Sequence[StepRecord], task: str, key: str, *, name: str, colour: str = "forward"
 ) -> Line:
     """A score, or the loss, of a task on rows held out."""
-    return _line(name, colour, {record.step: record.validation.get(task, {}).get(key) for record in records})
+    points = [(record.step, record.validation.get(task, {}).get(key)) for record in records]
+    return Line(name=name, colour=colour, points=points)
 
 
-def routing_line(records: Sequence[StepRecord], key: str, *, name: str, colour: str = "forward") -> Line:
+def routing_line(records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "forward") -> Line:
     """A figure of the router."""
-    return _line(name, colour, {record.step: record.routing.get(key) for record in records})
-
-
-def _line(name: str, colour: str, found: Mapping[int, float | None]) -> Line:
-    return Line(name=name, colour=colour, points=tuple(found.items()))
+    points = [(record.step, record.routing.get(key)) for record in records]
+    return Line(name=name or key, colour=colour, points=points)
 
 
 def learning(lines: Sequence[Line], *, is_logarithmic: bool = False, height: float = 96) -> Drawing | None:
@@ -291,7 +290,7 @@ def _task_lines(report: RunReport, key: str | None) -> Iterator[Line]:
     tasks = dict.fromkeys(task for record in records for task in (*record.losses, *record.validation))
     for task in tasks:
         if task != "total" and key is not None:
-            yield loss_line(records, task, name=task)
+            yield loss_line(records, task)
         elif task != "total":
             yield validation_line(records, task, report.metric(task, records) or "loss", name=task)
 
@@ -299,7 +298,7 @@ def _task_lines(report: RunReport, key: str | None) -> Iterator[Line]:
 def _router_lines(report: RunReport) -> Iterator[Line]:
     records = report.of_phase("phase2")
     for term in dict.fromkeys(term for record in records for term in record.losses):
-        yield loss_line(records, term, name=term)
+        yield loss_line(records, term)
 
 
 def _accuracy_lines(report: RunReport) -> Iterator[Line]:

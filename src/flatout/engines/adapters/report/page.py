@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flatout import __version__
-from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation, RoutingQuality, ShownRow
+from flatout.engines.adapters.evaluation.results import (
+    ROUTINGS,
+    Evaluation,
+    RoutingName,
+    RoutingQuality,
+    ShownRow,
+)
 from flatout.engines.adapters.report.charts import (
     confidence_bars,
     confusion,
@@ -27,67 +33,53 @@ from flatout.engines.adapters.report.charts import (
 )
 from flatout.engines.adapters.report.run_report import RunReport, headline
 from flatout.engines.adapters.training.log import StepRecord
-from flatout.page.charts import Drawing
+from flatout.page.charts import Line
 from flatout.page.document import document
 from flatout.page.inline import inline
-from flatout.page.markup import Html, facts, section, table, tag
+from flatout.page.markup import Html, facts, known, listing, section, table, tag
 from flatout.page.printable import shorten
 from flatout.units import UNKNOWN, show_seconds, show_share
 
 LONGEST_TEXT = 320
 ROUTER_TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")
+MEANS: tuple[RoutingName, ...] = ("oracle", "routed", "end-to-end")
 PHASES = {"phase1": "Adapters", "phase2": "The router", "phase3": "Both together"}
 
 
 def page(report: RunReport) -> str:
     """The whole document."""
-    parts: list[Html | None] = [_masthead(report)]
-    if report.evaluation is not None:
-        parts += [_scores(report.evaluation), *_routing(report.evaluation), _transfer(report.evaluation)]
-        parts.append(_shown(report.evaluation))
-    parts += [*_learning(report), _notes(report)]
+    found = report.evaluation
+    evaluated = () if found is None else (_scores(found), *_routing(found), _transfer(found), _shown(found))
+    notes = (*report.notes, *(found.notes if found else ()))
     return document(
-        f"flatout: {report.name}",
-        parts,
-        footer=_footer(report),
+        report.name,
+        (*evaluated, *_learning(report), listing("Notes", notes)),
+        kind="Report of an adapters run",
+        where=(report.model, report.device),
+        verdict=headline(report),
+        figures=() if found is None else _figures(found),
+        footer=(
+            ("run", report.name),
+            ("evaluation took", known(found.elapsed_s if found else None, show_seconds)),
+            ("flatout", __version__),
+        ),
         version=__version__,
     )
 
 
-def _masthead(report: RunReport) -> Html:
-    where = [report.model, *([report.device] if report.device else [])]
-    return tag(
-        "header",
-        tag("p", "Report of an adapters run", class_="kicker"),
-        tag("h1", report.name),
-        tag("p", " · ".join(where), class_="where"),
-        tag("p", headline(report), class_="verdict"),
-        facts(_figures(report), kind="figures"),
-    )
-
-
-def _figures(report: RunReport) -> Iterator[tuple[str, str]]:
-    found = report.evaluation
-    if found is None:
-        return
+def _figures(found: Evaluation) -> Iterator[tuple[str, str | None]]:
     yield "tasks", str(len(found.tasks))
     yield f"{found.split} rows", f"{sum(found.num_rows.values()):,}"
-    if found.routing is not None:
-        yield "routed rightly", show_exact_share(found.routing.accuracy_share)
-    if (mean := found.mean("oracle")) is not None:
-        yield "mean, oracle", show_points(mean)
-    if (mean := found.mean("routed")) is not None:
-        yield "mean, routed", show_points(mean)
-    if (mean := found.mean("end-to-end")) is not None:
-        yield "mean, end-to-end", show_points(mean)
+    yield "routed rightly", known(found.routing, lambda routing: show_exact_share(routing.accuracy_share))
+    for routing in MEANS:
+        yield f"mean, {routing}", known(found.mean(routing), show_points)
     better = [
         oracle > heads
         for task in found.tasks
         if (heads := found.heads_only_score(task)) is not None
         and (oracle := found.score(task, "oracle")) is not None
     ]
-    if better:
-        yield "adapters beat heads-only", f"{sum(better)} of {len(better)}"
+    yield "adapters beat heads-only", f"{sum(better)} of {len(better)}" if better else None
 
 
 # Scores
@@ -155,13 +147,13 @@ def _routing(evaluation: Evaluation) -> Iterator[Html]:
     yield section(
         "Where rows go",
         inline(confusion(quality, evaluation.tasks)),
-        tag("p", f"Right by task: {by_task}. {note}", class_="note"),
+        note=f"Right by task: {by_task}. {note}",
         anchor="confusion",
     )
     yield section(
         "Whether to believe it",
         tag("div", inline(confidence_bars(quality)), inline(reliability(quality)), class_="panels"),
-        tag("p", _confidence_note(quality), class_="note"),
+        note=_confidence_note(quality),
         anchor="confidence",
     )
     yield section(
@@ -202,9 +194,7 @@ def _transfer(evaluation: Evaluation) -> Html | None:
         "Each task's score with all of its rows under one adapter: what a wrong choice costs. The redder, "
         "the more of the score is gone."
     )
-    return section(
-        "Under another task's adapter", inline(drawn), tag("p", note, class_="note"), anchor="transfer"
-    )
+    return section("Under another task's adapter", inline(drawn), note=note, anchor="transfer")
 
 
 def _shown(evaluation: Evaluation) -> Html | None:
@@ -258,39 +248,20 @@ def _task_panels(report: RunReport, phase: str) -> Iterator[Html]:
     # In the order of their adapters, where that is known.
     order = () if report.evaluation is None else report.evaluation.tasks
     for task in (*(t for t in order if t in spoken_of), *(t for t in spoken_of if t not in order)):
-        lines = [
-            loss_line(records, task, name="loss"),
-            validation_line(records, task, "loss", name="held out"),
-        ]
-        metric = report.metric(task, records)
-        scores = (
-            [] if metric is None else [validation_line(records, task, metric, name=metric, colour="backward")]
-        )
-        yield from _panel(task, learning(lines), learning(scores))
+        held_out = validation_line(records, task, "loss", name="held out")
+        metric = report.metric(task, records) or "score"
+        score = validation_line(records, task, metric, name=metric, colour="backward")
+        yield from _panel(task, [loss_line(records, task, name="loss"), held_out], [score])
 
 
 def _router_panels(records: Sequence[StepRecord]) -> Iterator[Html]:
     for name in dict.fromkeys(name for record in records for name in record.routing):
-        yield from _panel(
-            f"routing: {name}", learning([routing_line(records, name, name=name, colour="backward")])
-        )
+        yield from _panel(f"routing: {name}", [routing_line(records, name, colour="backward")])
     for term in ROUTER_TERMS:
-        yield from _panel(f"loss: {term}", learning([loss_line(records, term, name=term)]))
+        yield from _panel(f"loss: {term}", [loss_line(records, term)])
 
 
-def _panel(title: str, *charts: Drawing | None) -> Iterator[Html]:
-    shown = [inline(chart) for chart in charts if chart is not None]
+def _panel(title: str, *charts: Sequence[Line]) -> Iterator[Html]:
+    shown = [inline(chart) for lines in charts if (chart := learning(lines)) is not None]
     if shown:
         yield tag("div", tag("h3", title), *shown)
-
-
-def _notes(report: RunReport) -> Html | None:
-    notes = (*report.notes, *(report.evaluation.notes if report.evaluation else ()))
-    return section("Notes", tag("ul", *(tag("li", note) for note in notes))) if notes else None
-
-
-def _footer(report: RunReport) -> Html:
-    pairs = [("run", report.name), ("flatout", __version__)]
-    if report.evaluation is not None and report.evaluation.elapsed_s is not None:
-        pairs.insert(1, ("evaluation took", show_seconds(report.evaluation.elapsed_s)))
-    return tag("footer", facts(pairs))

@@ -23,7 +23,7 @@ from flatout.engines.steering.report.grid import grid
 from flatout.engines.steering.report.record import FEWEST, StudyRecord, TrialRecord
 from flatout.page.document import document
 from flatout.page.inline import inline
-from flatout.page.markup import Html, facts, section, table, tag
+from flatout.page.markup import Html, known, listing, section, table, tag
 from flatout.page.printable import shorten
 from flatout.units import UNKNOWN, show_ratio, show_seconds
 
@@ -33,12 +33,27 @@ LONGEST_TEXT = 1200
 
 def page(record: StudyRecord) -> str:
     """The whole document."""
-    parts = (_masthead(record), _retest(record), _map(record), _cost(record), _examples(record))
-    tables = (_trials(record), _notes(record))
+    difference = known(record.retest, lambda retest: show_interval(retest.difference))
     return document(
-        f"flatout: {record.name}",
-        (*parts, *tables),
-        footer=_footer(record),
+        record.name,
+        (
+            _retest(record),
+            _map(record),
+            _cost(record),
+            _examples(record),
+            _trials(record),
+            listing("Notes", record.notes),
+        ),
+        kind="Report of a steering study",
+        where=(record.model, record.device),
+        verdict=headline(record),
+        figures=_figures(record),
+        footer=(
+            ("study", record.name),
+            ("layers of the model", str(record.num_layers)),
+            ("difference on fresh questions", difference),
+            ("flatout", __version__),
+        ),
         version=__version__,
     )
 
@@ -69,34 +84,17 @@ def headline(record: StudyRecord) -> str:
     )
 
 
-def _masthead(record: StudyRecord) -> Html:
-    where = [record.model, *([record.device] if record.device else [])]
-    return tag(
-        "header",
-        tag("p", "Report of a steering study", class_="kicker"),
-        tag("h1", record.name),
-        tag("p", " · ".join(where), class_="where"),
-        tag("p", headline(record), class_="verdict"),
-        facts(_figures(record), kind="figures"),
-    )
-
-
-def _figures(record: StudyRecord) -> Iterator[tuple[str, str]]:
+def _figures(record: StudyRecord) -> Iterator[tuple[str, str | None]]:
     yield "trials", str(len(record.trials))
     for state in ("complete", "pruned", "failed", "running"):
-        if number := record.count(state):
-            yield state, str(number)
-    if record.baseline_score is not None:
-        yield "unsteered", show_score(record.baseline_score)
-    if record.winner is not None and record.winner.score is not None:
-        yield "best in the search", show_score(record.winner.score)
-    if record.perplexity_ratio is not None:
-        yield "perplexity", show_ratio(record.perplexity_ratio.value)
-    if record.search_s is not None:
-        yield "search", show_seconds(record.search_s)
-        if record.search_s > 0 and record.count("complete") + record.count("pruned"):
-            per_hour = 3600 * (record.count("complete") + record.count("pruned")) / record.search_s
-            yield "trials per hour", f"{per_hour:,.0f}"
+        yield state, str(record.count(state) or "") or None
+    yield "unsteered", known(record.baseline_score, show_score)
+    yield "best in the search", known(record.winner.score if record.winner else None, show_score)
+    yield "perplexity", known(record.perplexity_ratio, lambda ratio: show_ratio(ratio.value))
+    yield "search", known(record.search_s, show_seconds)
+    done = record.count("complete") + record.count("pruned")
+    if record.search_s and done:
+        yield "trials per hour", f"{3600 * done / record.search_s:,.0f}"
 
 
 def _retest(record: StudyRecord) -> Html | None:
@@ -110,9 +108,7 @@ def _retest(record: StudyRecord) -> Html | None:
         f"that the search never saw; {drawn}. The best of many trials looks better in the search than it "
         "is: these are the figures to quote."
     )
-    return section(
-        "On fresh questions", inline(intervals(record.retest)), tag("p", note, class_="note"), anchor="retest"
-    )
+    return section("On fresh questions", inline(intervals(record.retest)), note=note, anchor="retest")
 
 
 def _map(record: StudyRecord) -> Html | None:
@@ -137,7 +133,7 @@ def _map(record: StudyRecord) -> Html | None:
         "Layer and strength",
         inline(heat_map(drawn, baseline=baseline, winner=record.best)),
         key,
-        tag("p", note, class_="note"),
+        note=note,
         anchor="map",
     )
 
@@ -155,8 +151,7 @@ def _cost(record: StudyRecord) -> Html | None:
         ratio = record.perplexity_ratio
         ends = "" if ratio.bounds is None else ", between {:.3g}× and {:.3g}×".format(*ratio.bounds)
         parts.append(tag("p", f"The winner: {ratio.value:.3g}×{ends}."))
-    parts += [tag("p", note, class_="note")] if drawn is not None else []
-    return section("What it costs", *parts, anchor="cost")
+    return section("What it costs", *parts, note=note if drawn is not None else "", anchor="cost")
 
 
 def _examples(record: StudyRecord) -> Html | None:
@@ -205,23 +200,8 @@ def _trials(record: StudyRecord) -> Html | None:
     ]
     note = f"{len(rows)} of {len(record.trials)} trials, those asked the most questions first."
     listed = table(heads, rows, numbers=(0, 1, 3, 5, 6, 7))
-    return section("The best trials", listed, tag("p", note, class_="note"), anchor="trials")
+    return section("The best trials", listed, note=note, anchor="trials")
 
 
 def _score(trial: TrialRecord) -> float:
     return -math.inf if trial.score is None else trial.score
-
-
-def _notes(record: StudyRecord) -> Html | None:
-    return section("Notes", tag("ul", *(tag("li", note) for note in record.notes))) if record.notes else None
-
-
-def _footer(record: StudyRecord) -> Html:
-    pairs = [
-        ("study", record.name),
-        ("layers of the model", str(record.num_layers)),
-        ("flatout", __version__),
-    ]
-    if record.retest is not None:
-        pairs.insert(2, ("difference on fresh questions", show_interval(record.retest.difference)))
-    return tag("footer", facts(pairs))
