@@ -29,7 +29,7 @@ from benchmarks.memory.preparation import import_everything  # noqa: E402
 from benchmarks.memory.table import RESULTS  # noqa: E402
 from flatout.hardware.simulated import simulated_device  # noqa: E402
 from flatout.memory.jobs.job import Job, Recipe  # noqa: E402
-from flatout.memory.process.child import run_in_child  # noqa: E402
+from flatout.memory.process.isolated_process import run_in_child  # noqa: E402
 from flatout.memory.trace.make_trace import import_before_forking, trace_here  # noqa: E402
 
 SMALL_PARAMETERS = 150_000_000

@@ -22,7 +22,7 @@ from flatout.memory.cuda import rules
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.estimate import estimate
 from flatout.memory.predict.replay import fit_replay
-from flatout.memory.process.child import run_in_child
+from flatout.memory.process.isolated_process import run_in_child
 from flatout.memory.trace.make_trace import import_before_forking, trace_here
 from flatout.memory.trace.record import Trace
 from flatout.memory.trace.tracer import trace_job

@@ -22,7 +22,7 @@ from flatout.hardware.nvml import read_gpus
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.probe.run_probe import probe
-from flatout.memory.probe.probe_results import correct, load_receipt
+from flatout.memory.probe.probe_results import correct, read_receipt
 
 
 def make_model():
@@ -53,13 +53,10 @@ def main():
     there = [forecaster.estimate(recipe, sizes={{"batch_size": each.batch_size}}) for each in receipt.probes]
     better = correct(full, receipt, at_probes=there)
     measured = probe(job, recipe, batch_sizes=(65536,), folder=folder / "full")
-    found = load_receipt(
-        "stack", device=receipt.device, torch_version=str(torch.__version__), recipe=recipe, sizes=job.sizes,
-        num_parameters=full.num_parameters, num_trainable=full.num_trainable, folder=folder,
-    )
+    found = read_receipt(folder / f"{{receipt.key}}.json")
     print(json.dumps({{
         "receipt": receipt.to_json(),
-        "found": None if found is None else found.key,
+        "found": found.key,
         "missed": [p.peak_allocated_bytes - e.peak_allocated_bytes for p, e in zip(receipt.probes, there)],
         "corrected": [better.peak_allocated_bytes, better.peak_reserved_bytes],
         "measured": [measured.probes[0].peak_allocated_bytes, measured.probes[0].peak_reserved_bytes],

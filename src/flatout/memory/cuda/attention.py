@@ -53,16 +53,26 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
         fused = query.dim() == 4 and query.shape[-1] <= WIDEST and alike
         fused = fused and (half or not grouped) and _reads(attn_mask)
         if fused and half and capability in CUDNN_FIRST and query.shape[-1] % 8 == 0 and not trained:
-            return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        if fused and half and capability >= (8, 0) and attn_mask is None:
+            bias = None if attn_mask is None else _as_bias(attn_mask, query)
+            needs = _needs_backward(query, key, value)
+            results = aten._scaled_dot_product_cudnn_attention(
+                query, key, value, bias, needs, dropout_p, is_causal, False, scale=scale
+            )
+        elif fused and half and capability >= (8, 0) and attn_mask is None:
             return _flash(query, key, value, dropout_p, is_causal, scale)
-        if fused and not grouped:
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        options = {"scale": scale, "enable_gqa": enable_gqa}
-        with _adding_in_place():
-            return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
-                query, key, value, attn_mask, dropout_p, is_causal, **options
-            )[0]
+        elif fused and not grouped:
+            bias = None if attn_mask is None else _aligned_bias(attn_mask, query, key)
+            needs = _needs_backward(query, key, value)
+            results = aten._scaled_dot_product_efficient_attention(
+                query, key, value, bias, needs, dropout_p, is_causal, scale=scale
+            )
+        else:
+            options = {"scale": scale, "enable_gqa": enable_gqa}
+            with _adding_in_place():
+                results = aten._scaled_dot_product_attention_math(
+                    query, key, value, attn_mask, dropout_p, is_causal, **options
+                )
+        return results[0]  # type: ignore[no-any-return]
 
     library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
 
@@ -100,22 +110,6 @@ def _reads(mask: Tensor | None) -> bool:
     return mask is None or mask.shape[-1] == 1 or mask.stride(-1) == 1
 
 
-def _cudnn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    bias = None if mask is None else _as_bias(mask, query)
-    result: Tensor = aten._scaled_dot_product_cudnn_attention(
-        query, key, value, bias, _needs_backward(query, key, value), dropout_p, is_causal, False, scale=scale
-    )[0]
-    return result
-
-
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Tensor:
@@ -129,25 +123,13 @@ def _flash(
     return result[..., :width]
 
 
-def _efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    if mask is not None:
-        bias = _as_bias(mask, query)
-        length = bias.shape[-1]
-        if length % 8:  # rows must be aligned
-            bias = F.pad(bias, (0, 8 - length % 8))[..., :length]
-        mask = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    result: Tensor = aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, _needs_backward(query, key, value), dropout_p, is_causal, scale=scale
-    )[0]
-    return result
+def _aligned_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A bias as efficient attention reads it: rows are aligned."""
+    bias = _as_bias(mask, query)
+    length = bias.shape[-1]
+    if length % 8:
+        bias = F.pad(bias, (0, 8 - length % 8))[..., :length]
+    return bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def _needs_backward(*tensors: Tensor) -> bool:

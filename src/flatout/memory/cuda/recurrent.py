@@ -75,52 +75,35 @@ def install(library: torch.library.Library, *, key: str = "AutogradCPU") -> None
 
 
 def _padded(kind: str) -> Any:
-    def run(
-        x: Tensor,
-        hx: Any,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
-        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        if batch_first:
-            x = x.transpose(0, 1)
-        settings = (
-            kind,
-            num_layers,
-            bidirectional,
-            dropout if train else 0.0,
-            train,
-            len(states),
-            batch_first,
-        )
-        output, *last = _apply(_Cudnn, *settings, x, *states, *_cast(params))
+    def run(x: Tensor, hx: Any, params: Any, has_biases: bool, *settings: Any) -> Any:
+        *others, batch_first = settings
+        output, *last = _run(kind, x.transpose(0, 1) if batch_first else x, hx, params, *others, batch_first)
         return (output.transpose(0, 1) if batch_first else output, *last)
 
     return run
 
 
 def _packed(kind: str) -> Any:
-    def run(
-        data: Tensor,
-        batch_sizes: Tensor,
-        hx: Any,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> Any:
-        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), False)
-        return _apply(_Cudnn, *settings, data, *states, *_cast(params))
+    def run(data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, has_biases: bool, *settings: Any) -> Any:
+        return _run(kind, data, hx, params, *settings, False)
 
     return run
+
+
+def _run(
+    kind: str,
+    x: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    rows_first: bool,
+) -> Any:
+    states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+    settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), rows_first)
+    return _apply(_Cudnn, *settings, x, *states, *_cast(params))
 
 
 def _cast(params: Sequence[Tensor]) -> list[Tensor]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from flatout.memory.cuda import attention, convolutions
-from flatout.memory.cuda.formulas import WARP, Formula
+from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS, WARP, Formula
 
 aten = torch.ops.aten
 Group = tuple[int | Formula, ...]  # blocks that are held together
@@ -53,7 +53,6 @@ REDUCTION = {
     aten.binary_cross_entropy.default: 3,
 }
 HOPPER = (9, 0)
-ASSUMED_MULTIPROCESSORS = 132  # of an H200: where a GPU's own are not known
 PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 20
 
 

@@ -15,26 +15,28 @@ corrects the answers, and the seconds of a micro-batch are measured.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flatout.decisions import Decision
 from flatout.hardware.device import Device
-from flatout.memory.cuda.target import workspaces_for
+from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.allocator import Simulation, simulate
-from flatout.memory.predict.caveats import caveats_of
-from flatout.memory.predict.estimate import MemoryEstimate, estimate
-from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, longest, unbroken_batch
-from flatout.memory.predict.largest_batch import largest_batch as search
+from flatout.memory.predict.estimate import NO_WORKSPACES, MemoryEstimate, Workspaces, estimate
+from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, CapSearch, longest
 from flatout.memory.predict.repeat_steps import repeated
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.predict.steps import Key, Parallel, TracedSteps, TraceStore
+from flatout.memory.trace.make_trace import multiprocessors_of
 
 if TYPE_CHECKING:
+    from flatout.hardware.device import Device
     from flatout.memory.probe.probe_results import Receipt
+    from flatout.memory.trace.record import Guess
+
 
 CONTEXT_BYTES = 600 << 20
 CONTEXT = Decision(
@@ -47,6 +49,9 @@ WORTH_RAISING = 0.06  # of the cap, left free
 SCATTER = 0.02  # of reserved bytes: what an estimate is commonly off by, kept free under a safe batch
 KEPT_FREE = 0.0125  # of the cap, under a tight batch: 1 % was enough in 59 of 60 searches on an H200
 LENGTH = "length"
+# What a caveat is about: kernels were measured on one generation, and some guesses cannot be too low.
+MEASURED_CAPABILITY = "9.0"  # an H200
+LARGEST_ANSWERS = ("every element", "upper end")  # words of a guess that cannot be too low
 MOST_MADE = 8192  # rows: a larger batch, which the batch maker would fill, follows from small ones
 # The second micro-batch meets the gradients of the first; a third meets nothing that the second did not.
 TRACED_ACCUMULATION = 2
@@ -161,20 +166,21 @@ class Forecaster(TracedSteps):
         """The largest batches within `cap_bytes` of the allocator; `limit` alone is not traced itself."""
         wanted = self._complete(_with_longest(sizes, lengths))
 
-        def step_at(batch_size: int) -> SizedTrace:
-            return self.what_if(recipe, sizes={**wanted, BATCH: batch_size})
+        def search(within_bytes: int) -> CapSearch:
+            return CapSearch(
+                lambda batch_size: self.what_if(recipe, sizes={**wanted, BATCH: batch_size}),
+                cap_bytes=within_bytes,
+                expandable_segments=self.expandable_segments,
+            )
 
-        safe_bytes = int(cap_bytes * (1 - SCATTER))
-        expandable = self.expandable_segments
-        safe = search(step_at, capacity_bytes=safe_bytes, expandable_segments=expandable).safe.value
-        limit = search(step_at, capacity_bytes=cap_bytes, expandable_segments=expandable).limit.value
-        safe, reserved = self._verified(recipe, wanted, safe, safe_bytes)
-        kept_bytes = int(cap_bytes * (1 - KEPT_FREE))
-        if expandable:
-            guess = search(step_at, capacity_bytes=kept_bytes, expandable_segments=True).safe.value
+        safe_bytes, kept_bytes = int(cap_bytes * (1 - SCATTER)), int(cap_bytes * (1 - KEPT_FREE))
+        guess, limit = search(safe_bytes).safe_batch(), search(cap_bytes).limit_batch()
+        safe, reserved = self._verified(recipe, wanted, guess, safe_bytes)
+        if self.expandable_segments:
+            guess = search(kept_bytes).safe_batch()
         else:
             below = LOOKED_BELOW if self._replay(recipe, wanted) else 0.0  # where no size costs a trace
-            guess = unbroken_batch(step_at, capacity_bytes=kept_bytes, looked_below=below)
+            guess = search(kept_bytes).unbroken_batch(looked_below=below)
         tight, num_flushes = self._trained(recipe, wanted, guess, kept_bytes, at_least=safe)
         return Largest(
             safe=safe,
@@ -381,6 +387,14 @@ def _with_longest(sizes: Sizes | None, lengths: Mapping[int, int] | None) -> Siz
     return sizes if lengths is None else {**(sizes or {}), LENGTH: longest(lengths)}
 
 
+def workspaces_for(device: Device | None) -> Workspaces:
+    """No extra workspaces; marked assumed when the SM count is unknown."""
+    if device is None or multiprocessors_of(device) is not None:
+        return NO_WORKSPACES
+    reason = f"sized for {ASSUMED_MULTIPROCESSORS} multiprocessors; how many {device.name} has is not known"
+    return Decision(value=(), reason=reason, source="assumed")
+
+
 def estimate_job(
     job: Job,
     recipe: Recipe | None = None,
@@ -421,3 +435,23 @@ def largest_batch(
     """The largest batch of `job` within `cap_bytes` of the allocator."""
     forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments, native=native)
     return forecaster.largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes, lengths=lengths)
+
+
+def caveats_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str, ...]:
+    """What may be too low, each as a clause; `device` is None where the job was run on it.
+
+    Of sizes that depend on data, a trace mostly takes the largest there can be; a choice among experts it
+    answers evenly, and a number that decides something it makes up.  And kernels other than the measured ones
+    follow PyTorch's documented order and the formulas of those.
+    """
+    open_ones = [guess for guess in guesses if not any(words in guess.answer for words in LARGEST_ANSWERS)]
+    caveats = []
+    if open_ones:
+        answer = min(guess.answer for guess in open_ones)
+        places = "a place" if len(open_ones) == 1 else f"{len(open_ones)} places"
+        caveats.append(f"what is computed depends on data in {places} ({answer})")
+    if device is not None and device.compute_capability is None:
+        caveats.append(f"which kernels run on {device.name} is not known")
+    elif device is not None and device.compute_capability != MEASURED_CAPABILITY:
+        caveats.append(f"the kernels of {device.name} have not been measured")
+    return tuple(caveats)

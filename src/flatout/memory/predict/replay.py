@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from flatout.errors import BadInput, StructureChanges
 from flatout.memory.predict.allocator import peak_allocated
 from flatout.memory.predict.samples import BATCH, NUM_POINTS, PERIODS, block_of
-from flatout.memory.predict.structure import compare, show_sizes, storage_name
-from flatout.memory.trace.record import Trace
+from flatout.memory.trace.record import Storage, Trace
 
 Form = Literal["product", "sum", "batch times sum"]
 ROUNDING = 1e-3  # bytes: what doubles may be off by
@@ -43,14 +42,6 @@ class SizedTrace:
 
     def peak_allocated_bytes(self) -> int:
         return peak_allocated(self.trace.events, self.num_bytes)
-
-    def to_trace(self) -> Trace:
-        """The same as a plain trace; slower, because every storage becomes an object."""
-        storages = tuple(
-            replace(storage, num_bytes=num_bytes)
-            for storage, num_bytes in zip(self.trace.storages, self.num_bytes.tolist(), strict=True)
-        )
-        return replace(self.trace, sizes=self.sizes, storages=storages)
 
 
 def sized(trace: Trace) -> SizedTrace:
@@ -134,16 +125,6 @@ class Replay:
     def covers(self, **sizes: int) -> bool:
         """Whether `at` can answer for these sizes."""
         return not self._uncovered(sizes)
-
-    def round_up(self, **sizes: int) -> dict[str, int]:
-        """The smallest sizes that are covered and not below `sizes`: an upper bound for what lies between."""
-        found = dict(sizes)
-        for knob in self.knobs:
-            if knob.name in sizes:
-                above = range(sizes[knob.name], sizes[knob.name] + max(knob.step, knob.period))
-                found[knob.name] = next((value for value in above if knob.covers(value)), sizes[knob.name])
-        self._refuse_uncovered(found)
-        return found
 
     def at(self, **sizes: int) -> SizedTrace:
         """The step at `sizes`; a size that is not given is the base's."""
@@ -315,3 +296,61 @@ def _refuse_difference(trace: Trace, num_bytes: Numbers) -> None:
             f"{int(num_bytes[storage])} would follow from the other traces",
             hint="trace it at the sizes asked for",
         )
+
+
+def compare(base: Trace, trace: Trace) -> None:
+    """Raise `StructureChanges` unless both traces are the same births, and between births the same deaths.
+
+    The order of deaths between two births is free: autocast drops its copies in the order of addresses.
+    """
+    if base is trace:
+        return
+    for index, (one, other) in enumerate(zip(base.storages, trace.storages, strict=False)):
+        if _what(one) != _what(other):
+            _refuse(base, trace, f"{storage_name(base, index)} is {storage_name(trace, index)}")
+    counts = (len(base.storages), len(trace.storages))
+    if counts[0] != counts[1]:
+        more = base if counts[0] > counts[1] else trace
+        _refuse(base, trace, f"{storage_name(more, min(counts))} is born in one of them only")
+    if not np.array_equal(base.events, trace.events):
+        _compare_events(base, trace)
+    if base.marks != trace.marks:
+        _refuse(base, trace, "the phases of the step begin at other events")
+
+
+def _what(storage: Storage) -> tuple[str | None, ...]:
+    return (storage.op, storage.module, storage.phase, storage.component)
+
+
+def _compare_events(base: Trace, trace: Trace) -> None:
+    one, other = _canonical(base.events), _canonical(trace.events)
+    shared = min(len(one), len(other))
+    differs = np.flatnonzero(one[:shared] != other[:shared])
+    if len(differs) or len(one) != len(other):
+        position = int(differs[0]) if len(differs) else shared
+        event = int((one if len(one) > position else other)[position])
+        _refuse(base, trace, f"{storage_name(base, event if event >= 0 else ~event)} is freed elsewhere")
+
+
+def _canonical(events: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Events with the deaths between two births in the order of their storages."""
+    births = events >= 0
+    return events[np.lexsort((events, ~births, np.cumsum(births)))]
+
+
+def _refuse(base: Trace, trace: Trace, difference: str) -> NoReturn:
+    here, there = show_sizes(base.sizes), show_sizes(trace.sizes)
+    raise StructureChanges(
+        f"the step allocates otherwise at {there} than at {here}: {difference}",
+        hint="trace it at the sizes asked for",
+    )
+
+
+def storage_name(trace: Trace, storage: int) -> str:
+    found = trace.storages[storage]
+    place = f" of {found.module}" if found.module else ""
+    return f"storage {storage} ({found.op}{place}, {found.phase})"
+
+
+def show_sizes(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sizes.items())

@@ -17,23 +17,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.atomic_files import replace_whole
 from flatout.codec import WrongShape, decode, encode, rounded
 from flatout.decisions import Decision
 from flatout.errors import BadInput
-from flatout.memory.jobs.job import Recipe, Sizes
+from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.predict.samples import BATCH
+from flatout.packages import cache_folder
 
 FORMAT = "flatout-memory-receipt"
 VERSION = 1
-CACHE_VARIABLE = "FLATOUT_CACHE"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,15 +77,16 @@ class Receipt:
 
     @property
     def key(self) -> str:
-        return receipt_key(
-            self.job,
-            device=self.device,
-            torch_version=self.torch_version,
-            recipe=self.recipe,
-            sizes=self.other_sizes,
-            num_parameters=self.num_parameters,
-            num_trainable=self.num_trainable,
-        )
+        """The same for the same job under the same conditions, whatever its batch size."""
+        parts = {
+            "device": self.device,
+            "torch": self.torch_version,
+            "job": self.job,
+            "recipe": encode(self.recipe),
+            "sizes": self.other_sizes,
+            "parameters": [self.num_parameters, self.num_trainable],
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def context(self) -> Decision[int] | None:
@@ -100,81 +100,17 @@ class Receipt:
         return {"format": FORMAT, "version": VERSION, "key": self.key, **rounded(encode(self))}
 
 
-def receipt_key(
-    job: str,
-    *,
-    device: str,
-    torch_version: str,
-    recipe: Recipe,
-    sizes: Sizes,
-    num_parameters: int,
-    num_trainable: int,
-) -> str:
-    """The same for the same job under the same conditions, whatever its batch size."""
-    parts = {
-        "device": device,
-        "torch": torch_version,
-        "job": job,
-        "recipe": encode(recipe),
-        "sizes": {name: size for name, size in sizes.items() if name != BATCH},
-        "parameters": [num_parameters, num_trainable],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def receipts_folder() -> Path:
-    named = os.environ.get(CACHE_VARIABLE)
-    return (Path(named) if named else Path.home() / ".cache" / "flatout") / "receipts"
-
-
 def store_receipt(receipt: Receipt, *, folder: Path | None = None) -> Path:
     """Write a receipt under its key; a reader sees the whole of it or the one before."""
-    folder = folder or receipts_folder()
-    path = folder / f"{receipt.key}.json"
+    path = (folder or cache_folder() / "receipts") / f"{receipt.key}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{receipt.key}.", suffix=".part")
+        replace_whole(path, (json.dumps(receipt.to_json(), indent=1) + "\n").encode())
     except OSError as error:
         raise BadInput(
-            f"the receipt cannot be written to {folder}: {error.strerror}",
-            hint=f"name a folder you may write to in {CACHE_VARIABLE}",
+            f"the receipt cannot be written to {path.parent}: {error.strerror}",
+            hint="name a folder you may write to in FLATOUT_CACHE",
         ) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(receipt.to_json(), file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
     return path
-
-
-def load_receipt(
-    job: str,
-    *,
-    device: str,
-    torch_version: str,
-    recipe: Recipe,
-    sizes: Sizes,
-    num_parameters: int,
-    num_trainable: int,
-    folder: Path | None = None,
-) -> Receipt | None:
-    """The receipt of a job under these conditions; None where none was stored."""
-    key = receipt_key(
-        job,
-        device=device,
-        torch_version=torch_version,
-        recipe=recipe,
-        sizes=sizes,
-        num_parameters=num_parameters,
-        num_trainable=num_trainable,
-    )
-    path = (folder or receipts_folder()) / f"{key}.json"
-    return read_receipt(path) if path.exists() else None
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -185,7 +121,7 @@ def read_receipt(path: Path) -> Receipt:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadInput(f"the receipt {path} cannot be read: {error}", hint=hint) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BadInput(f"{path} is no receipt of a probe", hint=hint)
+        raise BadInput(f"{path} is not the receipt of a probe", hint=hint)
     if document.get("version") != VERSION:
         raise BadInput(
             f"the receipt {path} has version {document.get('version')}; this flatout reads {VERSION}",
@@ -213,20 +149,17 @@ def correct(
     _check_match(estimate, receipt, at_probes)
     batches = [probe.batch_size for probe in receipt.probes]
     ordered = sorted(at_probes, key=lambda each: batches.index(each.sizes[BATCH]))
-    allocated = _corrected(
-        estimate.peak_allocated_bytes,
-        [probe.peak_allocated_bytes for probe in receipt.probes],
-        [each.peak_allocated_bytes for each in ordered],
-        batches=batches,
-        to=estimate.sizes[BATCH],
-    )
-    reserved = _corrected(
-        estimate.peak_reserved_bytes,
-        [probe.peak_reserved_bytes for probe in receipt.probes],
-        [each.peak_reserved_bytes for each in ordered],
-        batches=batches,
-        to=estimate.sizes[BATCH],
-    )
+
+    def corrected(peak: str) -> int:
+        return _corrected(
+            getattr(estimate, peak),
+            [getattr(probe, peak) for probe in receipt.probes],
+            [getattr(each, peak) for each in ordered],
+            batches=batches,
+            to=estimate.sizes[BATCH],
+        )
+
+    allocated, reserved = corrected("peak_allocated_bytes"), corrected("peak_reserved_bytes")
     reserved = max(reserved, allocated)
     context = receipt.context_bytes if receipt.context_bytes is not None else estimate.context_bytes
     components = dict(estimate.by_component)

@@ -1,6 +1,6 @@
 """Work in another process, so that no trace or probe changes or breaks this one.
 
-isolated_process  forked where that works, else sent to a server
+isolated_process  a function in a child: forked where that works, else sent to a server
 child             a forked child and its answer
 fork_server       a fresh process that forks a child for each request
 parcel            a job as bytes

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import BadInput, ChildDied
-from flatout.memory.process.child import answer_of
+from flatout.memory.process.isolated_process import answer_of
 
 if TYPE_CHECKING:
     import torch

@@ -1,10 +1,11 @@
 """A trace in this process, by one of two ways; both change the process for good and belong into a child.
 
-By the *rules*, tensors without data live on the CPU, which is made to choose as CUDA would (`cuda_rules`): no
+By the *rules*, tensors without data live on the CPU, which is made to choose as CUDA would (`cuda.rules`): no
 GPU is needed, and any GPU can be asked about.  *Natively*, they live on the GPU that is here, so that PyTorch
 itself decides what autocast casts, which attention kernel runs and which result lies how.  What no kernel
 tells, blocks that it takes for a while and what cuDNN keeps of recurrent layers, follows the same formulas in
-both.
+both.  Attention kernels are chosen by the compute capability of the GPU; kernels that sum keep a part for
+each of its multiprocessors.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import importlib
 import logging
 
 from flatout.errors import BadInput
+from flatout.hardware.datasheet_rows import MULTIPROCESSORS
 from flatout.hardware.device import Device
-from flatout.memory.cuda.target import capability_of, multiprocessors_of
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.process.isolated_process import check_backward, check_cuda
 from flatout.memory.trace.record import Trace
@@ -35,19 +36,11 @@ def trace_here(
 ) -> Trace:
     """By the rules, for `device`."""
     from flatout.memory.cuda import rules
-    from flatout.memory.cuda.workspaces import Workspaces
-    from flatout.memory.trace.tracer import trace_job
 
-    _settle()
+    _prepare_process()
     capability = capability_of(device)
     rules.install(compute_capability=capability)
-    return trace_job(
-        job,
-        _stepped(recipe, last_micro_batch=last_micro_batch),
-        sizes=sizes,
-        workspaces=Workspaces(compute_capability=capability, num_multiprocessors=multiprocessors_of(device)),
-        last_micro_batch=last_micro_batch,
-    )
+    return _traced(job, recipe, sizes, capability, multiprocessors_of(device), last_micro_batch)
 
 
 def trace_natively(
@@ -58,21 +51,34 @@ def trace_natively(
     import torch
 
     from flatout.memory.cuda import rules
+
+    capability = torch.cuda.get_device_capability(0)
+    check_kind(device, name=torch.cuda.get_device_name(0), capability=capability)
+    torch.zeros(1, device="cuda")  # a backward of CUDA tensors needs the threads that this starts
+    _prepare_process()
+    rules.install_natively(compute_capability=capability)
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    return _traced(job, recipe, sizes, capability, count, last_micro_batch, on="cuda")
+
+
+def _traced(
+    job: Job,
+    recipe: Recipe,
+    sizes: Sizes,
+    capability: tuple[int, int] | None,
+    num_multiprocessors: int | None,
+    last_micro_batch: bool,
+    on: str = "cpu",
+) -> Trace:
     from flatout.memory.cuda.workspaces import Workspaces
     from flatout.memory.trace.tracer import trace_job
 
-    major, minor = torch.cuda.get_device_capability(0)
-    check_kind(device, name=torch.cuda.get_device_name(0), capability=(major, minor))
-    torch.zeros(1, device="cuda")  # a backward of CUDA tensors needs the threads that this starts
-    _settle()
-    rules.install_natively(compute_capability=(major, minor))
-    count = torch.cuda.get_device_properties(0).multi_processor_count
     return trace_job(
         job,
-        _stepped(recipe, last_micro_batch=last_micro_batch),
+        dataclasses.replace(recipe, accumulation=1) if last_micro_batch else recipe,
         sizes=sizes,
-        workspaces=Workspaces(compute_capability=(major, minor), num_multiprocessors=count),
-        device="cuda",
+        workspaces=Workspaces(compute_capability=capability, num_multiprocessors=num_multiprocessors),
+        device=on,
         last_micro_batch=last_micro_batch,
     )
 
@@ -87,11 +93,19 @@ def check_kind(device: Device | None, *, name: str, capability: tuple[int, int])
         )
 
 
-def _settle() -> None:
+def _prepare_process() -> None:
     check_backward()
     gc.freeze()  # what was there before is not searched for cycles again and again
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for a run, not for a trace
 
 
-def _stepped(recipe: Recipe, *, last_micro_batch: bool) -> Recipe:
-    return dataclasses.replace(recipe, accumulation=1) if last_micro_batch else recipe
+def capability_of(device: Device | None) -> tuple[int, int] | None:
+    if device is None or device.compute_capability is None:
+        return None
+    major, _, minor = device.compute_capability.partition(".")
+    return int(major), int(minor or 0)
+
+
+def multiprocessors_of(device: Device | None) -> int | None:
+    """By the device's datasheet; None where it has none."""
+    return MULTIPROCESSORS.get(device.datasheet) if device and device.datasheet else None

@@ -21,7 +21,7 @@ from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Job, adamw, optimizer_named
 from flatout.memory.predict.allocator import expandable_segments_of
 from flatout.memory.predict.forecast import Forecaster
-from flatout.memory.process.child import run_in_child
+from flatout.memory.process.isolated_process import run_in_child
 from flatout.planner.config.knobs import PLANNED
 from flatout.planner.fit.progress import silent
 from flatout.planner.forecast.trace_cache import TraceCache, fingerprint

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from flatout.memory.cuda import rules
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.process.child import run_in_child
+from flatout.memory.process.isolated_process import run_in_child
 from tests.support.memory import job_of, traced, under_rules
 
 BF16, FLOAT = torch.bfloat16, torch.float32

@@ -16,7 +16,7 @@ from torch import nn
 from flatout.errors import BadInput, StructureChanges
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.predict.replay import FORMS, Replay, fit_replay, sized
+from flatout.memory.predict.replay import FORMS, Replay, compare, fit_replay, sized
 from flatout.memory.predict.samples import sample_sizes
 from flatout.memory.trace.record import Trace
 from tests.support.memory import TraceBuilder, job_of, layered_step, traced
@@ -103,10 +103,9 @@ def test_knobs_that_never_moved_together_are_refused() -> None:
         fit_replay(traces[:-1])
 
 
-def test_a_length_that_rounds_up_otherwise_is_refused_and_bounded() -> None:
+def test_a_length_that_rounds_up_otherwise_is_refused() -> None:
     assert REPLAY.covers(length=512)
     assert not REPLAY.covers(length=500)
-    assert REPLAY.round_up(length=500, batch_size=9) == {"length": 512, "batch_size": 9}
     with pytest.raises(StructureChanges, match="length=500 does not follow from the traces at batch_size=5"):
         REPLAY.at(length=500)
 
@@ -114,9 +113,8 @@ def test_a_length_that_rounds_up_otherwise_is_refused_and_bounded() -> None:
 def test_a_short_length_is_covered_within_its_block() -> None:
     replay = fitted(length=200)
     assert [length for length in range(180, 300) if replay.covers(length=length)] == list(range(194, 225, 2))
-    assert replay.round_up(length=199) == {"length": 200}
     with pytest.raises(StructureChanges, match="length=300"):
-        replay.round_up(length=300)
+        replay.at(length=300)
 
 
 def test_a_size_that_was_not_sampled_stays() -> None:
@@ -157,11 +155,11 @@ def test_no_traces_and_foreign_traces_are_refused() -> None:
         fit_replay([layered_step(), replace(layered_step(), sizes={"batch_size": 3})])
 
 
-def test_a_replayed_step_can_become_a_plain_trace() -> None:
+def test_a_replayed_step_has_the_storages_of_a_fresh_one() -> None:
     sizes = {"batch_size": 33, "length": 384, "negatives": 5}
-    trace, fresh = REPLAY.at(**sizes).to_trace(), layered_step(**sizes)
-    assert trace.storages == fresh.storages
-    assert trace.sizes == fresh.sizes
+    replayed, fresh = REPLAY.at(**sizes), layered_step(**sizes)
+    assert replayed.num_bytes.tolist() == [storage.num_bytes for storage in fresh.storages]
+    assert replayed.sizes == fresh.sizes
 
 
 def contrastive_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -185,3 +183,55 @@ def test_a_traced_model_is_replayed_to_the_byte() -> None:
     replay.check(fresh)
     assert replay.at(**wanted).peak_allocated_bytes() == sized(fresh).peak_allocated_bytes()
     assert sized(fresh).peak_allocated_bytes() > 1.3 * sized(traces[0]).peak_allocated_bytes()
+
+
+def small(*, op: str = "aten.mm.default", deaths: tuple[int, ...] = (0, 1), extra: bool = False) -> Trace:
+    build = TraceBuilder()
+    build.mark("first", "forward")
+    for name in (op, "aten.add.Tensor"):
+        build.birth(1024, "activations", name, "encoder.0")
+    for storage in deaths:
+        build.death(storage)
+    build.birth(1024, "temporaries", "aten.relu.default")
+    if extra:
+        build.birth(1024, "temporaries", "aten.sort.default", "loss")
+    return build.trace(batch_size=3 if extra else 2)
+
+
+def test_the_same_step_at_other_sizes_is_the_same() -> None:
+    compare(layered_step(batch_size=2), layered_step(batch_size=9, length=640))
+
+
+def test_the_order_of_deaths_between_two_births_is_free() -> None:
+    compare(small(deaths=(0, 1)), small(deaths=(1, 0)))
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (
+            small(op="aten.bmm.default"),
+            r"storage 0 \(aten.mm.default of encoder.0, .* is storage 0 \(aten.bmm",
+        ),
+        (small(deaths=(0,)), r"is freed elsewhere"),
+        (small(deaths=()), r"storage . .* is freed elsewhere"),
+        (small(extra=True), r"storage 3 \(aten.sort.default of loss, forward\) is born in one of them only"),
+        (replace(small(), marks=((1, "first", "forward"),)), "the phases of the step begin at other events"),
+    ],
+)
+def test_the_first_difference_is_named(other: Trace, difference: str) -> None:
+    for one, two in ((small(), other), (other, small())):
+        with pytest.raises(StructureChanges) as raised:
+            compare(one, two)
+        assert "allocates otherwise at batch_size=" in raised.value.message
+        assert raised.value.hint == "trace it at the sizes asked for"
+    with pytest.raises(StructureChanges, match=difference):
+        compare(small(), other)
+
+
+def test_a_death_after_another_birth_is_a_difference() -> None:
+    one = small()
+    events = one.events.copy()
+    events[[-1, -2]] = events[[-2, -1]]
+    with pytest.raises(StructureChanges, match="freed elsewhere"):
+        compare(one, replace(one, events=np.array(events)))

@@ -18,8 +18,8 @@ import torch
 
 from flatout.errors import BadInput
 from flatout.memory.process import fork_server
-from flatout.memory.process.child import answered
 from flatout.memory.process.fork_server import answer_from_server
+from flatout.memory.process.isolated_process import answered
 from flatout.memory.process.parcel import packed
 
 

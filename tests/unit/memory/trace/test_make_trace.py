@@ -18,13 +18,19 @@ import torch
 from flatout.errors import BadInput, ForkUnusable
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.predict.forecast import Forecaster, estimate_job, largest_batch
+from flatout.memory.predict.estimate import NO_WORKSPACES
+from flatout.memory.predict.forecast import Forecaster, estimate_job, largest_batch, workspaces_for
 from flatout.memory.process.isolated_process import forked_or_sent
 from flatout.memory.trace import make_trace
-from flatout.memory.trace.make_trace import check_kind, trace_natively
+from flatout.memory.trace.make_trace import (
+    capability_of,
+    check_kind,
+    multiprocessors_of,
+    trace_natively,
+)
 from tests.support.memory import mlp_job
 
-HERE = Path(__file__).parents[2] / "cuda_without_gpu"
+HERE = Path(__file__).parents[3] / "cuda_without_gpu"
 NATIVELY = partial(trace_natively, device=None)
 H200 = simulated_device("H200")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -112,3 +118,23 @@ def test_a_gpu_of_another_generation_is_refused() -> None:
 
 def test_a_forecaster_traces_by_the_rules_unless_asked() -> None:
     assert not Forecaster(mlp_job(width=8)).native
+
+
+def test_the_capability_is_that_of_the_device() -> None:
+    assert capability_of(None) is None
+    assert capability_of(simulated_device("H200")) == (9, 0)
+    assert capability_of(simulated_device("T4")) == (7, 5)
+
+
+def test_multiprocessors_are_those_of_the_datasheet() -> None:
+    assert multiprocessors_of(simulated_device("A100-80GB")) == 108
+    assert multiprocessors_of(simulated_device("24GB")) is None
+    assert multiprocessors_of(None) is None
+
+
+def test_an_assumed_number_of_multiprocessors_is_said() -> None:
+    assert workspaces_for(simulated_device("A100-80GB")) is NO_WORKSPACES
+    assert workspaces_for(None) is NO_WORKSPACES
+    assumed = workspaces_for(simulated_device("24GB"))
+    assert assumed.source == "assumed" and assumed.value == ()
+    assert "132 multiprocessors" in assumed.reason
