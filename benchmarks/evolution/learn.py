@@ -29,7 +29,8 @@ from flatout.engines.evolution import fitness  # noqa: E402
 from flatout.engines.evolution.eggroll import Eggroll  # noqa: E402
 from flatout.engines.evolution.rewards.pool import RewardPool  # noqa: E402
 from flatout.engines.evolution.tasks import find_task  # noqa: E402
-from flatout.engines.evolution.training import evaluate, models  # noqa: E402
+from flatout.engines.evolution.training import models  # noqa: E402
+from flatout.engines.evolution.training.answers import score_texts  # noqa: E402
 from flatout.engines.evolution.training.texts import Texts  # noqa: E402
 from flatout.engines.run.models import capability_of, choose_dtype  # noqa: E402
 
@@ -73,7 +74,7 @@ class Search:
             **which,
         )
         flat = [one for row in done for one in row]
-        scores = evaluate.score_texts(self.pool, self.texts, prompts * len(done), flat)
+        scores = score_texts(self.pool, self.texts, prompts * len(done), flat)
         return fitness.reward_matrix(
             scores.values,
             member_of_row=[member for member in range(len(done)) for _ in prompts],

@@ -153,7 +153,7 @@ class Perturbations:
     def _dtype(self, weight: Tensor) -> torch.dtype:
         if self.source.kind == "int8":
             return torch.int8
-        return weight.dtype if weight.dtype in (torch.bfloat16, torch.float16) else torch.float32
+        return torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
 
 
 def _inside(inner: range, outer: range) -> bool:

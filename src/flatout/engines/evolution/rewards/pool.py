@@ -55,6 +55,12 @@ class RewardScores:
             failures=tuple(score for score in scores if isinstance(score, Failure)),
         )
 
+    @property
+    def mean(self) -> float | None:
+        """The mean over the rows whose reward could be computed; None without any."""
+        known = [value for value in self.values if value is not None]
+        return sum(known) / len(known) if known else None
+
     def summary(self) -> str | None:
         """The failures in one line; None where there are none."""
         if not self.failures:

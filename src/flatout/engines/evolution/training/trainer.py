@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from flatout.codec import encode
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.settings import (
     VERB,
@@ -30,8 +29,9 @@ from flatout.engines.evolution.settings import (
     make_settings,
     resume_settings,
 )
-from flatout.engines.evolution.tasks import Prompt, find_task
-from flatout.engines.evolution.training import evaluate, models, schedule
+from flatout.engines.evolution.tasks import find_task
+from flatout.engines.evolution.training import models
+from flatout.engines.evolution.training.answers import Answers, wait_for
 from flatout.engines.evolution.training.records import (
     KIND,
     EpochRecord,
@@ -39,7 +39,6 @@ from flatout.engines.evolution.training.records import (
     checkpoints_of,
     read_log,
 )
-from flatout.engines.evolution.training.texts import Texts
 from flatout.engines.run.checkpoints import Checkpoint, thread_note
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
 from flatout.engines.run.folder import OnProgress, Outcome, check_empty, choose_folder, ignore, recorded
@@ -49,13 +48,10 @@ from flatout.engines.run.ranks import Ranks
 from flatout.engines.run.settings import save_settings
 from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.interrupts import Interrupts
-from flatout.multiplex.decode.requests import Completion
-from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.models.families import read_decoder
 from flatout.torchrun import read_launch
 
 MODEL, PLOT = "model", "rewards.png"
-POSITIONS_STEP = 64  # slots grow by so many positions, so that few lengths of prompts need another generator
 OnEvent = Callable[[EpochRecord], None]
 Found = Checkpoint[EvolutionState] | None
 
@@ -130,30 +126,24 @@ class Trainer:
         self.ranks, self.out = ranks, Path(settings.out)
         self._on_event, self._on_progress = on_event, on_progress
         self.task = find_task(settings.task, **settings.task_options)
-        self.held_out = self.task.prompts(
-            "heldout", epoch=0, count=settings.evaluate_prompts, seed=settings.seed
-        )
-        folder = Path(settings.model)
         dtype = choose_dtype(settings.dtype, capability=capability_of(ranks.device))
-        self.model = models.open_model(folder, device=ranks.device, dtype=dtype.value)
+        self.model = models.open_model(Path(settings.model), device=ranks.device, dtype=dtype.value)
         if found is not None:
             check_model(found.state.fingerprint, self.model, name=settings.model, checkpoint=found.path)
         self.fingerprint = weights_fingerprint(self.model)
-        self.texts = Texts(
-            models.open_tokenizer(folder, prompts=self.held_out),
-            stop=self.task.stop,
-            chat=settings.chat,
-            ends=models.end_tokens(self.model),
-        )
         steps = choose_step_sizes(settings, read_decoder(self.model))
         self.settings = settings = dataclasses.replace(settings, sigma=steps.sigma.value, lr=steps.lr.value)
-        self._on_progress(f"dtype: {dtype}; sigma: {steps.sigma}; lr: {steps.lr}")
+        on_progress(f"dtype: {dtype}; sigma: {steps.sigma}; lr: {steps.lr}")
         self.es = Eggroll(self.model, kind="language", **eggroll_options(settings))
-        self._max_new_tokens = settings.max_new_tokens or self.task.max_new_tokens
-        self._max_tokens = 0 if found is None else found.state.max_tokens
-        self._held_out_ids = self._encoded(self.held_out)
-        self._encoded(self._prompts(epoch=0, count=settings.prompts))
-        self.schedule = self._schedule(found)
+        self.answers = Answers(
+            settings,
+            self.es,
+            task=self.task,
+            model=self.model,
+            ranks=ranks,
+            saved=None if found is None else found.state,
+            on_progress=on_progress,
+        )
         self._untrained_score: float | None = None
         self._score: float | None = None
         self._plain_rate: float | None = None
@@ -170,9 +160,7 @@ class Trainer:
             save_settings(self.out, settings)
             log = RunLog(self.out, KIND, settings=encode(settings))
         with (
-            RewardPool(
-                self.task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s
-            ) as self._pool,
+            self.answers,
             log or contextlib.nullcontext() as self._log,
             Interrupts() as self._interrupts,
         ):
@@ -180,12 +168,10 @@ class Trainer:
                 self._train()
                 return self._finish()
             except ChildDied:  # another rank; this one stands at the border of an epoch, worth keeping
-                with self._interrupts.held():
-                    self._save()
+                self._save()
                 raise
             except KeyboardInterrupt:
-                with self._interrupts.held():
-                    self._save()
+                self._save()
                 raise Interrupted(
                     f"interrupted; {self.es.epoch} of {settings.epochs} epochs are kept in {self.out}",
                     hint="go on with --resume",
@@ -194,9 +180,8 @@ class Trainer:
     def _train(self) -> None:
         settings, es = self.settings, self.es
         self._began_s = time.perf_counter() - self._elapsed_s
-        self._pool.start()
         if es.epoch == 0:
-            self._untrained_score = self._score = self._evaluate()
+            self._untrained_score = self._score = self.answers.held_out_score()
             self._tell(
                 EpochRecord(
                     epoch=0, epochs=settings.epochs, reward_heldout=self._score, elapsed_s=self._elapsed()
@@ -204,12 +189,11 @@ class Trainer:
             )
         while es.epoch < settings.epochs:
             if self._plain_rate is None or es.epoch % settings.plain_every == 0:
-                self._plain_rate = self._measured_plain()
+                self._plain_rate = self.answers.plain_tokens_per_s()
             self._last = self._epoch()
             self._tell(self._last)
             if es.epoch % settings.checkpoint_every == 0 or es.epoch == settings.epochs:
-                with self._interrupts.held():
-                    self._save()
+                self._save()
 
     def _tell(self, record: EpochRecord) -> None:
         if self._log is not None:
@@ -222,25 +206,18 @@ class Trainer:
     def _epoch(self) -> EpochRecord:
         settings, es = self.settings, self.es
         began_s = time.perf_counter()
-        prompts = self._prompts(epoch=es.epoch, count=settings.prompts)
-        ids = self._encoded(prompts)
-        rewards = torch.zeros(settings.population, len(prompts), dtype=torch.float64)
-        num_tokens = torch.zeros(1, dtype=torch.float64)
-        for chunk in self.schedule.of_rank(self.ranks.rank, num_ranks=self.ranks.num_ranks):
-            done = self._generate(ids, members=chunk)
-            num_tokens += sum(len(each.tokens) for row in done for each in row)
-            rewards[chunk.start : chunk.stop] = self._rewards(prompts, done)
-        rewards, num_tokens = self.ranks.gather(rewards), self.ranks.gather(num_tokens)
+        rewards, num_tokens = self.answers.of_members()
         if self._last is None:
             fitness.refuse_all_failed(rewards)
         with self._interrupts.held():
             statistics = es.tell(rewards, cosine=(es.epoch + 1) % settings.cosine_every == 0)
-        evaluate.wait_for(self.ranks.device)
+        wait_for(self.ranks.device)
         epoch_s = time.perf_counter() - began_s
-        tokens_per_s = float(num_tokens) / epoch_s
+        tokens_per_s = num_tokens / epoch_s
+        plain_rate = (self._plain_rate or 0.0) * self.ranks.num_ranks
         held_out = None
         if es.epoch % settings.evaluate_every == 0 or es.epoch == settings.epochs:
-            held_out = self._score = self._evaluate()
+            held_out = self._score = self.answers.held_out_score()
         return EpochRecord(
             epoch=es.epoch,
             epochs=settings.epochs,
@@ -248,116 +225,11 @@ class Trainer:
             reward_heldout=held_out,
             rewards_per_s=rewards.numel() / epoch_s,
             tokens_per_s=tokens_per_s,
-            plain_share=tokens_per_s / (self._plain_rate * self.ranks.num_ranks)
-            if self._plain_rate
-            else None,
+            plain_share=tokens_per_s / plain_rate if plain_rate else None,
             failed_rows=statistics.reward_failures,
             elapsed_s=self._elapsed(),
             statistics=encode(statistics),
         )
-
-    def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> torch.Tensor:
-        """The rewards of one chunk [members, prompts], each row saying whose it is."""
-        rows = [(member, place, each) for member, row in enumerate(done) for place, each in enumerate(row)]
-        scores = self._scored([prompts[place] for _, place, _ in rows], [each for _, _, each in rows])
-        return fitness.reward_matrix(
-            scores.values,
-            member_of_row=[member for member, _, _ in rows],
-            prompt_of_row=[place for _, place, _ in rows],
-            num_members=len(done),
-            num_prompts=len(prompts),
-        )
-
-    def _evaluate(self) -> float | None:
-        """The held-out score, on the first rank: the others need it for nothing."""
-        if not self.ranks.first:
-            return None
-        done = self._generate(self._held_out_ids, members=self.schedule.chunks[0], plain=True)
-        return evaluate.mean_score(self._scored(self.held_out, done[0]))
-
-    def _scored(self, prompts: Sequence[Prompt], done: Sequence[Completion]) -> RewardScores:
-        scores = evaluate.score_texts(self._pool, self.texts, prompts, done)
-        if said := scores.summary():
-            self._on_progress(said)
-        return scores
-
-    def _measured_plain(self) -> float:
-        """Plain inference on as many rows as a chunk has; every rank at once, as they train."""
-        num_rows = len(self.schedule.chunks[0]) * self.settings.prompts
-        ids = self._encoded(self._prompts(epoch=self.es.epoch, count=num_rows))
-        assert self.es.decoder is not None
-        self.es.release()  # its cache must not lie beside the one that is measured
-        return evaluate.plain_tokens_per_s(
-            self.es.decoder,
-            ids,
-            slots=self.schedule.rows.value,
-            max_tokens=self._max_tokens,
-            max_new_tokens=self._max_new_tokens,
-            sampling=self._sampling,
-            ends=self.texts.ends,
-        )
-
-    def _generate(
-        self, ids: list[tuple[int, ...]], *, members: range, plain: bool = False
-    ) -> list[list[Completion]]:
-        return self.es.generate(
-            ids,
-            max_new_tokens=self._max_new_tokens,
-            members=members,
-            plain=plain,
-            slots=self.schedule.rows.value,
-            capacity=self.schedule.chunk_members.value,
-            max_tokens=self._max_tokens,
-            sampling=self._sampling,
-            eos=self.texts.ends,
-        )
-
-    @property
-    def _sampling(self) -> Sampling:
-        settings = self.settings
-        return Sampling(
-            temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, seed=settings.seed
-        )
-
-    def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:
-        return self.task.prompts("train", epoch=epoch, count=count, seed=self.settings.seed)
-
-    def _encoded(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        """Token numbers of prompts; slots grow to hold the longest and its completion."""
-        assert self.es.decoder is not None
-        ids = [self.texts.ids(prompt) for prompt in prompts]
-        longest = max(ids, key=len)
-        needed, most = len(longest) + self._max_new_tokens, self.es.decoder.max_positions
-        if needed > most:
-            raise BadInput(
-                f"a prompt of {len(longest)} tokens and {self._max_new_tokens} more pass the model's {most}",
-                hint="take fewer --max-new-tokens or shorter prompts",
-            )
-        if needed > self._max_tokens:
-            self._max_tokens = min(-(-needed // POSITIONS_STEP) * POSITIONS_STEP, most)
-        return ids
-
-    def _schedule(self, found: Found) -> schedule.PopulationSchedule:
-        settings = self.settings
-        assert self.es.decoder is not None
-        needs = schedule.needs_of(
-            self.es.decoder,
-            max_tokens=self._max_tokens,
-            rank=settings.rank,
-            noise=settings.noise,
-            targets=self.es.targets,
-        )
-        made = schedule.schedule(
-            population=settings.population,
-            prompts=settings.prompts,
-            antithetic=settings.antithetic,
-            needs=needs,
-            rows=settings.rows if found is None else found.state.rows,
-            chunk_members=settings.chunk_members if found is None else found.state.chunk_members,
-            num_ranks=self.ranks.num_ranks,
-        )
-        self._on_progress(f"rows at once: {made.rows}; members per chunk: {made.chunk_members}")
-        return made
 
     def _go_on(self, found: Checkpoint[EvolutionState]) -> None:
         if note := thread_note(found.state.threads, on_cpu=self.ranks.device.type == "cpu"):
@@ -372,6 +244,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
+        """Keep a checkpoint; an interrupt waits for its end."""
         if not self.ranks.first:
             return
         state = EvolutionState(
@@ -379,25 +252,26 @@ class Trainer:
             config=encode(self.settings),
             fingerprint=self.fingerprint,
             threads=torch.get_num_threads(),
-            rows=self.schedule.rows.value,
-            chunk_members=self.schedule.chunk_members.value,
-            max_tokens=self._max_tokens,
+            rows=self.answers.schedule.rows.value,
+            chunk_members=self.answers.schedule.chunk_members.value,
+            max_tokens=self.answers.max_tokens,
             untrained_score=self._untrained_score,
             elapsed_s=self._elapsed(),
         )
-        checkpoints_of(self.out).save(
-            state.epoch,
-            state=state,
-            files={"tensors": self.es.tensors()},
-            keep=self.settings.keep_checkpoints,
-        )
+        with self._interrupts.held():
+            checkpoints_of(self.out).save(
+                state.epoch,
+                state=state,
+                files={"tensors": self.es.tensors()},
+                keep=self.settings.keep_checkpoints,
+            )
 
     def _finish(self) -> EvolveOutcome:
         saved = drawn = None
         if self.ranks.first:
             if self.settings.save_model:
                 saved = self.out / MODEL
-                models.save_model(self.model, self.texts.tokenizer, saved)
+                models.save_model(self.model, self.answers.tokenizer, saved)
             records = read_log(self.out)
             if self._last is None and records:  # there was nothing left to do
                 self._score = records[-1].reward_heldout

@@ -1,4 +1,4 @@
-"""RewardScores belong to the prompt they are given with, and plain inference has a rate."""
+"""Scores belong to the prompt they are given with, and plain inference has a rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.tasks import find_task
-from flatout.engines.evolution.training.evaluate import mean_score, plain_tokens_per_s, score_texts, wait_for
+from flatout.engines.evolution.training.answers import plain_tokens_per_s, score_texts, wait_for
 from flatout.engines.evolution.training.texts import Texts
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling
@@ -23,12 +23,12 @@ def test_each_completion_is_scored_with_its_own_prompt() -> None:
     with RewardPool(task.reward, workers=1, timeout_s=10) as pool:
         scores = score_texts(pool, Texts(None), prompts, completions)
     assert scores.values == (1.0, 0.5, 0.0)
-    assert mean_score(scores) == 0.5
+    assert scores.mean == 0.5
 
 
 def test_a_failed_reward_is_no_part_of_the_mean() -> None:
-    assert mean_score(RewardScores(values=(1.0, None, 0.0), failures=())) == 0.5
-    assert mean_score(RewardScores(values=(None,), failures=())) is None
+    assert RewardScores(values=(1.0, None, 0.0), failures=()).mean == 0.5
+    assert RewardScores(values=(None,), failures=()).mean is None
 
 
 def test_plain_inference_has_a_rate() -> None:

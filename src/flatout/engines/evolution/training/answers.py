@@ -1,0 +1,228 @@
+"""What members answer to the prompts of a task, and what their answers are worth.
+
+A chunk of members answers all prompts in one call of the generator; every completion gets a reward, and what
+all ranks computed is gathered.  Held-out prompts are answered by the weights themselves, without noise, with
+the training's own reward.  The rate of plain inference is what the share in the log is a share of: the same
+number of rows, prompts of the same task, the same engine without any variant, timed after a warm-up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flatout.engines.evolution import fitness
+from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
+from flatout.engines.evolution.training import models, schedule
+from flatout.engines.evolution.training.texts import Texts
+from flatout.errors import BadInput
+from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.requests import Completion, Request
+from flatout.multiplex.decode.sampling import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flatout.engines.evolution.eggroll import Eggroll
+    from flatout.engines.evolution.settings import EvolveSettings
+    from flatout.engines.evolution.tasks import EvolutionTask, Prompt
+    from flatout.engines.evolution.training.records import EvolutionState
+    from flatout.engines.run.folder import OnProgress
+    from flatout.engines.run.ranks import Ranks
+    from flatout.multiplex.models.decoder import Decoder
+
+Ids = tuple[int, ...]
+POSITIONS_STEP = 64  # slots grow by so many positions, so that few lengths of prompts need another generator
+
+
+class Answers:
+    """Prompts of `task` in, rewards out, for the members of `es` or for its weights alone.
+
+    A context manager: the processes that compute rewards end with it.
+    """
+
+    def __init__(
+        self,
+        settings: EvolveSettings,
+        es: Eggroll,
+        *,
+        task: EvolutionTask,
+        model: Any,
+        ranks: Ranks,
+        saved: EvolutionState | None,
+        on_progress: OnProgress,
+    ) -> None:
+        assert es.decoder is not None
+        self._settings, self._es, self._task, self._ranks = settings, es, task, ranks
+        self._decoder, self._on_progress = es.decoder, on_progress
+        count = settings.evaluate_prompts
+        self._held_out = task.prompts("heldout", epoch=0, count=count, seed=settings.seed)
+        self.tokenizer = models.open_tokenizer(Path(settings.model), prompts=self._held_out)
+        ends = models.end_tokens(model)
+        self._texts = Texts(self.tokenizer, stop=task.stop, chat=settings.chat, ends=ends)
+        self._max_new_tokens = settings.max_new_tokens or task.max_new_tokens
+        self._sampling = Sampling(
+            temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, seed=settings.seed
+        )
+        self.max_tokens = 0 if saved is None else saved.max_tokens
+        self._held_out_ids = self._encoded(self._held_out)
+        self._encoded(self._prompts(epoch=0, count=settings.prompts))
+        self.schedule = self._make_schedule(saved)
+        on_progress(f"rows at once: {self.schedule.rows}; members per chunk: {self.schedule.chunk_members}")
+        self._pool = RewardPool(
+            task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s
+        )
+
+    def __enter__(self) -> Answers:
+        self._pool.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    def of_members(self) -> tuple[Tensor, int]:
+        """The rewards [members, prompts] of this epoch, and the tokens that all ranks generated."""
+        settings = self._settings
+        prompts = self._prompts(epoch=self._es.epoch, count=settings.prompts)
+        ids = self._encoded(prompts)
+        rewards = torch.zeros(settings.population, len(prompts), dtype=torch.float64)
+        num_tokens = torch.zeros(1, dtype=torch.float64)
+        for chunk in self.schedule.of_rank(self._ranks.rank, num_ranks=self._ranks.num_ranks):
+            done = self._generate(ids, members=chunk)
+            num_tokens += sum(len(each.tokens) for row in done for each in row)
+            rewards[chunk.start : chunk.stop] = self._rewards(prompts, done)
+        return self._ranks.gather(rewards), int(self._ranks.gather(num_tokens))
+
+    def held_out_score(self) -> float | None:
+        """The mean reward of the held-out prompts, on the first rank: the others need it for nothing."""
+        if not self._ranks.first:
+            return None
+        done = self._generate(self._held_out_ids, members=self.schedule.chunks[0], plain=True)
+        return self._scored(self._held_out, done[0]).mean
+
+    def plain_tokens_per_s(self) -> float:
+        """The rate of plain inference on as many rows as a chunk has; every rank at once, as they train."""
+        num_rows = len(self.schedule.chunks[0]) * self._settings.prompts
+        ids = self._encoded(self._prompts(epoch=self._es.epoch, count=num_rows))
+        self._es.release()  # its cache must not lie beside the one that is measured
+        return plain_tokens_per_s(
+            self._decoder,
+            ids,
+            slots=self.schedule.rows.value,
+            max_tokens=self.max_tokens,
+            max_new_tokens=self._max_new_tokens,
+            sampling=self._sampling,
+            ends=self._texts.ends,
+        )
+
+    def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> Tensor:
+        """The rewards of one chunk [members, prompts], each row saying whose it is."""
+        rows = [(member, place, each) for member, row in enumerate(done) for place, each in enumerate(row)]
+        scores = self._scored([prompts[place] for _, place, _ in rows], [each for _, _, each in rows])
+        return fitness.reward_matrix(
+            scores.values,
+            member_of_row=[member for member, _, _ in rows],
+            prompt_of_row=[place for _, place, _ in rows],
+            num_members=len(done),
+            num_prompts=len(prompts),
+        )
+
+    def _scored(self, prompts: Sequence[Prompt], done: Sequence[Completion]) -> RewardScores:
+        scores = score_texts(self._pool, self._texts, prompts, done)
+        if said := scores.summary():
+            self._on_progress(said)
+        return scores
+
+    def _generate(self, ids: list[Ids], *, members: range, plain: bool = False) -> list[list[Completion]]:
+        return self._es.generate(
+            ids,
+            max_new_tokens=self._max_new_tokens,
+            members=members,
+            plain=plain,
+            slots=self.schedule.rows.value,
+            capacity=self.schedule.chunk_members.value,
+            max_tokens=self.max_tokens,
+            sampling=self._sampling,
+            eos=self._texts.ends,
+        )
+
+    def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:
+        return self._task.prompts("train", epoch=epoch, count=count, seed=self._settings.seed)
+
+    def _encoded(self, prompts: Sequence[Prompt]) -> list[Ids]:
+        """Token numbers of prompts; slots grow to hold the longest and its completion."""
+        ids = [self._texts.ids(prompt) for prompt in prompts]
+        longest = max(ids, key=len)
+        needed, most = len(longest) + self._max_new_tokens, self._decoder.max_positions
+        if needed > most:
+            raise BadInput(
+                f"a prompt of {len(longest)} tokens and {self._max_new_tokens} more pass the model's {most}",
+                hint="take fewer --max-new-tokens or shorter prompts",
+            )
+        if needed > self.max_tokens:
+            self.max_tokens = min(-(-needed // POSITIONS_STEP) * POSITIONS_STEP, most)
+        return ids
+
+    def _make_schedule(self, saved: EvolutionState | None) -> schedule.PopulationSchedule:
+        settings = self._settings
+        needs = schedule.needs_of(
+            self._decoder,
+            max_tokens=self.max_tokens,
+            rank=settings.rank,
+            noise=settings.noise,
+            targets=self._es.targets,
+        )
+        return schedule.schedule(
+            population=settings.population,
+            prompts=settings.prompts,
+            antithetic=settings.antithetic,
+            needs=needs,
+            rows=settings.rows if saved is None else saved.rows,
+            chunk_members=settings.chunk_members if saved is None else saved.chunk_members,
+            num_ranks=self._ranks.num_ranks,
+        )
+
+
+def score_texts(
+    pool: RewardPool, texts: Texts, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> RewardScores:
+    """The reward of each completion, given with the prompt it belongs to."""
+    return pool.score(
+        (texts.text(completion.tokens), prompt.answer)
+        for prompt, completion in zip(prompts, completions, strict=True)
+    )
+
+
+def plain_tokens_per_s(
+    decoder: Decoder,
+    prompts: Sequence[Ids],
+    *,
+    slots: int,
+    max_tokens: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    ends: Sequence[int],
+) -> float:
+    """Tokens per second of the model alone, over `prompts`; its cache is given back afterwards."""
+    generator = Generator(decoder, slots=slots, max_tokens=max_tokens, sampling=sampling, eos=ends)
+    requests = [Request(prompt=prompt, key=key) for key, prompt in enumerate(prompts)]
+
+    def run() -> int:
+        done = generator.generate(requests, max_new_tokens=max_new_tokens)
+        wait_for(decoder.device)
+        return sum(len(each.tokens) for each in done)
+
+    run()
+    began_s = time.perf_counter()
+    num_tokens = run()
+    return num_tokens / (time.perf_counter() - began_s)
+
+
+def wait_for(device: torch.device) -> None:
+    """Let a GPU finish what it was given, so that the clock can be read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
