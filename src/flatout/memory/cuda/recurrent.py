@@ -77,7 +77,8 @@ def install(library: torch.library.Library, *, key: str = "AutogradCPU") -> None
 def _padded(kind: str) -> Any:
     def run(x: Tensor, hx: Any, params: Any, has_biases: bool, *settings: Any) -> Any:
         *others, batch_first = settings
-        output, *last = _run(kind, x.transpose(0, 1) if batch_first else x, hx, params, *others, batch_first)
+        steps_first = x.transpose(0, 1) if batch_first else x
+        output, *last = _run(kind, steps_first, hx, params, others, rows_first=batch_first)
         return (output.transpose(0, 1) if batch_first else output, *last)
 
     return run
@@ -85,25 +86,18 @@ def _padded(kind: str) -> Any:
 
 def _packed(kind: str) -> Any:
     def run(data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, has_biases: bool, *settings: Any) -> Any:
-        return _run(kind, data, hx, params, *settings, False)
+        return _run(kind, data, hx, params, settings, rows_first=False)
 
     return run
 
 
 def _run(
-    kind: str,
-    x: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    rows_first: bool,
+    kind: str, x: Tensor, hx: Any, params: Sequence[Tensor], settings: Sequence[Any], *, rows_first: bool
 ) -> Any:
+    num_layers, dropout, train, bidirectional = settings
     states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-    settings = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), rows_first)
-    return _apply(_Cudnn, *settings, x, *states, *_cast(params))
+    how = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), rows_first)
+    return _apply(_Cudnn, *how, x, *states, *_cast(params))
 
 
 def _cast(params: Sequence[Tensor]) -> list[Tensor]:
