@@ -11,7 +11,6 @@ from typing import Any
 
 from flatout.measure import PHASES
 from flatout.monitor.job.channel import SCALARS
-from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.reporter import ChannelWriter
 from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.sample import Sample
@@ -138,7 +137,7 @@ class Played:
         self.nvml = PlayedNvml(*self.gpus)
         return Sampler(
             gpus=GpuMeter(self.nvml),
-            job=None if self.job is None else JobMeter(self.job.folder),
+            job=None if self.job is None else self.job.folder,
             clock=self.clock,
             wall_clock=self.clock.wall,
             **options,

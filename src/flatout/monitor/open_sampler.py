@@ -18,7 +18,6 @@ import psutil
 from flatout.errors import BadInput
 from flatout.hardware.visible import VARIABLE
 from flatout.monitor.job.channel import find_channel
-from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
@@ -57,9 +56,9 @@ def open_sampler(
         kept: Path | None = None
         if options.pid is not None:
             scratch = options.log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
-            job: JobMeter | None = meter_of(options.pid, scratch)
-            if job is not None and job.folder.parent == scratch:
-                kept = job.folder
+            job: Path | None = folder_of(options.pid, scratch)
+            if job is not None and job.parent == scratch:
+                kept = job
         else:
             job = latest_job()
         sampler = Sampler(hz=options.hz, job=job)
@@ -74,8 +73,8 @@ def open_sampler(
         yield sampler
 
 
-def _own_folder(root: Path, job: JobMeter | None) -> Path:
-    name = MACHINE if job is None else job.run.name
+def _own_folder(root: Path, job: Path | None) -> Path:
+    name = MACHINE if job is None else read_run(job).name
     return _created(this_run(name, time_s=time.time()), root)
 
 
@@ -93,14 +92,14 @@ def _end(folder: Path, writer: HistoryWriter) -> None:
         end_run(folder, time_s=time.time())
 
 
-def meter_of(pid: int, scratch: Path) -> JobMeter:
-    """The job with this number, or the one that it started; for one that reports nothing, a run in `scratch`.
+def folder_of(pid: int, scratch: Path) -> Path:
+    """The run of this process, or of one it started; of one that reports nothing, a run made in `scratch`.
 
     The number that a shell knows may be that of a launcher: `uv run`, `torchrun`, a script of commands.
     """
     folder = _reporting_folder(pid)
     if folder is not None:
-        return JobMeter(folder)
+        return folder
     try:
         process = psutil.Process(pid)
         name, started_s = process.name(), process_started_s(pid)
@@ -119,7 +118,7 @@ def meter_of(pid: int, scratch: Path) -> JobMeter:
         command=command,
         visible_devices=visible,
     )
-    return JobMeter(_created(run, scratch))
+    return _created(run, scratch)
 
 
 def _reporting_folder(pid: int) -> Path | None:
@@ -138,11 +137,11 @@ def _reporting_folder(pid: int) -> Path | None:
     return None
 
 
-def latest_job() -> JobMeter | None:
+def latest_job() -> Path | None:
     """The running job of the runs folder that started last; None where none runs."""
     for folder, run in list_runs():
         # A log of the machine has no channel, because it is no job's; of several ranks the first speaks.
         is_job = (folder / CHANNEL_FILE).exists() and run.rank in (None, 0)
         if is_job and state_of(run) == "running":
-            return JobMeter(folder)
+            return folder
     return None

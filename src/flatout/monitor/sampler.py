@@ -16,6 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from flatout.errors import BadInput, FlatoutError
 from flatout.monitor.job.job_meter import JobMeter
@@ -43,7 +44,7 @@ class Sampler:
         self,
         *,
         hz: float = 1.0,
-        job: JobMeter | None = None,
+        job: Path | None = None,
         gpus: GpuMeter | None = None,
         host: HostMeter | None = None,
         listeners: Iterable[Listener] = (),
@@ -52,11 +53,12 @@ class Sampler:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.period_s = period_of(hz)
-        self.job = job
+        self.job_folder = job  # of its run; None: the machine alone
         self.listeners: list[Listener] = list(listeners)
         self.on_failure = on_failure  # given one line about a listener that raised
         self.latest: Sample | None = None
-        self._gpus, self._host = gpus, host  # None: made with the first sample, off the job's own thread
+        self._gpus, self._host = gpus, host  # meters are made with the first sample, off the job's own thread
+        self._job: JobMeter | None = None
         self._processes: ProcessMeter | None = None
         self._clock, self._wall_clock = clock, wall_clock
         self._recent: deque[Sample] = deque(maxlen=max(int(RECENT_S * hz), 2))
@@ -113,17 +115,18 @@ class Sampler:
         """One sample, given to every listener."""
         meter = self._gpus = self._gpus or GpuMeter()
         host = self._host = self._host or HostMeter()
-        processes = self._processes = self._processes or ProcessMeter(
-            None if self.job is None else self.job.pid
-        )
+        if self._job is None and self.job_folder is not None:
+            self._job = JobMeter(self.job_folder)
+        pid = None if self._job is None else self._job.pid
+        processes = self._processes = self._processes or ProcessMeter(pid)
         now_s, time_s = self._clock(), self._wall_clock()
         self._note_gap(now_s, time_s)
         gpus = meter.read(now_s, time_s=time_s)
         self._notes += meter.notes
         meter.notes.clear()
         job = self._read_job(meter, gpus, time_s)
-        if not gpus and self.job is not None and self.job.told_gpu is not None:
-            gpus = (self.job.told_gpu,)
+        if not gpus and self._job is not None and self._job.told_gpu is not None:
+            gpus = (self._job.told_gpu,)
         sample = Sample(
             time_s=time_s,
             span_s=None if self._last is None else now_s - self._last[0],
@@ -171,11 +174,11 @@ class Sampler:
             self._notes.append(f"the clock was set back by {passed_s - wall_s:.0f} s")
 
     def _read_job(self, meter: GpuMeter, gpus: tuple[GpuSample, ...], time_s: float) -> JobSample | None:
-        if self.job is None:
+        if self._job is None:
             return None
-        sample = self.job.read(time_s)
-        visible = meter.visible(self.job.run.visible_devices) if gpus else None
-        sample = replace(sample, gpu_index=meter.index_of(self.job.gpu_uuid), visible_gpus=visible)
+        sample = self._job.read(time_s)
+        visible = meter.visible(self._job.run.visible_devices) if gpus else None
+        sample = replace(sample, gpu_index=meter.index_of(self._job.gpu_uuid), visible_gpus=visible)
         return self._with_energy(sample, gpus)
 
     def _with_energy(self, sample: JobSample, gpus: tuple[GpuSample, ...]) -> JobSample:

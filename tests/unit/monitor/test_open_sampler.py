@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
+from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.watch import end_watching, watch
-from flatout.monitor.open_sampler import MACHINE, WatchOptions, latest_job, meter_of, open_sampler
+from flatout.monitor.open_sampler import MACHINE, WatchOptions, folder_of, latest_job, open_sampler
 from flatout.monitor.past.history import replay
 from flatout.monitor.sinks.choice import SinkChoice
 from flatout.runs import list_runs, read_run
@@ -34,7 +35,7 @@ def test_the_latest_job_that_runs_is_found(runs: Path) -> None:
     watched = watch(range(3), name="mine", line=False)
     try:
         found = latest_job()
-        assert found is not None and found.folder == watched.folder
+        assert found is not None and found == watched.folder
     finally:
         end_watching()
     assert latest_job() is None
@@ -49,8 +50,8 @@ def test_a_process_that_reports_is_met_at_its_channel(tmp_path: Path, runs: Path
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"[0, 1, 2]\n"
-        meter = meter_of(child.pid, tmp_path / "scratch")
-        assert meter.folder.parent == runs and meter.pid == child.pid
+        folder = folder_of(child.pid, tmp_path / "scratch")
+        assert folder.parent == runs and read_run(folder).pid == child.pid
         assert not (tmp_path / "scratch").exists()
     finally:
         child.communicate(b"\n")
@@ -71,9 +72,10 @@ def test_a_launcher_is_watched_at_the_first_rank_that_it_started(tmp_path: Path,
     try:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"reported\n"] * 2
-        meter = meter_of(process.pid, tmp_path / "scratch")
-        assert (meter.folder.parent, meter.run.rank) == (runs, 0)
-        assert meter.pid != process.pid
+        folder = folder_of(process.pid, tmp_path / "scratch")
+        run = read_run(folder)
+        assert (folder.parent, run.rank) == (runs, 0)
+        assert run.pid != process.pid
     finally:
         process.communicate(b"\n\n\n")
 
@@ -91,14 +93,14 @@ def test_any_process_can_be_watched(tmp_path: Path) -> None:
         assert (sample.job.pid, sample.job.state) == (child.pid, "running")
         assert sample.job.steps is None and "not reported" in sample.job.missing["steps"]
         assert any(process.pid == child.pid and process.of_job for process in sample.processes)
-        meter = meter_of(child.pid, tmp_path)
+        meter = JobMeter(folder_of(child.pid, tmp_path))
         assert meter.run.visible_devices == "1"
     finally:
         child.communicate(b"\n")
     assert meter.read(0.0).state == "ended"  # it does not report: nothing says that it died
     for number in (child.pid, -5):
         with pytest.raises(BadInput, match=f"process {number} is not running"):
-            meter_of(number, tmp_path)
+            folder_of(number, tmp_path)
 
 
 def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:

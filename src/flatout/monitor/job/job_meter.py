@@ -13,7 +13,7 @@ import psutil
 
 from flatout.monitor.job.channel import Progress, read_channel
 from flatout.monitor.sample import GpuSample, JobSample, JobState
-from flatout.runs import CHANNEL_FILE, Run, is_alive, read_run
+from flatout.runs import CHANNEL_FILE, is_alive, read_run
 
 NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
 NO_STEP = "no step ended in this span"
@@ -36,9 +36,9 @@ class JobMeter:
     `told_gpu` is a GPU that NVML does not know, by what the job's torch tells of it.
     """
 
-    def __init__(self, folder: Path, run: Run | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.run = run or read_run(folder)
+        self.run = read_run(folder)
         self.gpu_uuid: str | None = None
         self.told_gpu: GpuSample | None = None
         self._last: Progress | None = None

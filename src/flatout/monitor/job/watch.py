@@ -28,7 +28,6 @@ from typing import Any, Generic, TypeVar
 
 from flatout.errors import BadInput
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, TRANSFER, WAIT
-from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.reporter import Reporter
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import Sample
@@ -78,7 +77,7 @@ class WatchedRun:
         shown = LineWriter()
         self.sampler = Sampler(
             hz=hz,
-            job=JobMeter(self.folder, run),
+            job=self.folder,
             listeners=listeners,
             on_failure=lambda failure: shown.say(f"flatout: {failure}; {CONSEQUENCE}"),
         )

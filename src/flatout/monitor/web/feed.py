@@ -71,7 +71,8 @@ class Feed:
         sampler, key = self._sampler, self.run_list.own_key
         if sampler is None or key is None:
             return
-        logged = [] if sampler.job is None else await asyncio.to_thread(HistoryTail(sampler.job.folder).past)
+        folder = sampler.job_folder
+        logged = [] if folder is None else await asyncio.to_thread(HistoryTail(folder).past)
         sampler.listeners.append(self.hear)  # first: a sample that comes twice is kept once
         recent = sampler.recent()
         start_s = recent[0].time_s if recent else float("inf")

@@ -47,7 +47,7 @@ class RunList:
     ) -> None:
         self._given = tuple(folders)
         self._root = root
-        self._own_folder = None if sampler is None or sampler.job is None else sampler.job.folder
+        self._own_folder = None if sampler is None else sampler.job_folder
         self.own_key: str | None = None
         if sampler is not None:
             self.own_key = MACHINE if self._own_folder is None else self._own_folder.name

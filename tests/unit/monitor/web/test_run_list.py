@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.run_list import MACHINE, RunList
 from flatout.runs import create_run
@@ -42,7 +41,7 @@ def test_two_folders_of_one_name_have_two_keys(tmp_path: Path) -> None:
 def test_the_samplers_own_run_is_opened_first(tmp_path: Path) -> None:
     folder = create_run(run("own", pid=2, ended_s=START_S + 1), tmp_path)
     create_run(run("other"), tmp_path)
-    own = RunList(sampler=Sampler(job=JobMeter(folder)), root=tmp_path)
+    own = RunList(sampler=Sampler(job=folder), root=tmp_path)
     assert own.first == [own.own_key] == [folder.name]
 
 
