@@ -48,7 +48,7 @@ class Norm:
     """
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor | None = None
     eps: float
     centred: bool
     offset: float = 0.0
@@ -71,13 +71,13 @@ class Attention:
     num_kv_heads: int
     head_width: int
     scale: float
-    q_norm: Norm | None
-    k_norm: Norm | None
-    cos: Tensor | None
-    sin: Tensor | None
-    rotary_width: int
-    window: int | None
-    softcap: float | None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    rotary_width: int = 0
+    window: int | None = None
+    softcap: float | None = None
     interleaved: bool = False
 
 
@@ -100,11 +100,11 @@ class Block:
 
     attention_norm: Norm
     attention: Attention
-    attention_out_norm: Norm | None
     mlp_norm: Norm
     mlp: Mlp
-    mlp_out_norm: Norm | None
-    parallel: bool
+    attention_out_norm: Norm | None = None
+    mlp_out_norm: Norm | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,13 +112,13 @@ class Decoder:
     """A whole causal language model; `head` shares the embedding's storage where the model ties them."""
 
     embedding: Tensor  # [V, D]
-    embedding_scale: float | None
-    positions: Tensor | None  # learned, [max positions, D] (GPT-2)
     blocks: tuple[Block, ...]
     norm: Norm
     head: Projection
-    softcap: float | None
     max_positions: int
+    embedding_scale: float | None = None
+    positions: Tensor | None = None  # learned, [max positions, D] (GPT-2)
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         """A wider table would widen the keys that it rotates, and no cache of this type could hold them."""

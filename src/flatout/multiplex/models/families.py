@@ -8,6 +8,13 @@ Every weight is the model's own storage: training the model trains the Decoder, 
 weights is a change of the model.
 
 Three layouts cover the families: Llama's (also SmolLM, Qwen2, Qwen3 and Gemma), GPT-2's and GPT-NeoX's.
+
+Another package adds a family by an entry point: its name is the config's `model_type`, its object a function
+that reads a model.  The functions below that have no underscore are there for it, and
+`flatout.testing.model_families` has its tests.
+
+    [project.entry-points."flatout.model_families"]
+    starcoder2 = "my_package.starcoder2:read_starcoder2"
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.errors import BadInput
 from flatout.multiplex.models.decoder import Activation, Attention, Block, Decoder, Mlp, Norm, Projection
 from flatout.multiplex.models.stacking import linear_of, stacked, transposed
+from flatout.plugins import load_plugins
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +38,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
+PLUGINS = "flatout.model_families"
 
 
 def read_decoder(model: nn.Module | Decoder) -> Decoder:
@@ -40,11 +49,18 @@ def read_decoder(model: nn.Module | Decoder) -> Decoder:
     if isinstance(model, Decoder):
         return model
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    reader = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if reader is None:
-        name = f"model_type {kind!r}" if kind else f"a {type(model).__name__} without a config"
-        raise BadInput(f"{name} is not a family that can be read", hint=f"supported: {', '.join(FAMILIES)}")
-    return reader(model)
+    if not isinstance(kind, str):
+        raise BadInput(f"a {type(model).__name__} has no config.model_type", hint="give a Hugging Face model")
+    known = FAMILIES if kind in FAMILIES else {**FAMILIES, **load_plugins(PLUGINS)}
+    if kind not in known:
+        raise BadInput(
+            f"model_type {kind!r} is not a family that can be read",
+            hint=f"supported: {', '.join(known)}; a package may add one by an entry point of {PLUGINS}",
+        )
+    decoder = known[kind](model)
+    if not isinstance(decoder, Decoder):
+        raise BadInput(f"the reader of {kind!r} gives a {type(decoder).__name__}", hint="return a Decoder")
+    return decoder
 
 
 def _read_llama(model: nn.Module) -> Decoder:
@@ -58,17 +74,16 @@ def _read_llama(model: nn.Module) -> Decoder:
     for index, layer in enumerate(body.layers):
         kind = config.layer_types[index] if config.model_type == "gemma3_text" else None
         if kind not in tables:
-            tables[kind] = _rotary_tables(
+            tables[kind] = rotary_tables(
                 body.rotary_emb, config, layer_type=kind, like=body.embed_tokens.weight
             )
         blocks.append(_llama_block(model, layer, f"model.layers.{index}", tables[kind], offset=gemma))
     return Decoder(
         embedding=body.embed_tokens.weight.detach(),
         embedding_scale=_gemma_scale(body.embed_tokens.weight) if gemma else None,
-        positions=None,
         blocks=tuple(blocks),
-        norm=_rms_norm(body.norm, offset=gemma),
-        head=_head(model),
+        norm=rms_norm(body.norm, offset=gemma),
+        head=head_of(model),
         softcap=getattr(config, "final_logit_softcapping", None),
         max_positions=config.max_position_embeddings,
     )
@@ -88,28 +103,27 @@ def _llama_block(
         num_kv_heads=config.num_key_value_heads,
         head_width=module.head_dim,
         scale=module.scaling,
-        q_norm=_rms_norm(module.q_norm, offset=offset) if hasattr(module, "q_norm") else None,
-        k_norm=_rms_norm(module.k_norm, offset=offset) if hasattr(module, "k_norm") else None,
+        q_norm=rms_norm(module.q_norm, offset=offset) if hasattr(module, "q_norm") else None,
+        k_norm=rms_norm(module.k_norm, offset=offset) if hasattr(module, "k_norm") else None,
         cos=rotary[0],
         sin=rotary[1],
         rotary_width=module.head_dim,
         window=getattr(module, "sliding_window", None),
         softcap=softcap,
     )
-    after = _rms_norm(layer.post_attention_layernorm, offset=offset)
+    after = rms_norm(layer.post_attention_layernorm, offset=offset)
     return Block(
-        attention_norm=_rms_norm(layer.input_layernorm, offset=offset),
+        attention_norm=rms_norm(layer.input_layernorm, offset=offset),
         attention=attention,
         attention_out_norm=after if sandwich else None,
-        mlp_norm=_rms_norm(layer.pre_feedforward_layernorm, offset=offset) if sandwich else after,
+        mlp_norm=rms_norm(layer.pre_feedforward_layernorm, offset=offset) if sandwich else after,
         mlp=Mlp(
             up=stacked(model, [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]),
             down=stacked(model, [f"{name}.mlp.down_proj"]),
-            activation=_activation(config),
+            activation=activation_of(config),
             gated=True,
         ),
-        mlp_out_norm=_rms_norm(layer.post_feedforward_layernorm, offset=offset) if sandwich else None,
-        parallel=False,
+        mlp_out_norm=rms_norm(layer.post_feedforward_layernorm, offset=offset) if sandwich else None,
     )
 
 
@@ -120,12 +134,10 @@ def _read_gpt2(model: nn.Module) -> Decoder:
     body: Any = model.transformer
     return Decoder(
         embedding=body.wte.weight.detach(),
-        embedding_scale=None,
         positions=body.wpe.weight.detach(),
         blocks=tuple(_gpt2_block(model, layer, f"transformer.h.{i}") for i, layer in enumerate(body.h)),
-        norm=_layer_norm(body.ln_f),
-        head=_head(model),
-        softcap=None,
+        norm=layer_norm(body.ln_f),
+        head=head_of(model),
         max_positions=config.n_positions,
     )
 
@@ -139,45 +151,32 @@ def _gpt2_block(model: nn.Module, layer: Any, name: str) -> Block:
         num_kv_heads=config.n_head,
         head_width=layer.attn.head_dim,
         scale=layer.attn.scaling,
-        q_norm=None,
-        k_norm=None,
-        cos=None,
-        sin=None,
-        rotary_width=0,
-        window=None,
-        softcap=None,
     )
     return Block(
-        attention_norm=_layer_norm(layer.ln_1),
+        attention_norm=layer_norm(layer.ln_1),
         attention=attention,
-        attention_out_norm=None,
-        mlp_norm=_layer_norm(layer.ln_2),
+        mlp_norm=layer_norm(layer.ln_2),
         mlp=Mlp(
             up=transposed(model, f"{name}.mlp.c_fc"),
             down=transposed(model, f"{name}.mlp.c_proj"),
-            activation=_activation(config),
+            activation=activation_of(config),
             gated=False,
         ),
-        mlp_out_norm=None,
-        parallel=False,
     )
 
 
 def _read_neox(model: nn.Module) -> Decoder:
     config: Any = model.config
     body: Any = model.gpt_neox
-    rotary = _rotary_tables(body.rotary_emb, config, layer_type=None, like=body.embed_in.weight)
+    rotary = rotary_tables(body.rotary_emb, config, like=body.embed_in.weight)
     blocks = [
         _neox_block(model, layer, f"gpt_neox.layers.{i}", rotary) for i, layer in enumerate(body.layers)
     ]
     return Decoder(
         embedding=body.embed_in.weight.detach(),
-        embedding_scale=None,
-        positions=None,
         blocks=tuple(blocks),
-        norm=_layer_norm(body.final_layer_norm),
-        head=_head(model),
-        softcap=None,
+        norm=layer_norm(body.final_layer_norm),
+        head=head_of(model),
         max_positions=config.max_position_embeddings,
     )
 
@@ -192,27 +191,21 @@ def _neox_block(model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, T
         num_kv_heads=heads,
         head_width=layer.attention.head_size,
         scale=layer.attention.scaling,
-        q_norm=None,
-        k_norm=None,
         cos=rotary[0],
         sin=rotary[1],
         rotary_width=2 * rotary[0].shape[1],
-        window=None,
-        softcap=None,
         interleaved=True,
     )
     return Block(
-        attention_norm=_layer_norm(layer.input_layernorm),
+        attention_norm=layer_norm(layer.input_layernorm),
         attention=attention,
-        attention_out_norm=None,
-        mlp_norm=_layer_norm(layer.post_attention_layernorm),
+        mlp_norm=layer_norm(layer.post_attention_layernorm),
         mlp=Mlp(
             up=stacked(model, [f"{name}.mlp.dense_h_to_4h"]),
             down=stacked(model, [f"{name}.mlp.dense_4h_to_h"]),
-            activation=_activation(config),
+            activation=activation_of(config),
             gated=False,
         ),
-        mlp_out_norm=None,
         parallel=config.use_parallel_residual,
     )
 
@@ -229,8 +222,8 @@ FAMILIES: dict[str, Callable[[nn.Module], Decoder]] = {
 }
 
 
-def _rotary_tables(
-    rotary: Any, config: Any, *, layer_type: str | None, like: Tensor
+def rotary_tables(
+    rotary: Any, config: Any, *, like: Tensor, layer_type: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, rotary width / 2] in the type that the model rotates in."""
     import torch
@@ -249,24 +242,25 @@ def _rotary_tables(
     return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 
-def _rms_norm(module: Any, *, offset: bool) -> Norm:
+def rms_norm(module: Any, *, offset: bool = False) -> Norm:
     """`offset`: the module is Gemma's, which stores the factor less 1."""
     return Norm(
         weight=module.weight.detach(),
-        bias=None,
         eps=module.eps if offset else module.variance_epsilon,
         centred=False,
         offset=1.0 if offset else 0.0,
     )
 
 
-def _layer_norm(module: nn.LayerNorm) -> Norm:
+def layer_norm(module: nn.LayerNorm) -> Norm:
+    """A layer norm, with or without a bias."""
     bias: Tensor | None = module.bias  # annotated as always there, but None without a bias
     bias = None if bias is None else bias.detach()
     return Norm(weight=module.weight.detach(), bias=bias, eps=module.eps, centred=True)
 
 
-def _head(model: nn.Module) -> Projection:
+def head_of(model: nn.Module) -> Projection:
+    """The product that gives the logits, `lm_head`."""
     linear_of(model, "lm_head")
     return stacked(model, ["lm_head"])
 
@@ -278,7 +272,8 @@ def _gemma_scale(embedding: Tensor) -> float:
     return float(torch.tensor(embedding.shape[1] ** 0.5).to(embedding.dtype))
 
 
-def _activation(config: Any) -> Activation:
+def activation_of(config: Any) -> Activation:
+    """The MLP's non-linearity, by whichever name the config has for it."""
     for name in ("hidden_activation", "hidden_act", "activation_function"):
         value = getattr(config, name, None)
         if value in ACTIVATIONS:
