@@ -29,7 +29,7 @@ def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
         "out": str(tmp_path / "run"),
         "trials": 16,
     }
-    record = search({**given, **moved}, say=lambda message: None, on_event=lambda event: None)
+    record = search({**given, **moved}).record
     assert record is not None and record.retest is not None
     assert record.retest.difference.low > 0
 

@@ -48,7 +48,7 @@ def test_flags_of_the_commands_exist() -> None:
             assert f"{flag} " in helped, command
 
 
-@pytest.mark.parametrize("name", [*METHODS(), *WHERE, "rungs", "shares"])
+@pytest.mark.parametrize("name", [*METHODS, *WHERE, "rungs", "shares"])
 def test_methods_places_and_settings_are_named(name: str) -> None:
     assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
-    assert name in (*METHODS(), *WHERE, *NAMES)
+    assert name in (*METHODS, *WHERE, *NAMES)
