@@ -26,7 +26,7 @@ from pathlib import Path
 
 from flatout.atomic_files import write_whole
 from flatout.engines.adapters.tasks import AdapterTask, Record, task_named
-from flatout.engines.adapters.tasks.rows import distinct, share_of
+from flatout.engines.adapters.tasks.rows import drop_repeats, share_of
 from flatout.errors import FlatoutError
 
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 8000, 500, 1000
@@ -73,7 +73,7 @@ def write(folder: Path, splits: dict[str, list[Record]]) -> None:
 
 def divided(task: AdapterTask, records: list[Record]) -> dict[str, list[Record]]:
     """Test, validation and training rows, in the order of the hash of what must stay together."""
-    records = distinct(records, key=task.input_of, taken=set())
+    records = drop_repeats(records, key=task.input_of, taken=set())
     records.sort(key=lambda record: (share_of(task.group_of(record)), share_of(task.input_of(record))))
     wanted = {
         "test": min(NUM_TEST, int(TEST_SHARE * len(records))),

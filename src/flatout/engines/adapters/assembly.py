@@ -162,7 +162,7 @@ class AdapterAssembly:
         found: dict[str, Tensor] = {}
         for name in only if only is not None else self.names:
             found |= {f"adapters/{name}/{key}": value for key, value in self.bank.state_dict(name).items()}
-            found |= _prefixed(f"heads/{name}", self.parts[name].head)
+            found |= _with_prefix(f"heads/{name}", self.parts[name].head)
         if only is None:
             for prefix in ("decoder", "router"):
                 found |= self.module_weights(prefix)
@@ -171,14 +171,14 @@ class AdapterAssembly:
     def module_weights(self, prefix: str) -> dict[str, Tensor]:
         """The weights of one module under their names; none where the run has no such module."""
         module = self.modules().get(prefix)
-        return {} if module is None else _prefixed(prefix, module)
+        return {} if module is None else _with_prefix(prefix, module)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take all weights; they must be those of these tasks on this encoder."""
         for name in self.names:
-            self.bank.load_state_dict(name, under(weights, f"adapters/{name}"))
+            self.bank.load_state_dict(name, weights_under(weights, f"adapters/{name}"))
         for prefix, module in self.modules().items():
-            module.load_state_dict(under(weights, prefix))
+            module.load_state_dict(weights_under(weights, prefix))
 
     def load_best(self, found: PhaseCheckpoint) -> None:
         """Take the best weights of a phase, if they belong to this encoder."""
@@ -191,7 +191,7 @@ class AdapterAssembly:
             check_encoder(found, self.settings.model)
 
     def train(self, mode: bool = True) -> None:
-        """Dropout of heads, decoder and router on or off."""
+        """Switch dropout of heads, decoder and router on or off."""
         for module in self.modules().values():
             module.train(mode)
 
@@ -213,7 +213,7 @@ class AdapterAssembly:
 
     @property
     def decider(self) -> Decider:
-        """The router, and how the settings take its word."""
+        """The router, and when the settings trust its choice."""
         given = self.settings.router
         top_k = min(given.top_k, len(self.parts))
         return Decider(router=self.router, threshold=given.threshold, top_k=top_k, fallback=given.fallback)
@@ -293,11 +293,11 @@ def check_encoder(found: PhaseCheckpoint, model: str) -> None:
 
 
 def seed_of(seed: int, *names: str | int) -> int:
-    """A seed of its own for what is named."""
+    """A seed that depends on the run's seed and a name."""
     return zlib.crc32("/".join(map(str, (seed, *names))).encode())
 
 
-def under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def weights_under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The weights below a prefix, without it."""
     return {
         name.removeprefix(f"{prefix}/"): value
@@ -306,7 +306,7 @@ def under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def _prefixed(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": value.detach() for name, value in module.state_dict().items()}
 
 

@@ -29,9 +29,7 @@ def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str) 
     number = bank.number(name)
     spec = bank.specs[number]
     if not spec.rank:
-        raise BadInput(
-            f"adapter {name!r} has rank 0", hint="there is nothing to export: its head is the task"
-        )
+        raise BadInput(f"adapter {name!r} has rank 0", hint="a run with heads only has nothing to export")
     config = {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION",
@@ -70,7 +68,7 @@ def read(
     if not tensors:
         raise BadInput(f"{folder / WEIGHTS} holds no factors", hint="only LoRA of linear maps can be read")
     if modules is not None:
-        tensors = _without_prefix(tensors, set(modules))
+        tensors = _strip_prefix(tensors, set(modules))
     targets = tuple(dict.fromkeys(_module(key) for key in tensors))
     spec = AdapterSpec(
         name=name or folder.name.replace(".", "-"),
@@ -83,7 +81,7 @@ def read(
 
 
 def _check(config: dict[str, Any], folder: Path) -> None:
-    """BadInput for kinds of LoRA that compute something else than scale * B A."""
+    """Refuse kinds of LoRA that compute anything but scale * B A."""
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
         raise BadInput(
             f"{folder} is a {config.get('peft_type', 'folder without peft_type')}",
@@ -108,7 +106,7 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{folder / CONFIG} cannot be read: {error}", hint="give a folder that PEFT wrote"
         ) from error
     if not isinstance(config, dict):
-        raise BadInput(f"{folder / CONFIG} is no table", hint="give a folder that PEFT wrote")
+        raise BadInput(f"{folder / CONFIG} is not a table", hint="give a folder that PEFT wrote")
     return config
 
 
@@ -125,8 +123,8 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _without_prefix(tensors: dict[str, Tensor], modules: set[str]) -> dict[str, Tensor]:
-    """The tensors under the encoder's names: whatever stands before them is taken away."""
+def _strip_prefix(tensors: dict[str, Tensor], modules: set[str]) -> dict[str, Tensor]:
+    """Remove whatever stands before the encoder's own names."""
     found = {}
     for key, tensor in tensors.items():
         module = _module(key)

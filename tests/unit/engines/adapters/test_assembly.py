@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.assembly import open_encoder, open_tokenizer, seed_of, under
+from flatout.engines.adapters.assembly import open_encoder, open_tokenizer, seed_of, weights_under
 from flatout.engines.run.fingerprint import weights_fingerprint
 from flatout.errors import BadInput
 from tests.support.adapters import generated, opened, save_tiny
@@ -44,7 +44,7 @@ def test_weights_have_one_list_of_names_and_go_both_ways(assembly: Any) -> None:
     assert all(value.equal(kept[name]) for name, value in assembly.weights().items())
     only = assembly.weights(only=("sentiment",))
     assert only and all("/sentiment/" in name for name in only)
-    assert set(under(kept, "adapters/sentiment")) == set(assembly.bank.state_dict("sentiment"))
+    assert set(weights_under(kept, "adapters/sentiment")) == set(assembly.bank.state_dict("sentiment"))
 
 
 def test_another_task_changes_no_part_that_is_there(assembly: Any, model: Path, tmp_path: Path) -> None:

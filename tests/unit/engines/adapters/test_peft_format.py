@@ -88,7 +88,7 @@ def written(folder: Path, config: object, **tensors: torch.Tensor) -> Path:
         ({"peft_type": "IA3"}, "only LoRA"),
         ({"peft_type": "LORA", "r": 4, "rank_pattern": {"query": 8}}, "rank_pattern"),
         ({"peft_type": "LORA", "r": 4, "use_dora": True, "bias": "all"}, "use_dora, bias"),
-        ([], "no table"),
+        ([], "not a table"),
         ("{", "a folder that PEFT wrote"),
     ],
 )

@@ -118,7 +118,7 @@ class Evaluation:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Those that all rows ran under."""
+        """The adapters that all rows ran under."""
         return tuple(each.adapter for each in self.scores if each.adapter is not None)
 
     @property
@@ -133,7 +133,7 @@ class Evaluation:
         return max(means, key=lambda adapter: means[adapter]) if means else None
 
     def mean(self, routing: RoutingName) -> float | None:
-        """The metrics of all tasks on average."""
+        """The mean of all tasks' metrics."""
         return self._mean([self.score(task, routing) for task in self.tasks])
 
     @staticmethod
@@ -150,7 +150,7 @@ def with_heads_only(evaluation: Evaluation, other: Evaluation) -> Evaluation:
         raise BadInput(
             f"the run without adapters scored {', '.join(other.tasks) or 'nothing'},"
             f" this one {', '.join(evaluation.tasks)}",
-            hint="train it on the same config with --heads-only",
+            hint="train it on the same settings with --heads-only",
         )
     differ = [
         f"{task} ({other.num_rows[task]} rows, not {evaluation.num_rows[task]})"
@@ -162,7 +162,7 @@ def with_heads_only(evaluation: Evaluation, other: Evaluation) -> Evaluation:
 
 
 def save_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Write it whole or not at all."""
+    """Write an evaluation as JSON, whole or not at all."""
     document = {"format": FORMAT, "version": VERSION, **encode(evaluation)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
@@ -177,7 +177,7 @@ def load_evaluation(path: Path) -> Evaluation:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}", hint="run flatout adapt evaluate again") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BadInput(f"{path} is no evaluation of flatout adapt", hint=f"give a run's {FILE}")
+        raise BadInput(f"{path} is not an evaluation of flatout adapt", hint=f"give a run's {FILE}")
     if document.get("version") != VERSION:
         raise BadInput(
             f"{path} has version {document.get('version')!r}; this release reads {VERSION}",

@@ -117,7 +117,7 @@ def score_routings(
                     answered, subject.records
                 )
         read = {plan.routing: said for plan, said in zip(plans, answers, strict=True) if plan.routing in READ}
-        shown += _shown(name, subject, read, route, names, number=num_shown)
+        shown += _show_rows(name, subject, read, route, names, number=num_shown)
     return Evaluation(
         tasks=tuple(names),
         metrics={name: subject.task.metric for name, subject in subjects.items()},
@@ -249,7 +249,7 @@ def _end_to_end(said: Sequence[Prediction], route: Route, *, number: int) -> lis
     ]
 
 
-def _shown(
+def _show_rows(
     name: str,
     subject: Subject,
     read: Mapping[RoutingName, Sequence[Prediction]],

@@ -38,7 +38,7 @@ DEPTHS = 4
 
 
 def width_of(encoder: PackedEncoder) -> int:
-    """Numbers of one row's feature."""
+    """The width of one row's feature."""
     return DEPTHS * encoder.width
 
 

@@ -2,8 +2,8 @@
 
     router        cross-entropy of the right task
     confidence    margin: confidence stands apart from one half, above it where the choice is right
-    balance       variance of what adapters are used for too much or too little
-    efficiency    probability lost in adapters that get too little of it to matter
+    balance       variance of how much more or less adapters are used than needed
+    efficiency    probability spent on adapters that get too little of it to matter
     consistency   texts that are alike go the same way: KL divergence of similar rows
     entropy       a bonus: weights that stay open keep a gradient
     temperature   (T - 1)²: the logits, not the temperature, do the work
@@ -32,7 +32,7 @@ TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entrop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterLosses:
-    """The weight of each loss, and the borders that some of them draw."""
+    """The weight of each loss, and the thresholds that some of them use."""
 
     router: float = 2.0
     confidence: float = 0.5

@@ -30,7 +30,6 @@ from torch.nn import functional as F
 from flatout.errors import BadInput
 
 Fallback = Literal["best", "uniform"]
-FALLBACKS: tuple[Fallback, ...] = ("best", "uniform")
 COLDEST, HOTTEST = 0.1, 10.0  # a temperature beyond these makes weights that nothing can move
 PRIOR = 1.0  # weight, in rows, of the belief that the top probability is the confidence
 
@@ -91,7 +90,7 @@ class Router(nn.Module):
         self.register_buffer("calibration", torch.tensor([1.0, 1.0, 0.0, 0.0]))
 
     def forward(self, features_BH: Tensor) -> Routing:
-        """As it is trained: without the calibration, which is fitted afterwards."""
+        """Route as in training: without the calibration, which is fitted afterwards."""
         logits_BT, sureness_B = self._outputs(features_BH)
         log_probabilities_BT = F.log_softmax(logits_BT, dim=-1)
         if self.gumbel and self.training:
@@ -119,8 +118,7 @@ class Router(nn.Module):
         A row whose confidence reaches `threshold` gets its `top_k` adapters, weighted by their probabilities
         brought back to a sum of one; any other row gets its best adapter alone, or all of them alike.
         """
-        self._check_route(threshold=threshold, top_k=top_k, fallback=fallback)
-        logits_BT, sureness_B = self._evaluated(features_BH)
+        logits_BT, sureness_B = self._evaluate(features_BH)
         factor, of_head, of_top, bias = self.calibration.unbind()
         log_probabilities_BT = F.log_softmax(logits_BT * factor, dim=-1)
         probabilities_BT = log_probabilities_BT.exp()
@@ -150,7 +148,7 @@ class Router(nn.Module):
         """
         num_rows = len(tasks_B)
         with torch.no_grad():
-            logits_BT, sureness_B = (found.double() for found in self._evaluated(features_BH))
+            logits_BT, sureness_B = (found.double() for found in self._evaluate(features_BH))
         fit = fit_logits(logits_BT, tasks_B, log_shares_T=log_shares_T)
         if log_shares_T is not None:
             temperature = self.temperature.detach().clamp(COLDEST, HOTTEST)
@@ -168,12 +166,12 @@ class Router(nn.Module):
             error = F.binary_cross_entropy_with_logits(inputs_B3 @ weights, right_B)
             return error + PRIOR / num_rows * (weights - believed).square().sum()
 
-        self.calibration.copy_(torch.cat((fit.factor, _minimised(unsure_by, believed))))
+        self.calibration.copy_(torch.cat((fit.factor, _minimise(unsure_by, believed))))
 
     def judge(self, features_BH: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | None = None) -> LogitsFit:
-        """What `calibrate` would make of the logits, without doing it."""
+        """Return what `calibrate` would make of the logits, and change nothing."""
         with torch.no_grad():
-            logits_BT, _ = self._evaluated(features_BH)
+            logits_BT, _ = self._evaluate(features_BH)
         return fit_logits(logits_BT.double(), tasks_B, log_shares_T=log_shares_T)
 
     def _outputs(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +179,8 @@ class Router(nn.Module):
         hidden = self.trunk(features_BH.to(self.tasks.weight.dtype))
         return self.tasks(hidden) / self.temperature.clamp(COLDEST, HOTTEST), self.sureness(hidden)[:, 0]
 
-    def _evaluated(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
-        """The same without dropout, whatever mode the router is in."""
+    def _evaluate(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
+        """`_outputs` without dropout, whatever mode the router is in."""
         was_training = self.training
         self.eval()
         try:
@@ -190,21 +188,10 @@ class Router(nn.Module):
         finally:
             self.train(was_training)
 
-    def _check_route(self, *, threshold: float, top_k: int, fallback: str) -> None:
-        wrong = []
-        if not 0 <= threshold <= 1:
-            wrong.append(f"threshold={threshold} is not between 0 and 1")
-        if not 1 <= top_k <= self.num_tasks:
-            wrong.append(f"top_k={top_k} is not between 1 and the {self.num_tasks} adapters")
-        if fallback not in FALLBACKS:
-            wrong.append(f"fallback={fallback!r} is none of {', '.join(FALLBACKS)}")
-        if wrong:
-            raise BadInput("; ".join(wrong))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decider:
-    """A router and how its word is taken."""
+    """A router, and when its choice is trusted."""
 
     router: Router
     threshold: float = 0.0
@@ -223,15 +210,15 @@ class Decider:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsFit:
-    """Logits made true on rows that nothing was learned from."""
+    """Logits calibrated on rows that the router has not learned from."""
 
     factor: Tensor  # [1]
     log_probabilities: Tensor  # [B, T]
-    loss: float  # their cross-entropy: what is left of the surprise once the certainty is right
+    loss: float  # their cross-entropy
 
 
 def fit_logits(logits_BT: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | None = None) -> LogitsFit:
-    """The factor of the logits that surprises least; without the shares, every task weighing the same.
+    """Find the factor of the logits with the least cross-entropy; with shares, every task weighs the same.
 
     A router that made no mistake on n rows has not shown that it makes none, only that one in n + 2 is a fair
     guess (Laplace's rule): targets fall short of certainty by that much, which also keeps the fit finite
@@ -239,7 +226,9 @@ def fit_logits(logits_BT: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | Non
     """
     num_rows, num_tasks = logits_BT.shape
     if num_rows == 0:
-        raise BadInput("a router is calibrated on at least one row, 0 were given", hint="hold some out")
+        raise BadInput(
+            "a router is calibrated on at least one row, 0 were given", hint="give num_validation rows"
+        )
     slack = _slack(num_rows)
     targets_BT = torch.full_like(logits_BT, slack / max(num_tasks - 1, 1)).scatter(
         1, tasks_B[:, None], 1 - slack
@@ -256,14 +245,14 @@ def fit_logits(logits_BT: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | Non
     def wrong_by(log_factor: Tensor) -> Tensor:
         return -(weights_B * (targets_BT * log_probabilities_at(log_factor)).sum(dim=-1)).sum()
 
-    found = _minimised(wrong_by, torch.zeros_like(logits_BT[0, :1]))
+    found = _minimise(wrong_by, torch.zeros_like(logits_BT[0, :1]))
     return LogitsFit(
         factor=found.exp(), log_probabilities=log_probabilities_at(found), loss=float(wrong_by(found))
     )
 
 
 def _slack(num_rows: int) -> float:
-    """How far from certain n rows without a mistake leave us."""
+    """How far from certain n rows without a mistake are."""
     return 1 / (num_rows + 2)
 
 
@@ -289,8 +278,8 @@ def _top_logit(log_probabilities_BT: Tensor) -> Tensor:
     return others_BT[:, 0] - others_BT[:, 1:].logsumexp(dim=-1)
 
 
-def _minimised(error_of: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """The least point of a smooth convex function of a few numbers."""
+def _minimise(error_of: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Find the minimum of a smooth convex function of a few numbers."""
     values = start.clone().requires_grad_()
     search = torch.optim.LBFGS([values], max_iter=100, line_search_fn="strong_wolfe")
 

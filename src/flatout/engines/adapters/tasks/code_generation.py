@@ -52,10 +52,10 @@ class CodeGeneration(GenerationTask):
     answers: ClassVar[tuple[str, ...]] = ("code",)
     also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {"docstring": ("text",)}
 
-    def shown(self, text: str) -> str:
+    def to_vocabulary(self, text: str) -> str:
         return with_layout_signs(text)
 
-    def read_back(self, text: str) -> str:
+    def from_vocabulary(self, text: str) -> str:
         return without_layout_signs(text)
 
     def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:

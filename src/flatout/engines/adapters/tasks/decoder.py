@@ -33,7 +33,7 @@ def heads_for(width: int) -> int:
 
 
 class CachedAttention(nn.Module):
-    """Multi-head attention whose keys and values are made apart, so that they can be kept."""
+    """Multi-head attention whose keys and values are computed apart, so that they can be cached."""
 
     def __init__(self, width: int, *, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Written:
 
 
 class TextDecoder(nn.Module):
-    """Writes with the words of `embedding_VH`, which stay as they are and are no parameter of this module."""
+    """Writes with the words of `embedding_VH`, which stay frozen and are not parameters of this module."""
 
     embedding: Tensor
 

@@ -69,16 +69,16 @@ class GenerationTask(AdapterTask):
     metric: ClassVar[str] = "token_accuracy"
     needs_decoder: ClassVar[bool] = True
 
-    def shown(self, text: str) -> str:
-        """A text as the vocabulary can write it."""
+    def to_vocabulary(self, text: str) -> str:
+        """Rewrite a text with signs that the vocabulary has."""
         return text
 
-    def read_back(self, text: str) -> str:
-        """The reverse of `shown`."""
+    def from_vocabulary(self, text: str) -> str:
+        """The reverse of `to_vocabulary`."""
         return text
 
     def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
-        text = self.shown(record[self.answers[0]])
+        text = self.to_vocabulary(record[self.answers[0]])
         words = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         closed = [*words, end_id_of(tokenizer)][: self.max_target_length]
         return {"ids": np.array(closed, dtype=np.int32)}
@@ -149,7 +149,7 @@ class GenerationTask(AdapterTask):
             bias_V=head.bias,
         )
         texts = tokenizer.batch_decode(ids_BT.tolist(), skip_special_tokens=True)
-        return [self.read_back(text.strip()) for text in texts]
+        return [self.from_vocabulary(text.strip()) for text in texts]
 
     def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
         right = sum(prediction.num_correct for prediction in predictions)
@@ -170,7 +170,7 @@ def end_id_of(tokenizer: Any) -> int:
 
 
 def _right_per_row(head: GenerationHead, states_BLH: Tensor, batch: TaskBatch) -> list[int]:
-    """How many target tokens of each example are named rightly, the ones before them given."""
+    """Count the target tokens of each example that are predicted right, given the ones before them."""
     said_MH = head.said(states_BLH, batch)
     named_M = chunked_argmax(said_MH, head.decoder.embedding, bias_V=head.bias)
     rows_M = batch.targets["places"] // batch.targets["ids"].shape[1]

@@ -25,7 +25,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean in points; 0 of nothing."""
+    """The mean in points; 0 for an empty list."""
     return 100 * sum(values) / len(values) if values else 0.0
 
 
@@ -69,7 +69,7 @@ def words_of(text: str) -> list[str]:
 
 
 def rouge(predicted: Sequence[str], expected: Sequence[Sequence[str]], *, order: Order) -> float:
-    """The mean F1 of each text against the reference it is likest to."""
+    """The mean F1 of each text against its most similar reference."""
     scores = []
     for text, references in zip(predicted, expected, strict=True):
         words = words_of(text)

@@ -94,8 +94,8 @@ def gather(task: AdapterTask, options: DataOptions) -> Splits:
     taken: set[str] = set()
     kept: Found = {}
     for split in CHOOSING:
-        records = distinct(found[split], key=task.input_of, taken=taken)
-        kept[split] = some(records, getattr(options, f"num_{split}"), key=task.input_of)
+        records = drop_repeats(found[split], key=task.input_of, taken=taken)
+        kept[split] = choose_some(records, getattr(options, f"num_{split}"), key=task.input_of)
         if not kept[split]:
             raise BadInput(
                 f"{task.name}: no rows for {split} in {origin}", hint="give more rows, or a file for it"
@@ -137,7 +137,7 @@ def _generate(task: AdapterTask, options: DataOptions) -> Found:
     counts = {split: getattr(options, f"num_{split}") or number for split, number in GENERATED.items()}
     # A small world repeats itself, and repeated rows are left out: make a few more than are asked for.
     records = task.generated(2 * sum(counts.values()) + 100, seed=options.seed)
-    records = distinct(records, key=task.input_of, taken=set())
+    records = drop_repeats(records, key=task.input_of, taken=set())
     found: Found = {}
     for split in CHOOSING:
         found[split], records = records[: counts[split]], records[counts[split] :]
@@ -213,7 +213,7 @@ def split_of(key: str) -> str:
     return "validation" if share < TEST_SHARE + VALIDATION_SHARE else "train"
 
 
-def distinct(records: Sequence[Kept], *, key: Callable[[Kept], str], taken: set[str]) -> list[Kept]:
+def drop_repeats(records: Sequence[Kept], *, key: Callable[[Kept], str], taken: set[str]) -> list[Kept]:
     """The first record of every key that is not yet taken; adds the keys to `taken`."""
     kept = []
     for record in records:
@@ -224,7 +224,7 @@ def distinct(records: Sequence[Kept], *, key: Callable[[Kept], str], taken: set[
     return kept
 
 
-def some(records: list[Kept], count: int | None, *, key: Callable[[Kept], str]) -> list[Kept]:
+def choose_some(records: list[Kept], count: int | None, *, key: Callable[[Kept], str]) -> list[Kept]:
     """`count` of the records, chosen by their hash and in their order; all of them for None."""
     if count is None or count >= len(records):
         return records

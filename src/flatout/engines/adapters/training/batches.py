@@ -90,8 +90,8 @@ class TaskRows:
         chosen = self.buckets[bucket]
         on_host, places = self.places(bucket, visit=visit)
         if not chosen.by_row:
-            return self._collated([chosen.whole.examples[place] for place in on_host])
-        return selected(chosen, places, num_places=self._num_places(chosen, on_host))
+            return self._collate([chosen.whole.examples[place] for place in on_host])
+        return select_rows(chosen, places, num_places=self._num_places(chosen, on_host))
 
     def places(self, bucket: int, *, visit: int) -> tuple[Longs, Tensor]:
         """Which rows of a bucket make that batch; on the host, and on the device."""
@@ -108,7 +108,7 @@ class TaskRows:
         return np.concatenate([part for part, _ in parts]), torch.cat([part for _, part in parts])
 
     def _bucket(self, examples: list[Example], written: Longs, *, rows: int) -> Bucket:
-        whole = self._collated(examples)
+        whole = self._collate(examples)
         usual = rows * float(written.mean()) + SPREADS * math.sqrt(rows) * float(written.std())
         return Bucket(
             whole=whole,
@@ -119,7 +119,7 @@ class TaskRows:
             by_row=_is_by_row(whole),
         )
 
-    def _collated(self, examples: Sequence[Example]) -> TaskBatch:
+    def _collate(self, examples: Sequence[Example]) -> TaskBatch:
         return self._task.collate(
             examples,
             adapter=self.adapter,
@@ -186,7 +186,7 @@ def cut_by_length(lengths: Longs, *, num_buckets: int) -> list[Longs]:
     return [group for group in groups if len(group)]
 
 
-def selected(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch:
+def select_rows(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch:
     """Some rows of a bucket as a batch of their own; its examples are left behind."""
     block = bucket.whole.block
     targets = {
@@ -196,7 +196,7 @@ def selected(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch:
     }
     if "places" in bucket.whole.targets:
         written_B = bucket.written_on_device.index_select(0, places)
-        targets |= _listed(targets["ids"], written_B, num_places=num_places)
+        targets |= _list_targets(targets["ids"], written_B, num_places=num_places)
     return TaskBatch(
         block=Block(
             adapter=block.adapter,
@@ -210,7 +210,7 @@ def selected(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch:
     )
 
 
-def _listed(ids_BT: Tensor, written_B: Tensor, *, num_places: int) -> dict[str, Tensor]:
+def _list_targets(ids_BT: Tensor, written_B: Tensor, *, num_places: int) -> dict[str, Tensor]:
     """The places of a [B, T] rectangle that have a target, in its order, and those targets.
 
     What is left of the list has no target.  Nothing here asks the device how many there are.

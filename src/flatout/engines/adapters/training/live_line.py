@@ -36,7 +36,7 @@ class LiveLine:
         if self._reader is not None:
             self._reader.close()
 
-    def shown(
+    def render(
         self, *, loss: float | None = None, lr: float | None = None, steps_per_s: float | None = None
     ) -> str:
         """The line of this moment."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.codec import encode
-from flatout.engines.adapters.assembly import AdapterAssembly, seed_of, under
+from flatout.engines.adapters.assembly import AdapterAssembly, seed_of, weights_under
 from flatout.engines.adapters.settings import check_resume
 from flatout.engines.adapters.training.checkpoint import (
     BEST,
@@ -108,7 +108,7 @@ class PhaseRun:
         check_resume(state.config, assembly.settings, phase=self.phase)
         if (note := thread_note(state.threads, on_cpu=assembly.device.type == "cpu")) is not None:
             self.on_progress(note)
-        assembly.load_weights(under(found.tensors(TRAINING), "weights"))
+        assembly.load_weights(weights_under(found.tensors(TRAINING), "weights"))
         self.best = found.tensors(BEST)
         self.step, self.progress, self._elapsed_s = state.step, dict(state.progress), state.elapsed_s
         self._kept_at = state.step
@@ -117,7 +117,7 @@ class PhaseRun:
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What `training_state` gave when the checkpoint was saved."""
         assert self.found is not None
-        return under(self.found.tensors(TRAINING), "training"), self.found.state.extra
+        return weights_under(self.found.tensors(TRAINING), "training"), self.found.state.extra
 
     def seed(self, number: int) -> None:
         """Make dropout of batch `number` a function of the run's seed and the number."""
@@ -130,7 +130,7 @@ class PhaseRun:
     def elapsed_s(self) -> float:
         return self._elapsed_s + time.perf_counter() - self._began_s
 
-    def better(
+    def record_scores(
         self,
         names: tuple[str, ...],
         *,
@@ -154,7 +154,7 @@ class PhaseRun:
     def keep_best(self, weights: Mapping[str, Tensor]) -> None:
         self.best |= _copies(weights)
 
-    def look(
+    def report_first(
         self, *, validation: Mapping[str, dict[str, float | None]], routing: Mapping[str, float | None]
     ) -> None:
         """Report an evaluation that was made before the first step."""
@@ -229,7 +229,7 @@ class PhaseRun:
             self._log.write(record)
         shown = [losses[TOTAL]] if TOTAL in losses else losses.values()
         known = [loss for loss in shown if math.isfinite(loss)]
-        line = self._live.shown(
+        line = self._live.render(
             loss=sum(known) / len(known) if known else None,
             lr=max(learning_rates.values(), default=None),
             steps_per_s=steps_per_s,

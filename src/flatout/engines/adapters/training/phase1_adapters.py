@@ -160,7 +160,7 @@ def optimizer_of(
     )
 
 
-def judged_together(assembly: AdapterAssembly) -> list[tuple[str, ...]]:
+def decoder_groups(assembly: AdapterAssembly) -> list[tuple[str, ...]]:
     """Tasks by what they share: those with the decoder in one group, every other alone."""
     writing = tuple(name for name, part in assembly.parts.items() if part.task.needs_decoder)
     groups: list[tuple[str, ...]] = [(name,) for name in assembly.names if name not in writing]
@@ -169,7 +169,7 @@ def judged_together(assembly: AdapterAssembly) -> list[tuple[str, ...]]:
 
 def steps_of(assembly: AdapterAssembly, name: str) -> int:
     """Optimizer steps of a task: its own, or the phase's; tasks that share the decoder go together."""
-    (names,) = (names for names in judged_together(assembly) if name in names)
+    (names,) = (names for names in decoder_groups(assembly) if name in names)
     return max(assembly.settings.tasks[each].steps or assembly.settings.phase1.steps for each in names)
 
 
@@ -179,13 +179,13 @@ def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer
     is_round = run.step % phase.evaluate_every == 0
     due = [name for name in optimizer.active if is_round or run.step == steps_of(assembly, name)]
     judged = average_over_ranks({name: validation.judge(name) for name in due}, ranks=assembly.ranks)
-    for every in judged_together(assembly):
+    for every in decoder_groups(assembly):
         names = tuple(name for name in every if name in judged)
         if not names:
             continue
         patiences = [assembly.settings.tasks[name].patience or phase.patience for name in names]
         known = [patience for patience in patiences if patience is not None]
-        is_best = run.better(
+        is_best = run.record_scores(
             names,
             score=sum(_score(assembly, name, judged[name]) for name in names) / len(names),
             scores={name: {**judged[name].scores, "loss": judged[name].loss} for name in names},
@@ -226,7 +226,7 @@ def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> N
         run.progress[name] = dataclasses.replace(progress, done=run.step, left_because=LOST)
         optimizer.finish(name)
         run.tell(f"{name} left at step {run.step}: {LOST}")
-    for names in judged_together(assembly):
+    for names in decoder_groups(assembly):
         if any(name in lost for name in names):
             for name in set(names) & set(optimizer.active) & run.progress.keys():
                 # Its best score is a mean that counted the task that left.

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.assembly import AdapterAssembly, under
+from flatout.engines.adapters.assembly import AdapterAssembly, weights_under
 from flatout.engines.adapters.lora.optimizer import StepSettings
 from flatout.engines.adapters.routing.losses import RouterLosses
 from flatout.engines.adapters.routing.router import Router
@@ -181,7 +181,7 @@ def _evaluate(
     assembly.ranks.share_weights(assembly.router)
     figures = judge_router(assembly.router, held_out, log_shares_T=log_shares_T)
     scores = {name: value for name, value in figures.items() if value is not None and name != "temperature"}
-    is_best = run.better(
+    is_best = run.record_scores(
         (NAME,), score=-scores["loss"], scores={NAME: scores}, patience=assembly.settings.phase2.patience
     )
     if is_best:
@@ -193,7 +193,7 @@ def calibrate_best(run: PhaseRun, held_out: RoutingRows, *, log_shares_T: Tensor
     """Calibrate the best weights on rows that the router has not learned from."""
     router = run.assembly.router
     before = {name: value.clone() for name, value in router.state_dict().items()}
-    router.load_state_dict(under(run.best, NAME))
+    router.load_state_dict(weights_under(run.best, NAME))
     router.calibrate(held_out.features, held_out.tasks, log_shares_T=log_shares_T)
     run.keep_best(run.assembly.module_weights(NAME))
     router.load_state_dict(before)

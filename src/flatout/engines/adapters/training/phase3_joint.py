@@ -57,7 +57,7 @@ def train_jointly(run: PhaseRun) -> None:
     assembly.train()
     if not run.progress:
         judged, figures = _evaluate(run, validation, held_out)
-        run.look(validation=_shown(judged), routing=figures)
+        run.report_first(validation=_as_numbers(judged), routing=figures)
     chosen = step.decision
     run.on_progress(f"steps are {chosen}")
     run.begin()
@@ -73,7 +73,7 @@ def train_jointly(run: PhaseRun) -> None:
             _tell_if_in_vain(run, judged)
         run.end_step(
             learning_rates={NAME: step.optimizer.rate(SHARED)},
-            validation=_shown(judged),
+            validation=_as_numbers(judged),
             routing=figures,
             last=last,
         )
@@ -241,7 +241,7 @@ def _evaluate(
     )
     figures = judge_router(assembly.router, stack_rows(assembly, held_out))
     scores = {name: each.scores[assembly.parts[name].task.metric] for name, each in judged.items()}
-    is_best = run.better(
+    is_best = run.record_scores(
         (NAME,),
         score=_mean_metric(assembly, judged),
         scores={NAME: {**scores, "routing_accuracy": figures["accuracy"] or 0.0}},
@@ -257,7 +257,7 @@ def _mean_metric(assembly: AdapterAssembly, judged: Mapping[str, HeldOutScores])
     return sum(metrics) / len(metrics)
 
 
-def _shown(judged: Mapping[str, HeldOutScores]) -> dict[str, dict[str, float | None]]:
+def _as_numbers(judged: Mapping[str, HeldOutScores]) -> dict[str, dict[str, float | None]]:
     return {name: each.all() for name, each in judged.items()}
 
 

@@ -38,7 +38,7 @@ def test_hostile_texts_survive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": "other"}, "is no evaluation"),
+        ({"format": "other"}, "is not an evaluation"),
         ({"version": 9}, "has version 9"),
         ({"tasks": "qa"}, r"damaged: Evaluation\.tasks is str"),
     ],

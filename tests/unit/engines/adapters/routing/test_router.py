@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatout.engines.adapters.routing.router import COLDEST, FALLBACKS, Fallback, Router
+from flatout.engines.adapters.routing.router import COLDEST, Fallback, Router
 from flatout.errors import BadInput
 
 
@@ -60,7 +62,7 @@ def calibration_error(confidence: Tensor, is_right: Tensor, *, bins: int = 10) -
     num_tasks=st.integers(1, 6),
     rows=st.integers(0, 9),
     threshold=st.floats(0, 1),
-    fallback=st.sampled_from(FALLBACKS),
+    fallback=st.sampled_from(get_args(Fallback)),
     data=st.data(),
 )
 def test_weights_of_every_row_sum_to_one(
@@ -256,8 +258,6 @@ def test_routing_leaves_the_mode_alone_and_draws_nothing() -> None:
 
 def test_bad_values_are_named_all_at_once() -> None:
     router = Router(8, num_tasks=3)
-    with pytest.raises(BadInput, match=r"threshold=1\.5 .*top_k=4 .*3 adapters.*fallback='none'"):
-        router.route(torch.randn(2, 8), threshold=1.5, top_k=4, fallback="none")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"hidden=\(0,\).*num_tasks=0.*dropout=1.*temperature=20 is not"):
         Router(8, num_tasks=0, hidden=(0,), dropout=1, temperature=20)
     with pytest.raises(BadInput, match="at least one row"):

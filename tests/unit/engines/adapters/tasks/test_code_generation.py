@@ -62,7 +62,9 @@ def test_a_vocabulary_for_prose_keeps_lines_and_indents() -> None:
     task, tokenizer = CodeGeneration(), tiny_tokenizer()
     example = task.encode({"docstring": "x", "code": NESTED}, tokenizer, max_length=9)
     text = tokenizer.decode(example.targets["ids"].tolist(), skip_special_tokens=True)
-    lines = [(len(line) - len(line.lstrip()), line.split()[0]) for line in task.read_back(text).split("\n")]
+    lines = [
+        (len(line) - len(line.lstrip()), line.split()[0]) for line in task.from_vocabulary(text).split("\n")
+    ]
     assert lines == [(0, "def"), (4, "if"), (8, "return"), (4, "return")]
 
 

@@ -84,16 +84,16 @@ def test_splits_have_their_shares() -> None:
 def test_the_first_of_each_is_kept_and_taken() -> None:
     taken: set[str] = set()
     same: Any = str
-    assert rows.distinct(["A b", "a  B", "c"], key=same, taken=taken) == ["A b", "c"]
-    assert rows.distinct(["C", "d"], key=same, taken=taken) == ["d"]
+    assert rows.drop_repeats(["A b", "a  B", "c"], key=same, taken=taken) == ["A b", "c"]
+    assert rows.drop_repeats(["C", "d"], key=same, taken=taken) == ["d"]
 
 
 def test_some_of_the_rows_are_the_same_ones_in_their_order() -> None:
     names = [f"row {number}" for number in range(50)]
-    few, more = rows.some(names, 10, key=str), rows.some(names, 20, key=str)
+    few, more = rows.choose_some(names, 10, key=str), rows.choose_some(names, 20, key=str)
     assert len(few) == 10 and few == sorted(few, key=names.index) and set(few) <= set(more)
-    assert rows.some(names, None, key=str) == rows.some(names, 99, key=str) == names
-    assert rows.some(names[::-1], 10, key=str) == few[::-1]
+    assert rows.choose_some(names, None, key=str) == rows.choose_some(names, 99, key=str) == names
+    assert rows.choose_some(names[::-1], 10, key=str) == few[::-1]
 
 
 def test_options_as_a_settings_file_gives_them() -> None:

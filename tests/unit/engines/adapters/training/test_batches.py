@@ -20,7 +20,7 @@ from flatout.engines.adapters.training.batches import (
     cut_by_length,
     evaluation_batches,
     num_targets,
-    selected,
+    select_rows,
 )
 from flatout.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
@@ -80,14 +80,14 @@ def test_a_selected_batch_is_what_the_task_would_collate(name: str) -> None:
         assert found.block.length == bucket.whole.block.length
         assert found.targets.keys() == meant.targets.keys()
         if "labels" in meant.targets:
-            assert _listed(found) == _listed(meant)
+            assert _list_targets(found) == _list_targets(meant)
         else:
             for key, values in meant.targets.items():
                 there = found.targets[key]
                 assert (there[:, : values.shape[1]] if values.ndim == 2 else there).equal(values)
 
 
-def _listed(batch: TaskBatch) -> list[tuple[int, int, int]]:
+def _list_targets(batch: TaskBatch) -> list[tuple[int, int, int]]:
     """(row, place in the target, token) of everything that is to be named."""
     width = batch.targets["ids"].shape[1]
     pairs = zip(batch.targets["places"].tolist(), batch.targets["labels"].tolist(), strict=True)
@@ -99,8 +99,8 @@ def test_room_for_targets_that_is_left_has_none() -> None:
     bucket = rows.buckets[0]
     on_host, places = rows.places(0, visit=0)
     needed = int(bucket.written[on_host].sum())
-    exact, roomy = (selected(bucket, places, num_places=needed + more) for more in (0, 13))
-    assert _listed(exact) == _listed(roomy)
+    exact, roomy = (select_rows(bucket, places, num_places=needed + more) for more in (0, 13))
+    assert _list_targets(exact) == _list_targets(roomy)
     assert (roomy.targets["labels"] == IGNORED).sum() == 13
     assert float(num_targets(roomy.targets)) == needed
 

@@ -12,7 +12,7 @@ from flatout.testing.played_nvml import BINDINGS, NOT_SUPPORTED, PlayedGpu, Play
 
 def line_of(gpu: PlayedGpu, **values: float) -> str:
     with LiveLine(cuda_index=0, reader=GpuReader(PlayedNvml(gpu), environ={})) as live:
-        return live.shown(**values)
+        return live.render(**values)
 
 
 def t4() -> PlayedGpu:
@@ -41,9 +41,9 @@ def test_what_the_driver_refuses_is_not_zero() -> None:
 
 def test_a_gpu_that_is_not_found_is_unknown() -> None:
     with LiveLine(cuda_index=3, reader=GpuReader(PlayedNvml(t4()), environ={})) as live:
-        assert live.shown().startswith("GPU n/a | util n/a")
+        assert live.render().startswith("GPU n/a | util n/a")
 
 
 def test_without_a_gpu_the_line_has_none() -> None:
     with LiveLine(cuda_index=None) as live:
-        assert re.fullmatch(r"CPU [\d.]+ % \| loss 1 \| 4 s/it", live.shown(loss=1.0, steps_per_s=0.25))
+        assert re.fullmatch(r"CPU [\d.]+ % \| loss 1 \| 4 s/it", live.render(loss=1.0, steps_per_s=0.25))

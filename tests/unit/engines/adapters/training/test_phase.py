@@ -78,13 +78,13 @@ def test_what_cannot_be_shared_evenly_is_said_with_what_can() -> None:
 def test_the_best_weights_are_those_of_their_step(assembly: Any) -> None:
     run = phase_run(assembly, "phase1", steps=7)
     run.step = 1
-    assert run.better(("sentiment",), score=1.0, scores={"sentiment": {"accuracy": 1.0}}, patience=2)
+    assert run.record_scores(("sentiment",), score=1.0, scores={"sentiment": {"accuracy": 1.0}}, patience=2)
     run.keep_best(assembly.weights(only=("sentiment",)))
     name = next(name for name in run.best if name.startswith("heads/sentiment"))
     before = run.best[name].clone()
     assembly.parts["sentiment"].head.layers[0].weight.data.add_(1.0)
     run.step = 2
-    assert not run.better(("sentiment",), score=0.5, scores={}, patience=2)
+    assert not run.record_scores(("sentiment",), score=0.5, scores={}, patience=2)
     assert run.best[name].equal(before)
     run.save(finished=False)
     found = run.checkpoints.latest()

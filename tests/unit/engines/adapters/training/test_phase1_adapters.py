@@ -11,7 +11,7 @@ import torch
 
 from flatout.engines.adapters.training import phase1_adapters
 from flatout.engines.adapters.training.phase1_adapters import (
-    judged_together,
+    decoder_groups,
     make_optimizer,
     steps_of,
     train_adapters,
@@ -145,7 +145,7 @@ def test_settings_of_a_task_win_over_those_of_the_phase(model: Path, tmp_path: P
 def test_tasks_that_share_the_decoder_are_judged_together(model: Path, tmp_path: Path) -> None:
     tasks = {name: {"rank": 2} for name in ("translation", "sentiment", "summarisation", "qa")}
     with opened(model, tmp_path, tasks=tasks) as assembly:
-        assert judged_together(assembly) == [("sentiment",), ("qa",), ("translation", "summarisation")]
+        assert decoder_groups(assembly) == [("sentiment",), ("qa",), ("translation", "summarisation")]
 
 
 def test_a_task_may_have_fewer_steps_and_leaves_at_the_end_of_its_own_schedule(

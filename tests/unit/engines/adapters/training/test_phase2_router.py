@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.assembly import under
+from flatout.engines.adapters.assembly import weights_under
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import StepSettings
 from flatout.engines.adapters.training.phase2_router import (
@@ -89,7 +89,7 @@ def test_tasks_count_alike_unless_rows_shall(tmp_path: Path) -> None:
         with opened(model, tmp_path / equal, tasks=tasks, phase2=phase) as assembly:
             run = phase_run(assembly, "phase2", steps=1)
             train_router(run)
-            best[equal] = under(run.best, "router")
+            best[equal] = weights_under(run.best, "router")
     differ = {name for name, value in best["rows"].items() if not value.equal(best["tasks"][name])}
     assert differ == {"tasks.bias", "calibration"}
     gained = best["tasks"]["tasks.bias"] - best["rows"]["tasks.bias"]
