@@ -15,7 +15,7 @@ from flatout.measure.evidence_file import load_evidence
 SCRIPTS = Path(__file__).resolve().parents[1] / "cli" / "scripts"
 # No more seconds than the fewest rounds of counterfactuals need: the scripts take a millisecond per step.
 BRIEFLY = ("--seconds", "0.1")
-ARMS = {"warmup", "real", "count", "kernels", "attribution", "memory", "cached", "half"}
+ARMS = {"warmup", "real", "stacks", "count", "kernels", "attribution", "memory", "cached", "half"}
 COUNTERFACTUAL = ("cached", "half")
 ENVIRONMENT = {
     **os.environ,

@@ -15,6 +15,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 MOST = 0.999
 # A speed-up that cannot be told from none.
 RESOLVABLE_SPEEDUP = 1.05
+BUSY = 0.8  # of the step, a GPU that bounds it
 
 
 def share_of(part_s: float | None, whole_s: float | None) -> float | None:
@@ -95,3 +96,9 @@ def rows_per_step(evidence: Evidence) -> float | None:
 
 def on_gpu(evidence: Evidence) -> bool:
     return evidence.job.device == "cuda"
+
+
+def host_is_hidden(evidence: Evidence) -> bool:
+    """Whether the GPU works nearly all of the time: what the host does meanwhile costs nothing."""
+    busy = evidence.kernels.busy_share if evidence.kernels is not None else None
+    return busy is not None and busy >= BUSY

@@ -32,6 +32,7 @@ ARMS: dict[Arm, str] = {
     "half": "half batches",
     "count": "counting",
     "attribution": "attribution",
+    "stacks": "stacks",
     "kernels": "profiler",
     "memory": "memory",
 }

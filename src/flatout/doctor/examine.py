@@ -10,6 +10,7 @@ from flatout.codec import encode
 from flatout.doctor.finding import Finding
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
+from flatout.doctor.rules.costly_block import explains
 from flatout.measure.evidence import Evidence
 from flatout.units import UNKNOWN
 
@@ -47,7 +48,10 @@ class Diagnosis:
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
     """Every rule's findings, the one that would free most of the step first."""
     findings = [finding for rule in all_rules() for finding in rule.detect(evidence)]
-    return tuple(sorted(findings, key=_rank))
+    unexplained = [
+        finding for finding in findings if not any(explains(finding, other, evidence) for other in findings)
+    ]
+    return tuple(sorted(unexplained, key=_rank))
 
 
 def _rank(finding: Finding) -> tuple[float, str, str, int]:

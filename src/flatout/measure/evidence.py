@@ -14,7 +14,7 @@ from flatout.codec import encode
 
 EVIDENCE_VERSION = 1
 
-Arm = Literal["warmup", "real", "cached", "half", "count", "kernels", "attribution", "memory"]
+Arm = Literal["warmup", "real", "cached", "half", "stacks", "count", "kernels", "attribution", "memory"]
 SiteKind = Literal["create", "row", "sync", "copy", "cell"]
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
 
@@ -271,6 +271,24 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StackPath:
+    """The user's lines that were on the training thread's stack together, outermost first."""
+
+    phase: str
+    places: tuple[Place, ...]
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stacks:
+    """Where the training thread was found, over some steps."""
+
+    num_steps: int
+    samples_by_phase: dict[str, int]
+    paths: tuple[StackPath, ...]  # the most frequent ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Counterfactual:
     """Steps with one cause taken away, interleaved with steps that have it."""
 
@@ -324,6 +342,7 @@ class Evidence:
     attributed_step_s: float | None = None  # the step under attribution; site seconds are shares of it
     kernels: Kernels | None = None
     memory: Memory | None = None
+    stacks: Stacks | None = None
     counterfactuals: tuple[Counterfactual, ...] = ()
     precision: Precision | None = None
     ranks: tuple[Rank, ...] = ()

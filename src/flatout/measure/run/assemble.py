@@ -29,6 +29,9 @@ from flatout.measure.run.ranks import rank, unwatched_processes, world_size
 from flatout.measure.statistics import compare, outliers
 
 
+MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
+
+
 @dataclass(slots=True)
 class Ending:
     """How the job ended."""
@@ -73,6 +76,7 @@ class Assembly:
             attributed_step_s=tools.attributed_step_s,
             kernels=tools.kernels,
             memory=tools.memory,
+            stacks=tools.stacks,
             counterfactuals=_counterfactuals(steps),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
@@ -201,6 +205,8 @@ def _places(evidence: Evidence) -> list[Place | None]:
     places += [call.place for call in evidence.module_calls]
     for loader in evidence.loaders:
         places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
+    if evidence.stacks is not None:
+        places += [place for path in evidence.stacks.paths[:MOST_SHOWN_PATHS] for place in path.places]
     if evidence.memory is not None:
         for growth in evidence.memory.growth:
             places += [growth.place, growth.holder_place]

@@ -83,7 +83,7 @@ class Observer:
         self.loaders = LoaderWatch(self.clock, self.user_code)
         self.anchor = Anchor()
         self.agreement = Agreement()
-        self.tools = Passes(self.user_code)
+        self.tools = Passes(self.user_code, self.clock)
         self.optimizer: Any = None
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flatout.measure.evidence import Arm, Kernels, Memory
+from flatout.measure.clock import Clock
+from flatout.measure.evidence import Arm, Kernels, Memory, Stacks
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.lines.module_calls import ModuleCalls
+from flatout.measure.lines.stacks import StackSampler
 from flatout.measure.loading.call_profile import CallProfile
 from flatout.measure.loading.workers import LOG
 from flatout.measure.patches import Patches
@@ -27,25 +29,31 @@ if TYPE_CHECKING:
 class Passes:
     """Begins and ends the passes, and holds what they brought."""
 
-    def __init__(self, user_code: UserCode) -> None:
-        self.user_code = user_code
+    def __init__(self, user_code: UserCode, clock: Clock) -> None:
+        self.user_code, self.clock = user_code, clock
         self.sites: CallSites | None = None
         self.modules: ModuleCalls | None = None
         self.module_calls: ModuleCalls | None = None  # `modules` while counting
         self.backward_costs: BackwardCosts | None = None
         self.kernels: Kernels | None = None
         self.memory: Memory | None = None
+        self.stacks: Stacks | None = None
         self.attributed_step_s: float | None = None
         self.missing: list[str] = []
         self._counting = False
         self._patches = Patches()
         self._kernel_recorder: KernelRecorder | None = None
         self._memory_recorder: MemoryRecorder | None = None
+        self._sampler: StackSampler | None = None
         self._stance: Any = None
 
     def begin(self, arm: Arm, device: str) -> None:
         with self._guard(arm):
-            if arm == "count":
+            if arm == "stacks":
+                sampler = StackSampler(self.clock, self.user_code)
+                sampler.start()
+                self._sampler = sampler
+            elif arm == "count":
                 self._begin_counting()
             elif arm == "attribution":
                 self._begin_attribution(device)
@@ -80,6 +88,9 @@ class Passes:
             elif arm == "memory" and self._memory_recorder is not None:
                 memory_recorder, self._memory_recorder = self._memory_recorder, None
                 self.memory = memory_recorder.stop()
+            elif arm == "stacks" and self._sampler is not None:
+                sampler, self._sampler = self._sampler, None
+                self.stacks = sampler.stop(num_steps=len(steps_s))
         self._run_as_before()
 
     def leave_in_child(self) -> None:

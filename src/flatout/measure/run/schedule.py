@@ -9,6 +9,7 @@ real, cached-batch and half-batch steps follow each other.  Two runs one after t
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ LONG_STEP_S = 2.0
 SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
+STACKS_S, MOST_STACK_STEPS = 1.0, 400  # some 300 looks
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 8, 6.0
 
 
@@ -75,6 +77,7 @@ def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> l
         arms.append("half")
     instruments = [
         Block(arm="real", num_steps=1 + (1 if long else 3)),
+        Block(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
         Block(arm="count", num_steps=1 if long else 2),
         Block(arm="kernels", num_steps=1 if long else 2),
         Block(arm="memory", num_steps=4),

@@ -99,7 +99,7 @@ def test_nothing_is_missing(evidence: Evidence) -> None:
 
 def test_every_arm_has_its_steps_and_each_block_one_arm(evidence: Evidence, progress: list[str]) -> None:
     arms = {step.arm for step in evidence.steps}
-    assert arms == {"warmup", "real", "cached", "half", "count", "kernels", "attribution", "memory"}
+    assert arms == {"warmup", "real", "cached", "half", "stacks", "count", "kernels", "attribution", "memory"}
     planned = [step for step in evidence.steps if step.arm != "warmup"]
     by_block: dict[int, set[str]] = {}
     for step in planned:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
+from flatout.measure.clock import Clock
 from flatout.measure.evidence import Arm
 from flatout.measure.loading.workers import LOG
 from flatout.measure.run.passes import Passes
@@ -18,7 +19,7 @@ HERE = Path(__file__)
 
 @pytest.fixture
 def passes() -> Passes:
-    return Passes(UserCode(str(HERE.parent)))
+    return Passes(UserCode(str(HERE.parent)), Clock())
 
 
 def train(num_steps: int, passes: Passes) -> None:
@@ -32,7 +33,7 @@ def train(num_steps: int, passes: Passes) -> None:
         passes.step_end()
 
 
-@pytest.mark.parametrize("arm", ["count", "attribution", "kernels", "memory"])
+@pytest.mark.parametrize("arm", ["stacks", "count", "attribution", "kernels", "memory"])
 def test_a_pass_leaves_nothing_on_when_it_ends(passes: Passes, arm: Arm) -> None:
     if arm == "attribution":
         passes.begin("count", "cpu")
@@ -51,7 +52,7 @@ def test_a_pass_leaves_nothing_on_when_it_ends(passes: Passes, arm: Arm) -> None
 
 
 def test_each_pass_brings_its_evidence(passes: Passes) -> None:
-    arms: tuple[Arm, ...] = ("count", "kernels", "attribution", "memory")
+    arms: tuple[Arm, ...] = ("stacks", "count", "kernels", "attribution", "memory")
     for arm in arms:
         passes.begin(arm, "cpu")
         train(2, passes)
@@ -76,7 +77,7 @@ def test_an_instrument_that_fails_is_left_out_and_named(passes: Passes) -> None:
 
 
 def test_ending_a_pass_that_never_began_does_nothing(passes: Passes) -> None:
-    arms: tuple[Arm, ...] = ("real", "count", "attribution", "kernels", "memory", "cached")
+    arms: tuple[Arm, ...] = ("real", "stacks", "count", "attribution", "kernels", "memory", "cached")
     for arm in arms:
         passes.end(arm, [])
     assert passes.missing == []

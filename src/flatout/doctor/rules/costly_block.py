@@ -1,0 +1,124 @@
+"""FO207 costly-block
+
+What it does
+Finds a line of your own code that holds a large part of the step outside the model, the backward pass and the
+optimizer: a loop over parameters, a metric, a log, a queue, a simulator. No other rule knows a cause there.
+
+Why it costs
+The GPU has nothing to do while Python works between the phases. The time grows with the model or the batch,
+and it is paid in every step.
+
+Evidence
+The training thread's stack was looked at some hundred times a second. The line holds at least 23 % of the
+step outside the phases, which is what 1.3 times the speed would take, and no line that it calls holds as
+much. There is no ceiling: the line was not taken away.
+
+Fix
+Do the work less often, or in one batched operation instead of a loop:
+
+```python
+torch._foreach_lerp_(averages, parameters, 1 - decay)   # instead of one line per parameter
+if step % 50 == 0:
+    log(losses)
+```
+
+Fix safety
+Lossy: what the line does is yours, and doing it less often changes what it does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flatout.doctor.arithmetic import host_is_hidden
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Place, StackPath
+from flatout.units import show_seconds, show_share
+
+CODE, NAME = title_of(__doc__)
+LEAST_SHARE = 0.23  # of the step: 1.3 times the speed
+FEWEST_SAMPLES = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """A line and the samples in which it was on the stack."""
+
+    place: Place
+    samples: int
+    callers: tuple[Place, ...]  # outermost first
+    inside: frozenset[Place]
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    step_s, rest_s = evidence.step_s, evidence.phase_s("rest")
+    if evidence.stacks is None or not step_s or not rest_s or host_is_hidden(evidence):
+        return []
+    samples = evidence.stacks.samples_by_phase.get("rest", 0)
+    if samples < FEWEST_SAMPLES:
+        return []
+    # Shares are of the step as it was timed: the looks slow the steps in which they are taken.
+    rest_share = min(1.0, rest_s / step_s)
+    paths = [path for path in evidence.stacks.paths if path.phase == "rest"]
+    least = LEAST_SHARE / rest_share * samples
+    return [
+        _finding(block, share=block.samples / samples * rest_share, step_s=step_s, num=samples)
+        for block in heavy_blocks(paths, least=least)
+    ]
+
+
+def heavy_blocks(
+    paths: Sequence[StackPath], *, least: float, callers: tuple[Place, ...] = ()
+) -> Iterator[Block]:
+    """The innermost lines that hold at least `least` samples each."""
+    depth = len(callers)
+    at: Counter[Place] = Counter()
+    for path in paths:
+        if len(path.places) > depth:
+            at[path.places[depth]] += path.samples
+    for place, samples in at.most_common():
+        if samples < least:
+            return
+        below = [path for path in paths if len(path.places) > depth and path.places[depth] == place]
+        inner = list(heavy_blocks(below, least=least, callers=(*callers, place)))
+        yield from inner
+        if not inner:
+            inside = frozenset(each for path in below for each in path.places[depth:])
+            yield Block(place=place, samples=samples, callers=callers, inside=inside)
+
+
+def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
+    """Whether `other`, of another rule, speaks of the block that `finding` names or of a line inside it."""
+    if finding.name != NAME or other.name == NAME or other.place is None or evidence.stacks is None:
+        return False
+    along = [path.places for path in evidence.stacks.paths if finding.place in path.places]
+    inside = {_line(each) for places in along for each in places[places.index(finding.place) :]}
+    return _line(other.place) in inside
+
+
+def _line(place: Place) -> tuple[str, int]:
+    return place.file, place.line
+
+
+def _finding(block: Block, *, share: float, step_s: float, num: int) -> Finding:
+    called = f", called from {block.callers[-1]}" if block.callers else ""
+    return Finding(
+        code=CODE,
+        name=NAME,
+        place=block.place,
+        message=(
+            f"this line holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
+            f"model, the backward pass and the optimizer{called}"
+        ),
+        evidence=(
+            f"on the stack in {block.samples} of {num} looks at the time between the phases",
+            "not taken away: what the step gains without it is unknown",
+        ),
+        share=share,
+        ceiling=None,
+        fix="do this less often, in one batched operation, or off the training thread",
+        safety="lossy",
+    )

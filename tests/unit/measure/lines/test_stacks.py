@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from flatout.measure import clock as clocks
+from flatout.measure.clock import Clock
+from flatout.measure.evidence import Stacks
+from flatout.measure.lines.stacks import StackSampler
+from flatout.measure.user_code import UserCode
+
+HERE = Path(__file__)
+
+
+def line_of(part: str) -> int:
+    lines = HERE.read_text().splitlines()
+    (number,) = [n for n, text in enumerate(lines, start=1) if text.strip().startswith(part)]
+    return number
+
+
+def spend(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        sum(range(50))  # here the time goes
+
+
+def step(clock: Clock) -> None:
+    spend(0.15)  # between the phases
+    clock.enter(clocks.FORWARD)
+    spend(0.05)
+    clock.leave()
+    clock.enter(clocks.EXCLUDED)
+    spend(0.05)
+    clock.leave()
+
+
+@pytest.fixture(scope="module")
+def stacks() -> Stacks:
+    clock = Clock()
+    sampler = StackSampler(clock, UserCode(str(HERE.parent)))
+    sampler.start()
+    for _ in range(3):
+        step(clock)
+    return sampler.stop(num_steps=3)
+
+
+def test_samples_are_counted_by_phase_and_what_is_ours_is_left_out(stacks: Stacks) -> None:
+    assert stacks.num_steps == 3
+    assert set(stacks.samples_by_phase) == {"rest", "forward"}
+    assert stacks.samples_by_phase["rest"] > stacks.samples_by_phase["forward"] > 0
+
+
+def test_a_path_goes_from_the_outermost_line_to_the_innermost(stacks: Stacks) -> None:
+    path = next(path for path in stacks.paths if path.phase == "rest")
+    lines = [place.line for place in path.places]
+    assert line_of("spend(0.15)") in lines
+    assert lines.index(line_of("spend(0.15)")) < len(lines) - 1
+    assert path.places[-1].function == "spend"
+    assert {place.file for place in path.places} == {HERE.name}
+
+
+def test_the_paths_hold_every_sample_of_a_small_job(stacks: Stacks) -> None:
+    assert sum(path.samples for path in stacks.paths) == sum(stacks.samples_by_phase.values())
+    assert list(stacks.paths) == sorted(stacks.paths, key=lambda path: -path.samples)
+
+
+def test_an_instrument_that_fails_says_so_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = StackSampler(Clock(), UserCode(str(HERE.parent)))
+
+    def fail(*_: object) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(sampler, "_look", fail)
+    sampler.start()
+    spend(0.05)
+    with pytest.raises(KeyError, match="broken"):
+        sampler.stop(num_steps=1)
