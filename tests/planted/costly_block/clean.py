@@ -1,32 +1,29 @@
-"""A classifier whose confusion table is counted in one operation, in every step."""
+"""A regression whose errors are sorted into a histogram at once, in every step."""
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
-NUM_CLASSES = 10
+NUM_BINS = 10
 
 
-def count(table, logits, targets):
-    table += torch.bincount(targets * NUM_CLASSES + logits.argmax(1), minlength=NUM_CLASSES**2)
+def note_errors(histogram, errors):
+    positions = (errors.abs() * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    histogram += torch.bincount(positions, minlength=NUM_BINS)
 
 
 def main():
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(65536, 32), torch.randint(NUM_CLASSES, (65536,)))
-    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+    rows, targets = torch.randn(65536, 16), torch.randn(65536)
+    model = nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    table = torch.zeros(NUM_CLASSES**2, dtype=torch.int64)
-    rows, classes = data.tensors
+    histogram = torch.zeros(NUM_BINS, dtype=torch.int64)
     for _epoch in range(10_000):
-        for start in range(0, len(data), 8192):
-            inputs, targets = rows[start : start + 8192], classes[start : start + 8192]
-            logits = model(inputs)
-            loss = nn.functional.cross_entropy(logits, targets)
+        for start in range(0, len(rows), 8192):
+            errors = model(rows[start : start + 8192]).squeeze(1) - targets[start : start + 8192]
             optimizer.zero_grad()
-            loss.backward()
+            errors.square().mean().backward()
             optimizer.step()
-            count(table, logits, targets)
+            note_errors(histogram, errors.detach())
 
 
 if __name__ == "__main__":

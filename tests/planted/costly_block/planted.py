@@ -1,33 +1,30 @@
-"""A classifier whose confusion table is counted prediction by prediction, in every step."""
+"""A regression whose errors are sorted into a histogram one by one, in every step."""
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
-NUM_CLASSES = 10
+NUM_BINS = 10
 
 
-def count(table, logits, targets):
-    for predicted, wanted in zip(logits.argmax(1).tolist(), targets.tolist()):
-        table[wanted][predicted] += 1  # guilty
+def note_errors(histogram, errors):
+    for error in errors.tolist():  # guilty
+        position = min(int(abs(error) * NUM_BINS), NUM_BINS - 1)
+        histogram[position] += 1
 
 
 def main():
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(65536, 32), torch.randint(NUM_CLASSES, (65536,)))
-    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+    rows, targets = torch.randn(65536, 16), torch.randn(65536)
+    model = nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    table = [[0] * NUM_CLASSES for _ in range(NUM_CLASSES)]
-    rows, classes = data.tensors
+    histogram = [0] * NUM_BINS
     for _epoch in range(10_000):
-        for start in range(0, len(data), 8192):
-            inputs, targets = rows[start : start + 8192], classes[start : start + 8192]
-            logits = model(inputs)
-            loss = nn.functional.cross_entropy(logits, targets)
+        for start in range(0, len(rows), 8192):
+            errors = model(rows[start : start + 8192]).squeeze(1) - targets[start : start + 8192]
             optimizer.zero_grad()
-            loss.backward()
+            errors.square().mean().backward()
             optimizer.step()
-            count(table, logits, targets)
+            note_errors(histogram, errors.detach())
 
 
 if __name__ == "__main__":

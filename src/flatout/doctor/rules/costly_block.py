@@ -1,8 +1,10 @@
 """FO207 costly-block
 
 What it does
-Finds a line of your own code that holds a large part of the step outside the model, the backward pass and the
-optimizer: a loop over parameters, a metric, a log, a queue, a simulator. No other rule knows a cause there.
+Finds a line or loop of your own code that holds a large part of the step outside the model, the backward pass
+and the optimizer: a loop over parameters, a metric, a log, a queue, a simulator, where no other rule knows a
+cause.
+Lines that compute the loss are not meant: they are part of the model.
 
 Why it costs
 The GPU has nothing to do while Python works between the phases. The time grows with the model or the batch,
@@ -30,12 +32,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout.doctor.arithmetic import host_is_hidden
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence, Place, StackPath
+from flatout.measure.evidence import Evidence, Place, StackPath, Stacks
 from flatout.units import show_seconds, show_share
 
 CODE, NAME = title_of(__doc__)
@@ -50,7 +52,6 @@ class Block:
     place: Place
     samples: int
     callers: tuple[Place, ...]  # outermost first
-    inside: frozenset[Place]
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -62,12 +63,34 @@ def detect(evidence: Evidence) -> list[Finding]:
         return []
     # Shares are of the step as it was timed: the looks slow the steps in which they are taken.
     rest_share = min(1.0, rest_s / step_s)
-    paths = [path for path in evidence.stacks.paths if path.phase == "rest"]
+    loss = set(evidence.stacks.differentiable)  # its lines are the model's, though no module is called there
+    paths = [
+        replace(path, places=tuple(_as_block(place, evidence.stacks) for place in path.places))
+        for path in evidence.stacks.paths
+        if path.phase == "rest" and path.places and path.places[-1] not in loss
+    ]
     least = LEAST_SHARE / rest_share * samples
     return [
         _finding(block, share=block.samples / samples * rest_share, step_s=step_s, num=samples)
         for block in heavy_blocks(paths, least=least)
+        if _line(block.place) not in _lines_of_the_loop(evidence.stacks)
     ]
+
+
+def _as_block(place: Place, stacks: Stacks) -> Place:
+    """The outermost loop around a line that is not the training loop; the line itself where there is none."""
+    trains = _lines_of_the_loop(stacks)
+    for header in stacks.loops.get(str(place), ()):
+        if (place.file, header) not in trains:
+            return replace(place, line=header)
+    return place
+
+
+def _lines_of_the_loop(stacks: Stacks) -> set[tuple[str, int]]:
+    """Lines, and loops around lines, that were on the stack in another phase: they hold the whole step."""
+    places = [place for path in stacks.paths if path.phase != "rest" for place in path.places]
+    headers = {(place.file, header) for place in places for header in stacks.loops.get(str(place), ())}
+    return headers | {_line(place) for place in places}
 
 
 def heavy_blocks(
@@ -86,17 +109,20 @@ def heavy_blocks(
         inner = list(heavy_blocks(below, least=least, callers=(*callers, place)))
         yield from inner
         if not inner:
-            inside = frozenset(each for path in below for each in path.places[depth:])
-            yield Block(place=place, samples=samples, callers=callers, inside=inside)
+            yield Block(place=place, samples=samples, callers=callers)
 
 
 def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
     """Whether `other`, of another rule, speaks of the block that `finding` names or of a line inside it."""
     if finding.name != NAME or other.name == NAME or other.place is None or evidence.stacks is None:
         return False
-    along = [path.places for path in evidence.stacks.paths if finding.place in path.places]
-    inside = {_line(each) for places in along for each in places[places.index(finding.place) :]}
-    return _line(other.place) in inside
+    for path in evidence.stacks.paths:
+        blocks = [_as_block(place, evidence.stacks) for place in path.places]
+        if finding.place in blocks:
+            inside = path.places[blocks.index(finding.place) :]
+            if _line(other.place) in {_line(finding.place), *map(_line, inside)}:
+                return True
+    return False
 
 
 def _line(place: Place) -> tuple[str, int]:
@@ -110,7 +136,7 @@ def _finding(block: Block, *, share: float, step_s: float, num: int) -> Finding:
         name=NAME,
         place=block.place,
         message=(
-            f"this line holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
+            f"this block holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
             f"model, the backward pass and the optimizer{called}"
         ),
         evidence=(

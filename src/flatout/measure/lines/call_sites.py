@@ -74,6 +74,7 @@ class CallSites(TorchFunctionMode):
         super().__init__()
         self.user_code = user_code
         self.sites: dict[Key, SiteCounts] = {}
+        self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
         self.num_steps = 0
         self.attributing = False
         # tensors made from constants in this step, by identity, each with the creation it goes back to
@@ -102,9 +103,12 @@ class CallSites(TorchFunctionMode):
         if kind is not None:
             kind = _refine(kind, name, args)
         site = self._site(kind, name, args, result) if kind is not None else None
-        if site is not None and not self.attributing:
-            site[1].calls += 1
-        elif self.attributing:
+        if not self.attributing:
+            if site is not None:
+                site[1].calls += 1
+            if self._sequence() > before and (place := self.user_code.place(sys._getframe(2))[0]) is not None:
+                self.differentiable.add(place)
+        else:
             after = self._sequence()
             sequences = [(before, after)] if after > before else []
             if site is not None:

@@ -22,12 +22,13 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Site,
+    Stacks,
     Step,
 )
 from flatout.measure.run.observer import Observer, StepRow
+from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import rank, unwatched_processes, world_size
 from flatout.measure.statistics import compare, outliers
-
 
 MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
 
@@ -76,7 +77,7 @@ class Assembly:
             attributed_step_s=tools.attributed_step_s,
             kernels=tools.kernels,
             memory=tools.memory,
-            stacks=tools.stacks,
+            stacks=_stacks(tools),
             counterfactuals=_counterfactuals(steps),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
@@ -135,6 +136,14 @@ def build_steps(rows: list[StepRow]) -> tuple[Step, ...]:
     timed = [step for step in steps if step.kept and step.arm in ("real", "cached", "half")]
     apart = outliers(timed)
     return tuple(replace(step, kept=False) if step.kept and step.index in apart else step for step in steps)
+
+
+def _stacks(tools: Passes) -> Stacks | None:
+    if tools.stacks is None or tools.sites is None:
+        return tools.stacks
+    seen = {place for path in tools.stacks.paths for place in path.places}
+    differentiable = sorted(seen & tools.sites.differentiable, key=lambda place: (place.file, place.line))
+    return replace(tools.stacks, differentiable=tuple(differentiable))
 
 
 def _counterfactuals(steps: tuple[Step, ...]) -> tuple[Counterfactual, ...]:
