@@ -35,6 +35,8 @@ from flatout.measure.evidence import (
     Rank,
     Site,
     Spread,
+    StackPath,
+    Stacks,
     Step,
     Worker,
 )
@@ -310,6 +312,20 @@ def job(**changes: Any) -> Job:
     return dataclasses.replace(made, **changes)
 
 
+def stacks() -> Stacks:
+    return Stacks(
+        num_steps=2,
+        samples_by_phase={"forward": 120, "backward": 190, "rest": 6},
+        paths=(
+            StackPath(phase="backward", places=(SYNC_LINE,), samples=190),
+            StackPath(phase="forward", places=(SYNC_LINE, CREATE_LINE), samples=120),
+            StackPath(phase="rest", places=(SYNC_LINE,), samples=6),
+        ),
+        loops={str(SYNC_LINE): (44, 46)},
+        differentiable=(CREATE_LINE,),
+    )
+
+
 def evidence(**changes: Any) -> Evidence:
     """A whole diagnosis of a job on a GPU; keyword arguments replace fields of it."""
     made = Evidence(
@@ -339,6 +355,7 @@ def evidence(**changes: Any) -> Evidence:
         attributed_step_s=18.9,
         kernels=kernels(),
         memory=memory(),
+        stacks=stacks(),
         counterfactuals=counterfactuals(),
         precision=Precision(
             parameter_dtypes=("float32",), autocast=None, tf32_matmul=False, bf16_supported=True

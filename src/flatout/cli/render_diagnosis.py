@@ -26,7 +26,7 @@ from flatout.doctor.readings import (
     readings,
     show_interval,
     straggler_words,
-    unexplained_loading,
+    unexplained,
 )
 from flatout.doctor.rule import all_rules
 from flatout.measure.evidence import Evidence
@@ -178,14 +178,14 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
     if not taken:
         yield Text("Nothing could be examined.")
         return
-    loading = unexplained_loading(evidence)
+    left = unexplained(evidence)
     where = "in what was measured" if evidence.missing else "here"
-    if loading is None:
+    if left is None:
         yield Text(
             f"No findings: {len(all_rules())} rules saw nothing that costs time {where}.", style="green"
         )
     else:
-        yield Text(f"No findings: none of {len(all_rules())} rules names a line, but {loading}")
+        yield Text(f"No findings: none of {len(all_rules())} rules names a line, but {left}")
     yield Text(f"checked: {', '.join(taken)}")
 
 

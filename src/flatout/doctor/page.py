@@ -28,7 +28,7 @@ from flatout.doctor.readings import (
     readings,
     show_ceiling,
     show_interval,
-    unexplained_loading,
+    unexplained,
 )
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place
@@ -82,8 +82,8 @@ def _figures(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[tuple[
 def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     if not findings:
         checked = ", ".join(instruments(evidence)) or "nothing: the job gave no step to measure"
-        loading = unexplained_loading(evidence)
-        none = "None." if loading is None else f"No rule names a line, but {loading}"
+        left = unexplained(evidence)
+        none = "None." if left is None else f"No rule names a line, but {left}"
         return section("Findings", tag("p", none), tag("p", f"Checked: {checked}."), anchor="findings")
     rows = [
         (

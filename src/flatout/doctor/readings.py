@@ -8,6 +8,7 @@ samples go, what is done per sample halves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,9 +16,11 @@ from statistics import median
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
 from flatout.doctor.finding import Ceiling, FixSafety
 from flatout.measure import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence, Job, Rank
+from flatout.measure.evidence import Counterfactual, Evidence, Job, Place, Rank
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
+LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
+LEAST_SHOWN = 0.02  # of the step, a line
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
@@ -225,8 +228,53 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
     return tuple(taken)
 
 
-def unexplained_loading(evidence: Evidence) -> str | None:
-    """What is known of a loader that was measured to cost time, for a reader to whom no rule names a line."""
+def unexplained(evidence: Evidence) -> str | None:
+    """What costs time though no rule names a line; None where hardly any time is left to explain."""
+    return _unexplained_loading(evidence) or _unexplained_gaps(evidence)
+
+
+def _unexplained_gaps(evidence: Evidence) -> str | None:
+    """The time in which the GPU is idle, or without one the time outside the model and the optimizer."""
+    shares = phase_shares(evidence)
+    busy = evidence.kernels.busy_share if evidence.kernels else None
+    wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0) * (1 - _loss_share(evidence))
+    unexplained = wait + rest if busy is None else 1 - busy
+    if unexplained < LEAST_UNEXPLAINED:
+        return None
+    if busy is None:
+        words = f"{show_share(unexplained)} of the step lies outside the model and the optimizer"
+    else:
+        words = f"the GPU is idle for {show_share(unexplained)} of the step"
+    lines = [f"{place} ({show_share(share)} of the step)" for place, share in lines_between_phases(evidence)]
+    return f"{words}; between the phases the time is spent at {', '.join(lines)}." if lines else f"{words}."
+
+
+def _loss_share(evidence: Evidence) -> float:
+    """The part of the time between the phases that lines of the loss take: they are the model's."""
+    if evidence.stacks is None or not evidence.stacks.samples_by_phase.get("rest"):
+        return 0.0
+    loss = set(evidence.stacks.differentiable)
+    paths = [path for path in evidence.stacks.paths if path.phase == "rest" and path.places]
+    in_loss = sum(path.samples for path in paths if path.places[-1] in loss)
+    return in_loss / evidence.stacks.samples_by_phase["rest"]
+
+
+def lines_between_phases(evidence: Evidence, *, most: int = 3) -> list[tuple[Place, float]]:
+    """The lines that the training thread is found in between the phases, with their shares of the step."""
+    samples = evidence.stacks.samples_by_phase.get("rest", 0) if evidence.stacks else 0
+    if evidence.stacks is None or not samples:
+        return []
+    held: Counter[Place] = Counter()
+    for path in evidence.stacks.paths:
+        if path.phase == "rest" and path.places and path.places[-1] not in evidence.stacks.differentiable:
+            held[path.places[-1]] += path.samples
+    rest = phase_shares(evidence).get("rest", 0.0)
+    shares = [(place, num / samples * rest) for place, num in held.most_common(most)]
+    return [(place, share) for place, share in shares if share >= LEAST_SHOWN]
+
+
+def _unexplained_loading(evidence: Evidence) -> str | None:
+    """What is known of a loader that was measured to cost time."""
     cached = evidence.counterfactual("cached")
     if cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
         return None

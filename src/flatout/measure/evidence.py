@@ -286,9 +286,7 @@ class Stacks:
     num_steps: int
     samples_by_phase: dict[str, int]
     paths: tuple[StackPath, ...]  # the most frequent ones
-    loops: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # "file:line" -> outer loops first
+    loops: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "file:line" -> outer loops first
     differentiable: tuple[Place, ...] = ()  # lines of these paths that compute what the loss is made from
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -19,10 +20,10 @@ from flatout.doctor.readings import (
     show_ceiling,
     straggler,
     straggler_words,
-    unexplained_loading,
+    unexplained,
 )
 from flatout.measure import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence, Host
+from flatout.measure.evidence import Counterfactual, Evidence, Host, StackPath, Stacks
 from tests.support import doctor as builders
 
 
@@ -47,19 +48,19 @@ def loading_bound(*, cores: float | None, **loader: object) -> Evidence:
     ],
 )
 def test_a_loader_that_no_rule_explains_is_still_said_to_cost_time(cores: float | None, advice: str) -> None:
-    words = unexplained_loading(loading_bound(cores=cores))
+    words = unexplained(loading_bound(cores=cores))
     assert words is not None
     assert words.startswith(
         "the loader costs 75 % of the step: one of its 2 workers needs 610 ms for a batch"
     )
     assert words.endswith(advice)
-    alone = unexplained_loading(loading_bound(cores=cores, num_workers=0))
+    alone = unexplained(loading_bound(cores=cores, num_workers=0))
     assert alone == "the loader costs 75 % of the step."
 
 
 def test_a_loader_inside_the_noise_is_not_blamed() -> None:
-    assert unexplained_loading(builders.cpu_evidence()) is None
-    assert unexplained_loading(builders.bare_evidence()) is None
+    assert unexplained(builders.cpu_evidence()) is None
+    assert unexplained(builders.bare_evidence()) is None
 
 
 def cached(speedup: float, low: float, high: float) -> Counterfactual:
@@ -253,3 +254,41 @@ def test_instruments_name_only_what_was_taken() -> None:
     assert instruments(builders.bare_evidence()) == ()
     assert "kernels" in instruments(builders.evidence())
     assert "operators" in instruments(builders.cpu_evidence())
+
+
+# Time that no rule explains
+
+
+def with_rest(rest: float, *, of_loss: int = 0, gpu: bool = False) -> Evidence:
+    """A job that spends `rest` of its step between the phases; `of_loss` of 100 looks found it in the loss."""
+    made = (builders.evidence if gpu else builders.cpu_evidence)(counterfactuals=())
+    phases = dict.fromkeys(PHASES, 0.0) | {"rest": rest, "forward": 1.0 - rest}
+    steps = tuple(replace(step, step_s=1.0, phases_s=phases) for step in made.steps)
+    paths = (
+        StackPath(phase="rest", places=(builders.SYNC_LINE,), samples=100 - of_loss),
+        StackPath(phase="rest", places=(builders.CREATE_LINE,), samples=of_loss),
+    )
+    stacks = Stacks(
+        num_steps=2, samples_by_phase={"rest": 100}, paths=paths, differentiable=(builders.CREATE_LINE,)
+    )
+    return replace(made, steps=steps, stacks=stacks)
+
+
+def test_time_between_the_phases_is_named_by_its_line() -> None:
+    words = unexplained(with_rest(0.9))
+    assert words is not None
+    assert words.startswith("90 % of the step lies outside the model and the optimizer")
+    assert f"{builders.SYNC_LINE} (90 % of the step)" in words
+
+
+def test_little_time_and_the_lines_of_the_loss_are_nothing_to_explain() -> None:
+    assert unexplained(with_rest(0.09)) is None
+    assert unexplained(with_rest(0.9, of_loss=95)) is None
+
+
+def test_on_a_gpu_only_its_idle_time_counts() -> None:
+    evidence = with_rest(0.9, gpu=True)
+    assert evidence.kernels is not None
+    for busy, said in ((0.95, False), (0.4, True)):
+        words = unexplained(replace(evidence, kernels=replace(evidence.kernels, busy_share=busy)))
+        assert (words is not None and "the GPU is idle for 60 % of the step" in words) == said

@@ -1,10 +1,9 @@
 """FO207 costly-block
 
 What it does
-Finds a line or loop of your own code that holds a large part of the step outside the model, the backward pass
-and the optimizer: a loop over parameters, a metric, a log, a queue, a simulator, where no other rule knows a
-cause.
-Lines that compute the loss are not meant: they are part of the model.
+Finds a line or loop of your own that holds much of the step outside the model and the optimizer. It may be a
+loop over parameters, a metric, a log, a queue or a simulator; no other rule knows a cause there. Lines that
+compute the loss are not meant: they are part of the model.
 
 Why it costs
 The GPU has nothing to do while Python works between the phases. The time grows with the model or the batch,
@@ -34,13 +33,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flatout.doctor.arithmetic import host_is_hidden
+from flatout.doctor.ceilings import host_is_hidden
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Place, StackPath, Stacks
 from flatout.units import show_seconds, show_share
 
-CODE, NAME = title_of(__doc__)
+RULE = title_of(__doc__)
 LEAST_SHARE = 0.23  # of the step: 1.3 times the speed
 FEWEST_SAMPLES = 50
 
@@ -114,7 +113,7 @@ def heavy_blocks(
 
 def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
     """Whether `other`, of another rule, speaks of the block that `finding` names or of a line inside it."""
-    if finding.name != NAME or other.name == NAME or other.place is None or evidence.stacks is None:
+    if finding.code != RULE.code or other.code == RULE.code or other.place is None or evidence.stacks is None:
         return False
     for path in evidence.stacks.paths:
         blocks = [_as_block(place, evidence.stacks) for place in path.places]
@@ -131,15 +130,11 @@ def _line(place: Place) -> tuple[str, int]:
 
 def _finding(block: Block, *, share: float, step_s: float, num: int) -> Finding:
     called = f", called from {block.callers[-1]}" if block.callers else ""
-    return Finding(
-        code=CODE,
-        name=NAME,
-        place=block.place,
-        message=(
-            f"this block holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
-            f"model, the backward pass and the optimizer{called}"
-        ),
-        evidence=(
+    return RULE.finding(
+        block.place,
+        f"this block holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
+        f"model, the backward pass and the optimizer{called}",
+        figures=(
             f"on the stack in {block.samples} of {num} looks at the time between the phases",
             "not taken away: what the step gains without it is unknown",
         ),
