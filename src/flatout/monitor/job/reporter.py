@@ -82,10 +82,6 @@ class Reporter:
         self._learning_rate = UNKNOWN
         self._written_at_s = 0.0
 
-    @property
-    def error(self) -> str | None:
-        return self._writer.error
-
     def begin(self) -> None:
         """A loop begins, or goes on."""
         if self._clock.stack[-1] == EXCLUDED:

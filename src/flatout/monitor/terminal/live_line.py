@@ -137,9 +137,8 @@ class JobOutput:
 class LineWriter:
     """Writes the live line to a stream, by default to stderr as it is at that moment."""
 
-    def __init__(self, stream: TextIO | None = None, *, plain_every_s: float = PLAIN_EVERY_S) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
-        self._plain_every_s = plain_every_s
         self._began_at_s: float | None = None
         self._written_at_s: float | None = None
         self._bar: Any = None
@@ -200,7 +199,7 @@ class LineWriter:
             self._began_at_s = time_s
         since_s = self._began_at_s if self._written_at_s is None else self._written_at_s
         is_first_rate = self._written_at_s is None and _has_rates(samples)
-        if is_first_rate or time_s - since_s >= self._plain_every_s:
+        if is_first_rate or time_s - since_s >= PLAIN_EVERY_S:
             self._written_at_s = time_s
             stream.write(f"{live_line(samples)}\n")
             stream.flush()

@@ -110,10 +110,7 @@ def static_files() -> dict[str, bytes]:
 
 
 class PageServer:
-    """The page of a sampler, of run folders, or of both, while the `with` block runs.
-
-    `token` is made where `host` is not loopback; give one to keep the address over restarts.
-    """
+    """The page of a sampler, of run folders, or of both, while the `with` block runs."""
 
     def __init__(
         self,
@@ -123,9 +120,8 @@ class PageServer:
         root: Path | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        token: str | None = None,
     ) -> None:
-        self.token = token if token is not None or is_loopback(host) else new_token()
+        self.token = None if is_loopback(host) else new_token()
         self.feed = Feed(sampler=sampler, folders=folders, root=root)
         uvicorn = import_extra("uvicorn", extra="web")
         self._host = host
@@ -226,14 +222,13 @@ def serve(
     root: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
-    token: str | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the page until Ctrl-C, which is raised; `on_ready` is given its address.
 
     `sampler` has been started.
     """
-    page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port, token=token)
+    page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port)
     with page:
         if on_ready is not None:
             on_ready(page.url)
