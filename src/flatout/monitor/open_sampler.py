@@ -51,7 +51,7 @@ class WatchOptions:
 def open_sampler(
     options: WatchOptions, *, on_note: Callable[[str], None] = lambda note: None
 ) -> Iterator[Sampler]:
-    """A sampler that is not started yet; its log and its sinks are whole when this ends."""
+    """Yield a sampler that is not started; its log and sinks are complete when this ends."""
     with contextlib.ExitStack() as stack:
         kept: Path | None = None
         if options.pid is not None:
@@ -93,7 +93,7 @@ def _end(folder: Path, writer: HistoryWriter) -> None:
 
 
 def folder_of(pid: int, scratch: Path) -> Path:
-    """The run of this process, or of one it started; of one that reports nothing, a run made in `scratch`.
+    """Find the run of a process or of a child; if nothing reports, make a run in `scratch`.
 
     The number that a shell knows may be that of a launcher: `uv run`, `torchrun`, a script of commands.
     """
@@ -122,7 +122,7 @@ def folder_of(pid: int, scratch: Path) -> Path:
 
 
 def _reporting_folder(pid: int) -> Path | None:
-    """Of the process, else of what it started; of several ranks the first."""
+    """Find the run that a process, else one of its children, reports; of several ranks the first."""
     started: list[int] = []
     with contextlib.suppress(
         psutil.Error, ValueError
@@ -138,7 +138,7 @@ def _reporting_folder(pid: int) -> Path | None:
 
 
 def latest_job() -> Path | None:
-    """The running job of the runs folder that started last; None where none runs."""
+    """Find the running job of the runs folder that started last."""
     for folder, run in list_runs():
         # A log of the machine has no channel, because it is no job's; of several ranks the first speaks.
         is_job = (folder / CHANNEL_FILE).exists() and run.rank in (None, 0)

@@ -167,12 +167,12 @@ class Sample:
         return self.time_s - (self.span_s or 0.0)
 
     def gpu(self, index: int | None) -> GpuSample | None:
-        """The whole GPU with NVML's number `index`."""
+        """Return the whole GPU that NVML numbers `index`."""
         return next((gpu for gpu in self.gpus if gpu.index == index and gpu.mig_index is None), None)
 
     @property
     def job_gpu(self) -> GpuSample | None:
-        """The GPU the job computes on; where nobody says which, the only one it can be."""
+        """Return the GPU the job computes on; if the job does not say which, the only candidate."""
         if self.job is not None and self.job.gpu_index is not None:
             return self.gpu(self.job.gpu_index)
         visible = self.job.visible_gpus if self.job is not None else None
@@ -180,12 +180,12 @@ class Sample:
         return able[0] if len(able) == 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """The whole document, unknowns as null."""
+        """Return the whole document, with null for unknown values."""
         return {"format": FORMAT, "version": SAMPLE_VERSION, **encode(self)}
 
     @classmethod
     def from_json(cls, data: Any) -> Sample:
-        """Read `to_json` or `lean`; BadInput for anything else."""
+        """Read what `to_json` or `lean` wrote; raise BadInput for anything else."""
         if not isinstance(data, dict) or data.get("format", FORMAT) != FORMAT:
             raise BadInput("this is not a Sample")
         version = data.get("version", SAMPLE_VERSION)
@@ -201,7 +201,7 @@ class Sample:
 
 
 def lean(value: Any) -> Any:
-    """Plain JSON values without unknown and empty ones: a log of samples is half as long so."""
+    """Drop unknown and empty values from plain JSON: it halves a log of samples."""
     if isinstance(value, dict):
         return {
             key: lean(item)
@@ -216,7 +216,7 @@ def lean(value: Any) -> Any:
 
 
 def merge(samples: Sequence[Sample]) -> Sample:
-    """One sample for all of them; they are in order of time and there is at least one."""
+    """Merge samples, at least one, in order of time."""
     if len(samples) == 1:
         return samples[0]
     first, last = samples[0], samples[-1]
@@ -227,7 +227,7 @@ def merge(samples: Sequence[Sample]) -> Sample:
 
 @functools.cache
 def _plan(shape: type) -> tuple[tuple[str, str], ...]:
-    """(field, rule) of a dataclass."""
+    """Return (field, rule) for each field of a dataclass."""
     hints = typing.get_type_hints(shape)
     return tuple(
         (field.name, field.metadata.get("merge") or _rule_of(hints[field.name]))
@@ -299,7 +299,7 @@ def _nested(values: Sequence[Any], weights: Sequence[float]) -> Any:
 
 
 def _rows(values: Sequence[Any], weights: Sequence[float]) -> tuple[Any, ...]:
-    """Rows of the same key are one row, in the order in which they first appeared."""
+    """Merge rows with the same key, in the order of their first appearance."""
     by_key: dict[Any, tuple[list[Any], list[float]]] = {}
     for rows, weight in zip(values, weights, strict=True):
         for row in rows:

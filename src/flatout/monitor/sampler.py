@@ -105,14 +105,14 @@ class Sampler:
             self._stop.wait(max(due_s - self._clock(), 0.0))
 
     def recent(self, span_s: float = RECENT_S) -> tuple[Sample, ...]:
-        """The samples of the last `span_s`, oldest first; kept for two minutes."""
+        """Return the samples of the last `span_s`, two minutes at most, oldest first."""
         samples = tuple(self._recent)
         return tuple(sample for sample in samples if samples[-1].time_s - sample.time_s <= span_s)
 
     # Samples
 
     def take(self) -> Sample:
-        """One sample, given to every listener."""
+        """Take one sample and give it to every listener."""
         meter = self._gpus = self._gpus or GpuMeter()
         host = self._host = self._host or HostMeter()
         if self._job is None and self.job_folder is not None:
@@ -152,7 +152,7 @@ class Sampler:
             self._note_failure(listener, error)
 
     def _note_failure(self, whose: object, error: BaseException) -> None:
-        """Once for each that fails, and for each kind of failure."""
+        """Report a failure once per listener and kind."""
         kind = (id(whose), type(error))
         if kind in self._failed:
             return
@@ -182,7 +182,7 @@ class Sampler:
         return self._with_energy(sample, gpus)
 
     def _with_energy(self, sample: JobSample, gpus: tuple[GpuSample, ...]) -> JobSample:
-        """Joules per step of the GPU it computes on; of all it may use, where it does not say which."""
+        """Add joules per step of the job's GPU, or of all it may use if it does not say which."""
         mine = (sample.visible_gpus or ()) if sample.gpu_index is None else (sample.gpu_index,)
         counted = [gpu.energy_j for gpu in gpus if gpu.index in mine and gpu.mig_index is None]
         energy = [energy_j for energy_j in counted if energy_j is not None]
@@ -206,7 +206,7 @@ def _name_of(listener: object) -> str:
 
 
 def _words_of(error: BaseException) -> str:
-    """One line; an error that nobody foresaw with its kind and the place in the listener's code."""
+    """Describe an error in one line; an unexpected one with its type and place."""
     words = " ".join(str(error).split())
     if isinstance(error, (OSError, FlatoutError)):
         return words
@@ -215,14 +215,14 @@ def _words_of(error: BaseException) -> str:
 
 
 def period_of(hz: float) -> float:
-    """The seconds between two samples; BadInput where they would be too many or too few."""
+    """Return the seconds between two samples; raise BadInput for a rate out of range."""
     if not LOWEST_HZ <= hz <= HIGHEST_HZ:
         raise BadInput(f"{hz} samples a second", hint=f"choose from {LOWEST_HZ} to {HIGHEST_HZ:g}")
     return 1.0 / hz
 
 
 def next_deadline(due_s: float, now_s: float, period_s: float) -> float:
-    """The next time on the grid that lies ahead."""
+    """Return the next time on the grid that lies ahead."""
     due_s += period_s
     if due_s > now_s:
         return due_s

@@ -47,7 +47,7 @@ CHECKSUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class JobRecord:
     """A record as it was read; seconds are totals since the job began to report."""
 
     number: int
@@ -69,8 +69,8 @@ class Progress:
     device_name: str | None
 
 
-def read_channel(path: Path) -> Progress | None:
-    """The latest whole record; None where there is none (yet)."""
+def read_channel(path: Path) -> JobRecord | None:
+    """Read the latest whole record; None if there is none yet."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -79,7 +79,7 @@ def read_channel(path: Path) -> Progress | None:
     return max((slot for slot in slots if slot is not None), key=lambda slot: slot.number, default=None)
 
 
-def _parse(slot: bytes) -> Progress | None:
+def _parse(slot: bytes) -> JobRecord | None:
     size = LAYOUT.size
     if len(slot) < size + CHECKSUM.size:
         return None
@@ -93,7 +93,7 @@ def _parse(slot: bytes) -> Progress | None:
     whole = {name: None if (value := known[name]) is None else int(value) for name in COUNTS}
     host_s = dict(zip(PHASES, values[len(SCALARS) :], strict=False))
     device = values[len(SCALARS) + NUM_PHASES :]
-    return Progress(
+    return JobRecord(
         **{
             **known,
             **whole,
@@ -115,7 +115,7 @@ def _text(data: bytes) -> str | None:
 
 
 def find_channel(pid: int, root: Path = Path("/")) -> Path | None:
-    """The channel that a running process holds open; None where it has none, or may not be looked at."""
+    """Find the channel that a process holds open; None if it has none or hides its files."""
     try:
         names = sorted((root / "proc" / str(pid) / "fd").iterdir())
     except OSError:

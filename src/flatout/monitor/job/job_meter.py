@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flatout.monitor.job.channel import Progress, read_channel
+from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.sample import GpuSample, JobSample, JobState
 from flatout.runs import CHANNEL_FILE, is_alive, read_run
 
@@ -41,7 +41,7 @@ class JobMeter:
         self.run = read_run(folder)
         self.gpu_uuid: str | None = None
         self.told_gpu: GpuSample | None = None
-        self._last: Progress | None = None
+        self._last: JobRecord | None = None
         self._is_own = self.run.pid == os.getpid()
 
     @property
@@ -49,7 +49,7 @@ class JobMeter:
         return self.run.pid
 
     def read(self, time_s: float) -> JobSample:
-        """The job since the reading before; `time_s` is since the epoch."""
+        """Read the job since the last reading; `time_s` is since the epoch."""
         progress = read_channel(self.folder / CHANNEL_FILE)
         if progress is None:
             return self._sample(state=self._state(None), missing={"steps": NO_RECORD})
@@ -95,7 +95,7 @@ class JobMeter:
             **figures,  # type: ignore[arg-type]
         )
 
-    def _state(self, progress: Progress | None) -> JobState:
+    def _state(self, progress: JobRecord | None) -> JobState:
         if progress is not None and progress.ended:
             return "ended"
         if self._is_own:
@@ -111,7 +111,7 @@ class JobMeter:
         return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
 
 
-def _told_gpu(progress: Progress) -> GpuSample:
+def _told_gpu(progress: JobRecord) -> GpuSample:
     return GpuSample(
         index=0,
         name=progress.device_name,

@@ -83,12 +83,12 @@ class Reporter:
         self._written_at_s = 0.0
 
     def begin(self) -> None:
-        """A loop begins, or goes on."""
+        """Begin a loop, or go on with it."""
         if self._clock.stack[-1] == EXCLUDED:
             self._clock.leave()
 
     def pause(self) -> None:
-        """What follows, an evaluation or the end, is no part of a step."""
+        """Count what follows (an evaluation, the end) as no part of a step."""
         if self._clock.stack[-1] != EXCLUDED:
             self._clock.enter(EXCLUDED)
             if self._device is not None:
@@ -118,7 +118,7 @@ class Reporter:
         self._clock.leave()
 
     def step(self, *, loss: Any = None, learning_rate: Any = None, samples: int | None = None) -> None:
-        """A step has ended."""
+        """Count a step that has ended."""
         self.begin()
         self.steps += 1
         if samples is not None:
@@ -138,7 +138,7 @@ class Reporter:
             self._ask_device(self._device.note_loss, loss)
 
     def _ask_device(self, question: Callable[..., None], *arguments: Any) -> None:
-        """A GPU whose work failed raises the job's error at whoever asks first; that must not be us."""
+        """Ask the GPU; if its work failed, swallow the error: the job must meet it itself."""
         try:
             question(*arguments)
         except RuntimeError:
@@ -146,7 +146,7 @@ class Reporter:
             self._asks_device = False
 
     def restart_count(self) -> None:
-        """From here on the job itself says where a step ends; what was counted before were batches."""
+        """Start counting again: the job says where its steps end, and batches were counted until here."""
         self.is_explicit = True
         self.steps = 0
 
@@ -192,7 +192,7 @@ class Reporter:
 
 
 def _number(value: Any) -> float:
-    """A number, or a tensor of the host; unknown for anything else, and for a tensor that is not here."""
+    """Read a number or a host tensor; anything else, such as a GPU tensor, is unknown."""
     device = getattr(value, "device", "cpu")
     if getattr(device, "type", device) != "cpu":
         return UNKNOWN
@@ -203,7 +203,7 @@ def _number(value: Any) -> float:
 
 
 def _rows(batch: Any) -> int | None:
-    """The rows of a batch: the first length of its first tensor."""
+    """Count the rows of a batch: the first dimension of its first tensor."""
     for _ in range(3):
         shape = getattr(batch, "shape", None)
         if shape is not None:

@@ -54,7 +54,7 @@ def launch(options: LaunchOptions) -> NoReturn:
 
 
 def main() -> None:
-    """The entry of the process that `launch` became."""
+    """Run the script in the process that `launch` became."""
     given = json.loads(sys.argv[1])
     given |= {"command": tuple(given["command"]), "sinks": SinkChoice(**given["sinks"])}
     options = LaunchOptions(**given)
@@ -124,7 +124,7 @@ def begin(options: LaunchOptions) -> None:
 
 
 def _end(run: Any, stack: ExitStack) -> None:
-    """The last words: what bounded the run, and where it is kept."""
+    """End the run; say what bounded it and where it is kept."""
     if os.getpid() != run.pid:  # a forked child has neither the threads nor the files to end
         return
     from flatout.monitor.job.watch import end_watching

@@ -31,7 +31,7 @@ MOST_PENDING = 256
 
 
 def device_of_job() -> DeviceSide | None:
-    """The GPU that the job computes on, as soon as it does."""
+    """Find the GPU that the job computes on, once it does."""
     torch = torch_of_job()
     if torch is not None:
         return CudaSide(torch)
@@ -43,7 +43,7 @@ def device_of_job() -> DeviceSide | None:
 
 
 def torch_of_job() -> Any:
-    """The job's torch, if it has imported it and started CUDA with it; else None."""
+    """Return the job's torch if the job has started CUDA with it, else None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)  # absent while torch is still being imported
     return torch if cuda is not None and cuda.is_initialized() else None
@@ -63,13 +63,13 @@ class DeviceSide:
         self._memory_at_s = -math.inf
 
     def before_wait(self, now_s: float) -> None:
-        """The host begins to wait for a batch."""
+        """Note that the host begins to wait for a batch."""
 
     def after_wait(self) -> None:
-        """The host has its batch."""
+        """Note that the host has its batch."""
 
     def pause(self) -> None:
-        """What follows is no part of a step."""
+        """Count what follows as no part of a step."""
 
     def note_loss(self, loss: Any) -> None:
         """Ask for the value of a tensor on the GPU; `loss` has it once the GPU got there."""
@@ -177,7 +177,7 @@ class AppleSide(DeviceSide):
 
 
 def _gpu_id(torch: Any) -> bytes:
-    """NVML's id of the current GPU; empty where this torch does not tell."""
+    """Return NVML's id of the current GPU; empty if this torch does not tell it."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
     return b"" if uuid is None else _text(str(uuid))
 

@@ -166,7 +166,7 @@ class Watch(Generic[Batch]):
             reporter.pause()
 
     def step(self, *, loss: Any = None, lr: Any = None, samples: int | None = None) -> None:
-        """A step has ended.  A loss on the GPU is read later, without waiting for it.
+        """Count a step that has ended.  A loss on the GPU is read later, without waiting for it.
 
         `samples` are the rows it took, where batches are not iterated over here.
         """
@@ -225,7 +225,7 @@ def watch(
 
 
 def begin_run(**options: Any) -> WatchedRun | None:
-    """The run of this process, begun where it has none; None, said once, where it cannot be kept."""
+    """Begin the run of this process if it has none; return None, and say so once, if it cannot be kept."""
     global _run, _warned
     if _run is None or _run.pid != os.getpid():
         _run = None

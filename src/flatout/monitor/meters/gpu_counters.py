@@ -59,7 +59,7 @@ class PerformanceMetrics:
             self.reason = self._system.missing.get("gpm")
 
     def read(self, questions: Questions, now_s: float) -> dict[str, float]:
-        """The averages since the reading before; nothing for the first."""
+        """Return averages since the last reading; nothing for the first."""
         before_s = self._taken_at_s
         if self.reason is not None or (before_s is not None and now_s - before_s < SHORTEST_S):
             return {}
@@ -98,7 +98,7 @@ class PcieMeter:
     def read(
         self, questions: Questions, now_s: float, *, may_wait: bool, known: Mapping[str, float]
     ) -> dict[str, float]:
-        """Bytes per second; `known` are figures that need no question."""
+        """Return bytes per second; `known` are figures that need no question."""
         if SENT in known:
             return {}
         if self._has_counters is not False:
@@ -150,7 +150,7 @@ class EnergyMeter:
     _refusal: str | None = None  # why the counter gives nothing
 
     def read(self, questions: Questions, now_s: float) -> dict[str, float | None]:
-        """Joules since the driver was loaded, and watts."""
+        """Return joules since the driver was loaded, and watts."""
         power_w = scaled(questions, "power_w")
         if self._joules is not None and power_w is not None:
             span_s = now_s - self._read_at_s

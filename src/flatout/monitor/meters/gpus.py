@@ -70,7 +70,7 @@ class GpuMeter:
                 self._retry.at_s = float("inf")
 
     def read(self, now_s: float, *, time_s: float) -> tuple[GpuSample, ...]:
-        """`now_s` is of a clock that does not jump, `time_s` since the epoch, as the driver's histories."""
+        """Read all GPUs; `now_s` is monotonic, `time_s` since the epoch, as in the driver's histories."""
         self.rows = []
         if self._reader is None and now_s >= self._retry.at_s:
             self._connect(now_s)
@@ -91,7 +91,7 @@ class GpuMeter:
         return tuple(samples)
 
     def visible(self, value: str | None) -> tuple[int, ...]:
-        """NVML's numbers of the GPUs that CUDA_VISIBLE_DEVICES=`value` shows, in CUDA's order."""
+        """Return NVML's numbers of the GPUs that CUDA_VISIBLE_DEVICES=`value` shows, in CUDA's order."""
         instances: dict[int, tuple[MigIdentity, ...]] = {}
         whole: dict[int, str | None] = {}
         for gpu in self._gpus:
@@ -106,7 +106,7 @@ class GpuMeter:
         return tuple(dict.fromkeys(found.gpu for found in select_visible(value, gpus=identities).devices))
 
     def index_of(self, uuid: str | None) -> int | None:
-        """NVML's number of the GPU with this id, with or without its prefix."""
+        """Return NVML's number of the GPU with this id, with or without its prefix."""
         wanted = (uuid or "").removeprefix("GPU-")
         known = ((gpu.fixed.index, (gpu.fixed.uuid or "").removeprefix("GPU-")) for gpu in self._gpus)
         return next((index for index, own in known if wanted and own == wanted), None)
@@ -234,7 +234,7 @@ class _Gpu:
         return replace(self.fixed, **figures, **slow, missing={**missing, **questions.missing})
 
     def _ask_slow(self, questions: Questions, time_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-        """What is asked every few seconds, the processes among it; and why some of it is missing."""
+        """Ask what is asked every few seconds, and for processes; return figures and what is missing."""
         known = set(questions.missing)
         figures: dict[str, Any] = {}
         if self.fixed.mig_index is None:
@@ -247,7 +247,7 @@ class _Gpu:
         return figures, {name: why for name, why in questions.missing.items() if name not in known}
 
     def _utilisation(self, questions: Questions, now_s: float, time_s: float) -> float | None:
-        """From the driver's history, or the momentary value where it has none."""
+        """Average the driver's history, or take the momentary value if there is none."""
         if self._busy is None or now_s - self._busy[0] >= HISTORY_EVERY_S:
             mean = self._history_mean(questions, time_s)
             self._busy = None if mean is None else (now_s, mean)
@@ -257,7 +257,7 @@ class _Gpu:
         return None if rates is None else rates.gpu / 100
 
     def _history_mean(self, questions: Questions, time_s: float) -> float | None:
-        """The mean of the driver's own values since the last reading; None where it has none."""
+        """Return the mean of the driver's values since the last reading; None if there is none."""
         since_us = self._since("utilisation", time_s)
         kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
         answer = questions.ask((), ("nvmlDeviceGetSamples", kind, since_us))

@@ -34,7 +34,7 @@ class HostMeter:
         self._last_at_s = 0.0
 
     def read(self, now_s: float) -> HostSample:
-        """`now_s` is a time of a clock that does not jump."""
+        """Read the host; `now_s` is monotonic."""
         if self._facts is None or now_s - self._facts_at_s >= FACTS_EVERY_S:
             self._facts, self._groups = read_host(self._root), limiting_groups(self._root)
             self._facts_at_s = now_s
@@ -61,7 +61,7 @@ class HostMeter:
         )
 
     def _counters(self) -> dict[str, float]:
-        """Counters since the machine started; `cpu_share` counts seconds of all cores."""
+        """Read counters since boot; `cpu_share` counts seconds of all cores."""
         used_s = self._groups.cpu_used_s()
         counters = {"cpu_share": _busy_s() if used_s is None else used_s}
         disk = psutil.disk_io_counters(nowrap=False)
@@ -76,7 +76,7 @@ class HostMeter:
         return counters
 
     def _counted_cores(self, facts: HostFacts) -> float:
-        """The cores whose seconds were counted: those of the quota, or all of the machine's."""
+        """Return the cores whose seconds were counted: the quota's, or the machine's."""
         if self._groups.cpu_used_s() is not None and self._groups.cores:
             return self._groups.cores
         return facts.machine_cores or facts.cores or 1.0

@@ -22,7 +22,7 @@ MOST_ROWS = 64
 def processes_of_gpu(
     questions: Questions, gpu_index: int, mig_index: int | None, *, since_us: int
 ) -> Iterator[ProcessSample]:
-    """What NVML says of the processes of one GPU; none where it does not tell."""
+    """Yield what NVML says about the processes of one GPU."""
     running = running_processes(questions) or ()
     busy: dict[int, list[int]] = {}
     if running and mig_index is None:
@@ -67,7 +67,7 @@ class ProcessMeter:
         return tuple(samples[:MOST_ROWS])
 
     def _facts(self, pid: int, name: str | None, now_s: float) -> dict[str, Any]:
-        """By fields of a ProcessSample; `name` is NVML's, None where the number is the operating system's."""
+        """Return fields of a ProcessSample; `name` is NVML's, None if the pid is the operating system's."""
         try:
             process = self._known.get(pid) or psutil.Process(pid)
             self._known[pid] = process
@@ -93,7 +93,7 @@ class ProcessMeter:
 
 
 def children(pid: int, root: Path = Path("/")) -> list[int]:
-    """What the main thread of a process started, its loader workers; none where the kernel has no list."""
+    """List the children of a process's main thread, such as loader workers, if the kernel lists them."""
     try:
         text = (root / "proc" / str(pid) / "task" / str(pid) / "children").read_text(encoding="utf-8")
     except OSError:

@@ -28,7 +28,7 @@ FEWEST_POINTS = 8
 WARM_UP_SHARE = 0.1
 WORTH_SAYING = 0.01
 
-Outcome = Literal["better", "worse", "higher", "lower", "within noise", "too short to tell", "unknown"]
+Judgement = Literal["better", "worse", "higher", "lower", "within noise", "too short to tell", "unknown"]
 Unit = Literal["s", "bytes", "W", "J", "per s", "share"]
 
 
@@ -40,7 +40,7 @@ class Difference:
     unit: Unit
     first: float | None
     second: float | None
-    outcome: Outcome
+    outcome: Judgement
     ratio: float | None = None  # second over first
     ratio_low: float | None = None  # 95 % interval; None for what has no spread, such as a peak
     ratio_high: float | None = None
@@ -75,7 +75,7 @@ class _Figure:
 
 
 def _phase(phase: str) -> Callable[[Sample], float | None]:
-    """Seconds of a step: a share that falls because another phase grew is no gain."""
+    """Read a phase in seconds: a share also falls when another phase grows."""
 
     def read(point: Sample) -> float | None:
         job = point.job
@@ -124,7 +124,7 @@ PEAKS: tuple[Peak, ...] = (
 
 
 def compare(first: Recorded, second: Recorded) -> Comparison:
-    """The figures that at least one of the runs knows, in the order of FIGURES."""
+    """Compare the figures that at least one run knows, in the order of FIGURES."""
     summaries = (summarise(first), summarise(second))
     longest_s = max(summaries[0].step_s or 0.0, summaries[1].step_s or 0.0)
     found = [_difference(figure, first.points, second.points, step_s=longest_s) for figure in FIGURES]
@@ -159,7 +159,7 @@ def _difference(
     )
 
 
-def _outcome(ratio: float, low: float, high: float, *, less_is_better: bool | None) -> Outcome:
+def _outcome(ratio: float, low: float, high: float, *, less_is_better: bool | None) -> Judgement:
     if low <= 1.0 <= high or abs(ratio - 1.0) < WORTH_SAYING:
         return "within noise"
     if less_is_better is None:
@@ -195,7 +195,7 @@ def _mean(values: Weighted) -> float | None:
 
 
 def _interval(first: Weighted, second: Weighted) -> tuple[float, float]:
-    """95 % of the ratio of means, each run's points drawn again in blocks."""
+    """Return the 95 % interval of the ratio of means, by resampling blocks of each run's points."""
     import numpy as np
 
     random = np.random.default_rng(0)

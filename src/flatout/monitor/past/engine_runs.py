@@ -78,7 +78,7 @@ class EngineComparison:
 
 
 def listed_runs(root: Path | None = None) -> tuple[ListedRun, ...]:
-    """Every run there is, the latest first, with what it reported last."""
+    """List every run, the latest first, with what it reported last."""
     return tuple(_listed(folder, run) for folder, run in list_runs(root))
 
 
@@ -99,13 +99,13 @@ def _listed(folder: Path, run: Run) -> ListedRun:
 
 
 def main_figure(figures: dict[str, float]) -> tuple[str, float] | None:
-    """The score or loss that stands for all; None where there is neither."""
+    """Pick the score or loss that stands for a run; None if it has neither."""
     found = (item for word in SHOWN_FIRST for item in figures.items() if word in item[0])
     return next(found, None)
 
 
 def summarise_engine(folder: Path) -> EngineSummary:
-    """The run of an engine by its log; BadInput where the folder holds none."""
+    """Summarise the run of an engine from its log; raise BadInput if the folder holds none."""
     run = read_run(folder)
     if run.kind == WATCHED:
         raise BadInput(f"{folder.name} is a watched run, not one of an engine")
@@ -137,7 +137,7 @@ def summarise_engine(folder: Path) -> EngineSummary:
 
 
 def compare_engines(first: Path, second: Path) -> EngineComparison:
-    """Two runs of one engine; BadInput for those of two."""
+    """Compare two runs of one engine; raise BadInput if they ran different verbs."""
     a, b = summarise_engine(first), summarise_engine(second)
     if a.kind != b.kind:
         raise BadInput(
@@ -158,7 +158,7 @@ def compare_engines(first: Path, second: Path) -> EngineComparison:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Every report of a log; the header, a torn line and what is not one are left out."""
+    """Yield the reports of a log; skip the header, torn lines and anything else."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -177,7 +177,7 @@ def _number_of(record: Record) -> int | None:
 
 
 def _span(phase: dict[int, Record]) -> tuple[float, int, float] | None:
-    """Seconds in all, and the steps and seconds between the first report and the last."""
+    """Return the seconds in all, and the steps and seconds from the first report to the last."""
     timed = [(n, float(r["elapsed_s"])) for n, r in sorted(phase.items()) if r.get("elapsed_s") is not None]
     if not timed:
         return None

@@ -65,7 +65,7 @@ class HistoryWriter:
             whole = tier.add(whole)
 
     def close(self) -> None:
-        """Write what is not yet a whole minute or hour."""
+        """Write the minute and the hour that have begun."""
         for position, tier in enumerate(self._tiers):
             rest = tier.flush()
             if rest is not None and position + 1 < len(self._tiers):
@@ -85,7 +85,7 @@ class _Tier:
         self._size = 0
 
     def add(self, sample: Sample) -> Sample | None:
-        """The sample that is whole now: this one without a period, else the merger of the period before."""
+        """Add a sample; return the one to hand on: this one, or the merged period that it ends."""
         if not self._grain.period_s:
             self._append(sample)
             return sample
@@ -145,7 +145,7 @@ class _Tier:
 
 
 def line_of(sample: Sample) -> bytes:
-    """A sample as a log holds it."""
+    """Encode a sample as a line of the log."""
     data = lean(rounded(encode(sample), digits=DIGITS))
     # Five digits are enough for a figure, but not for a date, nor for a counter to be subtracted from.
     data["time_s"] = round(sample.time_s, 3)
@@ -156,7 +156,7 @@ def line_of(sample: Sample) -> bytes:
 
 
 def _compress(path: Path) -> None:
-    """Beside it under another name first: a reader finds the one or the other, whole."""
+    """Compress a file under another name first, so that a reader always finds a whole one."""
     final = path.with_name(f"{path.name}.gz")
     temporary = path.with_name(f".{final.name}")
     temporary.write_bytes(gzip.compress(path.read_bytes(), compresslevel=6, mtime=0))
@@ -168,7 +168,7 @@ def _compress(path: Path) -> None:
 
 
 def segments(folder: Path, tier: str) -> dict[int, Path]:
-    """The files of a tier by their numbers, oldest first."""
+    """List the files of a tier by number, oldest first."""
     found: dict[int, Path] = {}
     for path in folder.iterdir():
         match = NAME.fullmatch(path.name)
@@ -179,7 +179,7 @@ def segments(folder: Path, tier: str) -> dict[int, Path]:
 
 
 def read_tier(folder: Path, tier: str, *, after_s: float = float("-inf")) -> Iterator[Sample]:
-    """The samples of one tier later than `after_s`, oldest first, one file in memory at a time."""
+    """Read the samples of a tier after `after_s`, oldest first, one file in memory at a time."""
     for path in segments(folder, tier).values():
         whole = _whole_lines(path)
         if whole is None:  # it was compressed or dropped since it was listed
@@ -188,7 +188,7 @@ def read_tier(folder: Path, tier: str, *, after_s: float = float("-inf")) -> Ite
 
 
 def replay(folder: Path, *, finest: str = RAW) -> Iterator[Sample]:
-    """The whole run, oldest first, at the finest grain that is left of each part of it.
+    """Read the whole run, oldest first, each part at the finest grain that is left.
 
     With `finest="minutes"` seconds are read only of the end, which is not yet a whole minute.
     """
@@ -209,7 +209,7 @@ def replay(folder: Path, *, finest: str = RAW) -> Iterator[Sample]:
 
 
 def read_end(folder: Path, tier: str, *, most_bytes: int = MOST_BYTES) -> Iterator[Sample]:
-    """The samples of the last files of a tier, some `most_bytes` of lines."""
+    """Read the last files of a tier, about `most_bytes` of lines."""
     for _, lines in _last_files(folder, tier, most_bytes):
         yield from parse_lines(lines)
 
@@ -226,7 +226,7 @@ class HistoryTail:
         self._offset = 0  # how far
 
     def past(self) -> list[Sample]:
-        """The run so far, each part at the finest grain that is near its end, oldest first."""
+        """Read the run so far, oldest first, each part at the finest grain near its end."""
         samples: list[Sample] = []
         for grain in GRAINS:
             files = _last_files(self.folder, grain.name, MOST_BYTES)
@@ -238,7 +238,7 @@ class HistoryTail:
         return samples
 
     def more(self) -> list[Sample]:
-        """What was appended since; nothing where the folder is gone."""
+        """Read what was appended since; nothing if the folder is gone."""
         samples: list[Sample] = []
         with contextlib.suppress(OSError):
             for number, path in segments(self.folder, RAW).items():
@@ -254,7 +254,7 @@ class HistoryTail:
 
 
 def _last_files(folder: Path, tier: str, most_bytes: int) -> list[tuple[int, bytes]]:
-    """(number, whole lines) of the last files of a tier, oldest first; none where the folder is gone."""
+    """Return (number, whole lines) of the last files of a tier, oldest first; none if the folder is gone."""
     found: list[tuple[int, bytes]] = []
     size = 0
     with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ def _last_files(folder: Path, tier: str, most_bytes: int) -> list[tuple[int, byt
 
 
 def _whole_lines(path: Path) -> bytes | None:
-    """A file of a log but for a line that is still being written; None where it cannot be read."""
+    """Read a file up to its last whole line; None if it cannot be read."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
@@ -279,7 +279,7 @@ def _whole_lines(path: Path) -> bytes | None:
 
 
 def parse_lines(lines: bytes) -> Iterator[Sample]:
-    """The samples of some lines; a line that something damaged is a second that is missing."""
+    """Parse samples; skip damaged lines."""
     for line in lines.splitlines():
         with contextlib.suppress(ValueError, BadInput):
             yield Sample.from_json(json.loads(line))

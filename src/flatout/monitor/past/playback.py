@@ -45,11 +45,11 @@ class Playback:
 
     @property
     def wait_s(self) -> float | None:
-        """Until the next sample is due; None after the last."""
+        """How long until the next sample is due; None after the last."""
         return None if self._next is None else max(self._due_s - self._clock(), 0.0)
 
     def advance(self) -> list[Sample]:
-        """The samples that have become due since it was last asked."""
+        """Return the samples that have become due since the last call."""
         now_s = self._clock()
         if now_s - self._due_s > LONGEST_PAUSE_S:
             self._due_s = now_s  # the picture was held: what was missed is not made up for

@@ -30,7 +30,7 @@ MOST_NOTES = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """A part of the run and what bounded it; None: it holds too little to say."""
+    """A part of the run and what bounded it; None if there is too little to say."""
 
     start_s: float  # since the epoch
     end_s: float
@@ -62,7 +62,7 @@ class Recorded:
 
 
 def read_recorded(folder: Path) -> Recorded:
-    """The run in a folder; BadInput where there is none, or no sample of it."""
+    """Read the run in a folder; raise BadInput if there is none, or if it has no samples."""
     run = read_run(folder)
     start_s, end_s = _ends(folder)
     stretch_s = max((end_s - start_s) / NUM_STRETCHES, SHORTEST_STRETCH_S)
@@ -88,7 +88,7 @@ def read_recorded(folder: Path) -> Recorded:
 
 
 def _ends(folder: Path) -> tuple[float, float]:
-    """When the log begins and ends, without reading all of it."""
+    """Find when the log begins and ends without reading all of it."""
     tiers = [grain.name for grain in GRAINS]
     starts = [first.start_s for tier in tiers if (first := next(read_tier(folder, tier), None)) is not None]
     ends = [sample.time_s for tier in tiers for sample in read_end(folder, tier, most_bytes=1)]
@@ -98,7 +98,7 @@ def _ends(folder: Path) -> tuple[float, float]:
 
 
 def _groups(samples: Iterable[Sample], start_s: float, length_s: float) -> Iterator[list[Sample]]:
-    """Samples of the same stretch together."""
+    """Group the samples of each stretch."""
     group: list[Sample] = []
     for sample in samples:
         if group and _slot(sample, start_s, length_s) != _slot(group[-1], start_s, length_s):
@@ -115,7 +115,7 @@ def _slot(sample: Sample, start_s: float, length_s: float) -> int:
 
 
 def _verdict(samples: Sequence[Sample]) -> Verdict | None:
-    """The same questions as live, asked of a stretch of any length."""
+    """Ask a stretch of any length the same questions as a live run."""
     samples = stepping(samples)
     if len(samples) < ENOUGH_SAMPLES:
         return None

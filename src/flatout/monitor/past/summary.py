@@ -41,7 +41,7 @@ OF_GPU = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundShare:
-    """How much of a run something bounded it."""
+    """One bound, and the share of the run for which it held."""
 
     bound: str
     share: float
@@ -112,7 +112,7 @@ def summarise(recorded: Recorded) -> Summary:
 
 
 def _to_its_end(job: JobSample, folder: Path) -> JobSample:
-    """With the steps after the last sample, which stand in the channel alone."""
+    """Add the steps after the last sample, which only the channel has."""
     last = read_channel(folder / CHANNEL_FILE)
     if last is None or not last.steps:
         return job
@@ -121,24 +121,24 @@ def _to_its_end(job: JobSample, folder: Path) -> JobSample:
 
 
 def job_gpu(sample: Sample) -> GpuSample | None:
-    """The GPU the job computes on; of a machine without a job, the first."""
+    """Return the GPU the job computes on, or the first GPU if there is no job."""
     if sample.job is None:
         return sample.gpus[0] if sample.gpus else None
     return sample.job_gpu
 
 
 def job_figure(name: str) -> Callable[[Sample], float | None]:
-    """Reads one figure of the job from a point."""
+    """Make a function that reads one figure of the job."""
     return lambda point: None if point.job is None else getattr(point.job, name)
 
 
 def gpu_figure(name: str) -> Callable[[Sample], float | None]:
-    """Reads one figure of the job's GPU from a point."""
+    """Make a function that reads one figure of the job's GPU."""
     return lambda point: None if (gpu := job_gpu(point)) is None else getattr(gpu, name)
 
 
 def weights(points: Sequence[Sample]) -> Iterator[tuple[Sample, int]]:
-    """Every point of a job with the number of steps that ended in it, where that is known."""
+    """Yield each point with the number of steps that ended in it, if that is known."""
     known = [point for point in points if point.job is not None and point.job.steps is not None]
     for before, point in itertools.pairwise(known):
         assert before.job is not None and point.job is not None
@@ -156,7 +156,7 @@ def mean_step_s(points: Sequence[Sample]) -> float | None:
 
 
 def total(points: Sequence[Sample], counter: Callable[[Any], int | None]) -> int | None:
-    """How far a counter of the job went between the first point and the last."""
+    """Return how far a counter of the job went from the first point to the last."""
     values = [
         value for point in points if point.job is not None and (value := counter(point.job)) is not None
     ]
@@ -164,7 +164,7 @@ def total(points: Sequence[Sample], counter: Callable[[Any], int | None]) -> int
 
 
 def energy_of_job(points: Sequence[Sample]) -> float | None:
-    """Joules of the job's GPU from the first point to the last; a counter that fell counts for nothing."""
+    """Add up the joules of the job's GPU; a counter that fell adds nothing."""
     counted = [gpu.energy_j for point in points if (gpu := job_gpu(point)) is not None]
     values = [value for value in counted if value is not None]
     if len(values) < 2:
@@ -174,7 +174,7 @@ def energy_of_job(points: Sequence[Sample]) -> float | None:
 
 
 def bound_shares(recorded: Recorded) -> tuple[BoundShare, ...]:
-    """What bounded the run for which share of the time that a verdict was possible."""
+    """Return the share of the judged time for which each bound held."""
     judged = [(each, each.verdict) for each in recorded.stretches if each.verdict is not None]
     whole_s = sum(stretch.end_s - stretch.start_s for stretch, _ in judged)
     if whole_s <= 0:

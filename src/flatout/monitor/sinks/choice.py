@@ -39,7 +39,7 @@ class SinkChoice:
 def open_sinks(
     choice: SinkChoice, *, on_note: Callable[[str], None] = lambda note: None
 ) -> Iterator[tuple[Sink, ...]]:
-    """The sinks, closed at the end; BadInput where one cannot be opened."""
+    """Open the sinks and close them at the end; raise BadInput if one cannot be opened."""
     sinks: list[Sink] = []
     with ExitStack() as stack:
         try:
@@ -55,7 +55,7 @@ def open_sinks(
 
 
 def _make_sinks(choice: SinkChoice, on_note: Callable[[str], None]) -> Iterator[Sink]:
-    """Modules are imported only for the sinks that are wanted."""
+    """Make the chosen sinks; import modules only for those."""
     if choice.jsonl is not None or choice.csv is not None or choice.tensorboard is not None:
         from flatout.monitor.sinks.files import Csv, JsonLines, TensorBoard
 

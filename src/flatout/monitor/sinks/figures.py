@@ -34,7 +34,7 @@ class Figure:
 
 
 def figures(sample: Sample) -> Iterator[Figure]:
-    """Every number of the host, the job and the GPUs."""
+    """Yield every number of the host, the job and the GPUs."""
     yield from _of("host", HostSample, sample.host)
     yield from _of("job", JobSample, sample.job)
     for gpu in sample.gpus:

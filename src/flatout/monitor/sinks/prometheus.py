@@ -42,7 +42,7 @@ COUNTERS = {"energy_j": "energy_joules_total", "steps": "steps_total", "samples"
 
 
 def exposition(sample: Sample | None) -> str:
-    """One sample in the text format; nothing before the first."""
+    """Write one sample in the text format; nothing before the first."""
     if sample is None:
         return ""
     job = {} if sample.job is None else {"job_name": sample.job.name or "", "pid": str(sample.job.pid)}
@@ -152,4 +152,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
-        """A scrape is no news."""
+        """Log nothing: a scrape is not news."""

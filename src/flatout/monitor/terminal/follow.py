@@ -41,17 +41,17 @@ class Source(Protocol):
 
     @property
     def wait_s(self) -> float | None:
-        """How long there will be nothing to see; None: until it wakes the view."""
+        """How long there is nothing to see; None: until the source wakes the view."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will come any more."""
+        """Whether no more samples will come."""
 
     def advance(self) -> Sequence[Sample]:
-        """What came since it was last asked."""
+        """Return what came since the last call."""
 
     def recent(self) -> tuple[Sample, ...]:
-        """The last two minutes, oldest first."""
+        """Return the last two minutes, oldest first."""
 
 
 class LiveSource:
@@ -81,7 +81,7 @@ class LiveSource:
 
 
 def follow_live(sampler: Sampler, *, on_screen: bool, write: Writer) -> int:
-    """Show what a sampler takes from here on; the exit code."""
+    """Show what a sampler takes from here on; return the exit code."""
     keyboard = Keyboard(standard_input() if on_screen else None)
     with keyboard:
         sampler.listeners.append(lambda sample: keyboard.wake())
@@ -91,7 +91,7 @@ def follow_live(sampler: Sampler, *, on_screen: bool, write: Writer) -> int:
 
 
 def follow_replay(source: Source, *, on_screen: bool, title: str, write: Writer) -> int:
-    """Show a run again; the exit code."""
+    """Show a run again; return the exit code."""
     with Keyboard(standard_input() if on_screen else None) as keyboard:
         if on_screen:
             return show(source, keyboard, title=title)
@@ -99,7 +99,7 @@ def follow_replay(source: Source, *, on_screen: bool, title: str, write: Writer)
 
 
 def show(source: Source, keyboard: Keyboard, *, console: Console | None = None, title: str = "") -> int:
-    """Show `source` until the viewer has enough; the exit code.  `keyboard` is open already."""
+    """Show `source` until the viewer quits; return the exit code.  `keyboard` is open."""
     console = console or Console()
     view = View()
     live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
@@ -124,7 +124,7 @@ def _draw(live: Live, samples: tuple[Sample, ...], view: View, title: str) -> No
 
 
 def obey(keyboard: Keyboard, suspend: Callable[[], None]) -> int | None:
-    """The exit code where a signal ends the view; Ctrl-C is raised as ever."""
+    """Act on signals; return the exit code if one ends the view.  Ctrl-C is raised."""
     came, keyboard.signals[:] = list(keyboard.signals), []
     for number in came:
         if number == signal.SIGTSTP:
@@ -145,7 +145,7 @@ def _suspend(keyboard: Keyboard, live: Live) -> None:
 
 
 def write_lines(source: Source, keyboard: Keyboard, *, write: Writer) -> int:
-    """Give every sample to `write`, until there is none to come, the job is over, or a signal ends it."""
+    """Give every sample to `write` until the source or the job ends, or a signal comes."""
     recent: deque[Sample] = deque()
     while True:
         for sample in source.advance():  # a fast replay has many at once

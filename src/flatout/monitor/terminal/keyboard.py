@@ -66,7 +66,7 @@ class Keyboard:
         os.close(wake)
 
     def take(self) -> None:
-        """No echo, no waiting for a line; Ctrl-C and Ctrl-Z still send their signals."""
+        """Switch off echo and line buffering; Ctrl-C and Ctrl-Z still send their signals."""
         if self._terminal is not None and self._before is None:
             self._before = termios.tcgetattr(self._terminal)
             tty.setcbreak(self._terminal, termios.TCSADRAIN)
@@ -81,13 +81,13 @@ class Keyboard:
         self.signals.append(number)
 
     def wake(self) -> None:
-        """End the wait that is under way; from any thread."""
+        """End the current wait; callable from any thread."""
         if self._wake >= 0:
             with contextlib.suppress(OSError):  # the pipe is full: it will wake up anyway
                 os.write(self._wake, b"\0")
 
     def wait(self, timeout_s: float | None = None) -> list[str]:
-        """The keys that were pressed; empty when something else ended the wait."""
+        """Wait for keys and return them; empty if something else ended the wait."""
         watched = [self._woken] + ([] if self._before is None or self._terminal is None else [self._terminal])
         ready, _, _ = select.select(watched, [], [], timeout_s)
         if self._woken in ready:
@@ -105,7 +105,7 @@ class Keyboard:
 
 
 def names_of(data: bytes) -> list[str]:
-    """What was typed, as names; a sequence that is not known is dropped as a whole."""
+    """Translate bytes into key names; drop unknown sequences whole."""
     keys = []
     while data:
         length = _sequence_length(data) if data[:1] == b"\x1b" else _character_length(data[0])
@@ -119,7 +119,7 @@ def names_of(data: bytes) -> list[str]:
 
 
 def _sequence_length(data: bytes) -> int:
-    """ESC [ parameters final, ESC O letter, or ESC alone."""
+    """Measure ESC [ parameters final, ESC O letter, or ESC alone."""
     if data[1:2] == b"O" and len(data) > 2:
         return 3
     if data[1:2] != b"[":
@@ -135,7 +135,7 @@ def _character_length(first: int) -> int:
 
 
 def standard_input() -> int | None:
-    """The terminal that keys come from, if this process may have it."""
+    """Return the terminal's descriptor if this process may read keys from it."""
     try:
         number = sys.stdin.fileno()
     except (AttributeError, OSError, ValueError):

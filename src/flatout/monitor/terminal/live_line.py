@@ -32,7 +32,7 @@ Write = Callable[[str], int]
 
 
 def live_line(samples: Sequence[Sample]) -> str:
-    """The line for some recent samples: what the last of them does not know is taken from those before."""
+    """Draw the line; what the last sample does not know comes from earlier ones."""
     sample = merge(samples)
     latest = samples[-1]
     # A share of CPU time lies between two readings: before the second there is none to be missing.
@@ -101,7 +101,7 @@ class JobOutput:
         self._heard: list[tuple[TextIO, Write, Write]] = []  # with its own write, and what stands in for it
 
     def hear(self, stream: TextIO | None) -> None:
-        """Once for each terminal; one that takes no attribute is written to as if nobody heard it."""
+        """Stand in for the `write` of a terminal, once; leave alone a stream that takes no attribute."""
         attributes = getattr(stream, "__dict__", None)
         if stream is None or attributes is None or not getattr(stream, "isatty", bool)():
             return
@@ -122,7 +122,7 @@ class JobOutput:
         self._heard.append((stream, own, write))
 
     def write_unheard(self, stream: TextIO, text: str) -> None:
-        """As the live line does."""
+        """Write past our own stand-in, as the live line does."""
         own = next((own for known, own, _ in self._heard if known is stream), stream.write)
         own(text)
         stream.flush()
@@ -185,7 +185,7 @@ class LineWriter:
         self._bar = tqdm(bar_format="{desc}", leave=False, file=stream, dynamic_ncols=True)
 
     def _leave_bars(self, stream: TextIO) -> None:
-        """The job's bars are gone, and with them the line from which tqdm counts to ours."""
+        """Leave tqdm after the job's bars are gone, because tqdm counts our line from theirs."""
         if self._bar is None:
             return
         bar, self._bar = self._bar, None
@@ -205,7 +205,7 @@ class LineWriter:
             stream.flush()
 
     def say(self, message: str) -> None:
-        """A line of its own, above the live line and the job's bars."""
+        """Print a line above the live line and the job's bars."""
         stream = self._stream or sys.stderr
         if not is_writable(stream):
             return
@@ -235,23 +235,23 @@ class LineWriter:
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """What a job puts in place of stderr may know little; rich puts there what prints whole lines."""
+    """Whether to draw in place: not on rich's stand-in for stderr, which prints whole lines."""
     return getattr(stream, "isatty", bool)() and not hasattr(stream, "rich_proxied_file")
 
 
 def is_writable(stream: TextIO | None) -> bool:
-    """A job may close its stderr, or have none."""
+    """Whether a stream is there and open: a job may close its stderr."""
     return stream is not None and not getattr(stream, "closed", False)
 
 
 def _has_rates(samples: Sequence[Sample]) -> bool:
-    """Whether a log has something to begin with: the machine's shares and, of a job, its steps."""
+    """Whether the machine's shares and the job's rate are known."""
     sample = merge(samples)
     return sample.span_s is not None and (sample.job is None or sample.job.steps_per_s is not None)
 
 
 def _columns(stream: TextIO) -> int:
-    """Of the terminal that is written to, which is not the one of stdout where that goes into a file."""
+    """Return the width of the terminal behind `stream`; stdout may go to a file."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
     except (AttributeError, OSError, ValueError):
@@ -259,7 +259,7 @@ def _columns(stream: TextIO) -> int:
 
 
 def _tqdm_in_use(own_bar: Any) -> Any:
-    """The job's tqdm while it draws a bar that is not ours; None for a job that draws none."""
+    """Return the job's tqdm while it draws a bar other than ours, else None."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     num_bars = len(getattr(tqdm, "_instances", ()))
     return tqdm if num_bars > (own_bar is not None) else None

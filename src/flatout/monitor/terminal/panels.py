@@ -52,13 +52,13 @@ class Paper:
 
 
 def text(value: object, *, style: str = "") -> Text:
-    """Anything as one line of text that can do nothing to the terminal."""
+    """Make one line of text that is harmless to the terminal."""
     shown = printable(str(value))
     return Text(shown[:LONGEST_NAME], style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _grid(*columns: tuple[str, str]) -> Table:
-    """Columns as (head, justification); where there is no room, the last is cut first."""
+    """Make a table of (head, justification) columns; the last is cut first when space is short."""
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style=DIM)
     for number, (head, justify) in enumerate(columns, start=1):
         # rich shortens columns that may wrap before others; the text of the last one never does.
@@ -106,7 +106,7 @@ NAME_FROM = 84
 
 
 def gpu_table(sample: Sample, view: View, paper: Paper) -> RenderableType:
-    """All GPUs, a row each; where there are none, why."""
+    """Show a row per GPU, or why there is none."""
     if not sample.gpus:
         return Text(printable(f"no GPU: {sample.missing.get('gpus', 'NVML shows none')}"), style="yellow")
     columns = [column for column in GPU_COLUMNS if paper.width >= column[1]]
@@ -140,7 +140,7 @@ Curve = tuple[str, str, Callable[[Sample], float | None], float | None]
 
 
 def curves(samples: Sequence[Sample], view: View, paper: Paper) -> RenderableType:
-    """The last two minutes of the GPU that is looked at, of the host and of the job."""
+    """Show the last two minutes of the chosen GPU, the host and the job."""
     latest = samples[-1]
     rows: list[Curve] = []
     if latest.gpus:
@@ -226,7 +226,7 @@ def _mark(value: float, height: float, marks: str) -> str:
 
 
 def job_lines(job: JobSample) -> list[RenderableType]:
-    """What the job says of itself: steps, memory of its allocator, where the time of a step goes."""
+    """Show the job's steps, its allocator's memory, and where the time of a step goes."""
     parts = []
     if job.steps is not None:
         parts.append(f"step {job.steps}")
@@ -250,7 +250,7 @@ def job_lines(job: JobSample) -> list[RenderableType]:
 
 
 def _phase_table(shares: dict[str, dict[str, float]], seen: Sequence[str]) -> Table:
-    """Shares of a step by the clock of the host and of the GPU; a phase that one cannot tell stays empty."""
+    """Show the shares of a step by the host's and the GPU's clock; unknown phases stay empty."""
     table = _grid(("step", "left"), *((phase, "right") for phase in seen))
     table.header_style = ""
     for column, phase in zip(table.columns[1:], seen, strict=True):
@@ -263,7 +263,7 @@ def _phase_table(shares: dict[str, dict[str, float]], seen: Sequence[str]) -> Ta
 
 
 def phase_bar(shares: dict[str, float], room: int, paper: Paper) -> Text:
-    """One step as a bar of `room` characters."""
+    """Draw one step as a bar of `room` characters."""
     bar = Text()
     left = 0.0
     for phase in PHASES:
@@ -305,7 +305,7 @@ def _if_on_gpu(process: ProcessSample, shown: str) -> str:
 
 
 def process_table(sample: Sample, view: View, paper: Paper, *, rows: int) -> RenderableType:
-    """At most `rows` processes; a star marks those of the job."""
+    """Show at most `rows` processes; those of the job are bold."""
     sort = view.sorted_by(len(sample.gpus))
     columns = [
         column

@@ -108,7 +108,7 @@ class _Body:
 
 
 def _parts(screen: Screen, paper: Paper, body: _Body) -> Iterator[RenderableType]:
-    """From the top down; each is asked for when those before it are drawn."""
+    """Yield the parts from the top down, each after the ones above it are drawn."""
     latest = screen.samples[-1]
     yield _head(screen, latest, paper)
     found = verdicts(screen.samples)
@@ -129,7 +129,7 @@ def _parts(screen: Screen, paper: Paper, body: _Body) -> Iterator[RenderableType
 
 
 def _head(screen: Screen, latest: Sample, paper: Paper) -> Table:
-    """Left whose run it is, right the time of the sample."""
+    """Show the run's name on the left, the time of the sample on the right."""
     job = latest.job
     named = Text("flatout ", style="bold")
     if screen.title:
@@ -148,7 +148,7 @@ def _head(screen: Screen, latest: Sample, paper: Paper) -> Table:
 
 
 def verdict_lines(found: Sequence[Verdict], paper: Paper) -> RenderableType:
-    """What bounds the run and what to do; then whatever else applies, without its advice."""
+    """Show what bounds the run and what to do, then the other verdicts without their advice."""
     first = found[0]
     rules = f" ({' '.join(first.rules)})" if first.rules else ""
     lines: list[RenderableType] = [
@@ -167,7 +167,7 @@ def _sentence(words: str, *, style: str = "") -> Text:
 
 
 def _notes(samples: Sequence[Sample]) -> Iterator[Text]:
-    """What happened in the last minute: a gap, a GPU that was lost."""
+    """Show what happened in the last minute, such as a gap or a lost GPU."""
     latest_s = samples[-1].time_s
     noted = {
         note: sample.time_s

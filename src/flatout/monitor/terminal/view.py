@@ -33,7 +33,7 @@ KEYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What is to be seen."""
+    """What the viewer chose."""
 
     gpu: int = 0  # the position of the GPU that is looked at, not its number
     sort: str = next(iter(SORTS))
@@ -43,12 +43,12 @@ class View:
     is_over: bool = False
 
     def sorted_by(self, num_gpus: int) -> str:
-        """What was chosen, or the first column there is."""
+        """Return the chosen column, or the first that exists."""
         sorts = sorts_of(num_gpus)
         return self.sort if self.sort in sorts else sorts[0]
 
     def pressed(self, key: str, *, num_gpus: int) -> View:
-        """The view after a key; a key without a meaning changes nothing."""
+        """Return the view after a key; an unknown key changes nothing."""
         if self.shows_help and key in ("?", "escape", "q"):
             return replace(self, shows_help=False)
         match key:
@@ -75,7 +75,7 @@ def sorts_of(num_gpus: int) -> list[str]:
 
 
 def sorted_processes(sample: Sample, sort: str) -> Sequence[ProcessSample]:
-    """The largest first, those that are unknown last; of equals the job's own first."""
+    """Sort the largest first and unknown values last; of equals, the job's own come first."""
     figure = SORTS[sort]
 
     def place(process: ProcessSample) -> tuple[bool, Any, bool, int]:

@@ -39,7 +39,7 @@ def memory_runs_out(window: Window) -> Verdict | None:
 
 
 def _gpu_memory(window: Window) -> Verdict | None:
-    """The allocator's own curve at the ends of steps: level in a healthy run, whatever the cache does."""
+    """Look at the allocator's curve at the ends of steps: flat in a healthy run, whatever the cache does."""
     gpu, job = window.gpu, window.job
     if gpu is None or gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
         return None
@@ -112,7 +112,7 @@ class Rise:
 
 
 def rising(points: Sequence[tuple[float, float | None]], *, least: float) -> Rise | None:
-    """The rise of (seconds, bytes); None where it is none, or smaller than `least` bytes in all."""
+    """Fit the rise of (seconds, bytes); None if it is not steady, or below `least` bytes in all."""
     known = [(time_s, value) for time_s, value in points if value is not None]
     known = known[:: max(len(known) // MOST_POINTS, 1)]
     if len(known) < FEWEST_POINTS:
@@ -165,7 +165,7 @@ def stands_still(window: Window) -> Verdict | None:
 
 
 def is_held_down(window: Window) -> Verdict | None:
-    """The driver's own word; a power cap is how a GPU at work looks, unless its clock is held far down."""
+    """Trust the driver's reasons; a power cap is normal for a busy GPU unless its clock is far down."""
     gpu = window.gpu
     if gpu is None:
         return None

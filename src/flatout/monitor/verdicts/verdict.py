@@ -37,12 +37,12 @@ COMPUTE_RULES = ("FO401", "FO104")
 
 
 def verdict(samples: Sequence[Sample]) -> Verdict:
-    """The most urgent answer for the last minute of `samples`, which are in order of time."""
+    """Return the most urgent answer for the last minute of `samples`, in order of time."""
     return verdicts(samples)[0]
 
 
 def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
-    """Every answer that applies, the most urgent first; there is always one."""
+    """Return every answer that applies, the most urgent first; there is always one."""
     recent = stepping([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
     if len(recent) < ENOUGH_SAMPLES:
         number = f"{len(recent)} sample{'' if len(recent) == 1 else 's'}"
@@ -57,7 +57,7 @@ def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
 
 
 def stepping(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Without the start of the job: imports and the first batch leave a GPU idle whatever its steps do."""
+    """Drop the start of the job: imports and the first batch leave a GPU idle in any case."""
     last = samples[-1].job
     if last is None or not last.steps:
         return tuple(samples)
@@ -82,7 +82,7 @@ def _data(window: Window) -> Verdict | None:
 
 
 def _starved_share(window: Window) -> tuple[float, tuple[str, ...]] | None:
-    """The share of a step that was lost to waiting for data, and what says so.
+    """Return the share of a step that was lost waiting for data, and the evidence.
 
     The GPU's own events decide.  Without them the host's wait is an upper bound, because the GPU may have
     had work left; it stood still for no longer than it was not busy.
@@ -118,7 +118,7 @@ def _transfer(window: Window) -> Verdict | None:
 
 
 def _host(window: Window) -> Verdict | None:
-    """Not waiting for data, and yet not busy: the GPU waits for the host's next kernel."""
+    """Look for a GPU that waits neither for data nor works: it waits for the host's next kernel."""
     waited, gpu = _starved_share(window), window.gpu
     if waited is None or waited[0] >= WAIT_SHARE or gpu is None or gpu.utilisation_share is None:
         return None
@@ -150,7 +150,7 @@ def _host(window: Window) -> Verdict | None:
 
 
 def _idle_gpu(window: Window) -> Verdict | None:
-    """Another GPU that the job may use, on which nothing runs and nothing lies."""
+    """Look for another GPU that the job may use, empty and idle."""
     job, gpu = window.job, window.gpu
     if job is None or job.visible_gpus is None or job.step_s is None or gpu is None:
         return None
@@ -182,7 +182,7 @@ def _is_idle(gpu: GpuSample) -> bool:
 
 
 def _healthy(window: Window) -> Verdict | None:
-    """The step computes: on the GPU, or on the CPU where there is none."""
+    """Check that the step computes, on the GPU or, without one, on the CPU."""
     waited, gpu, job = _starved_share(window), window.gpu, window.job
     if waited is None or waited[0] >= WAIT_SHARE or job is None:
         return None
@@ -223,7 +223,7 @@ def _healthy(window: Window) -> Verdict | None:
 
 
 def _busy_cores(window: Window) -> float | None:
-    """The cores that the job keeps busy, or what all processes do, of which it is a part."""
+    """Return the cores that the job keeps busy, or at most: those of all processes."""
     own = [process.cpu_cores for process in window.mean.processes if process.of_job]
     known = [cores for cores in own if cores is not None]
     host = window.mean.host
@@ -240,7 +240,7 @@ def _show_cores(window: Window) -> str:
 
 
 def _stands_idle(window: Window) -> bool:
-    """A loop that does not wait for its loader may still do nothing, or wait for something else."""
+    """Whether the loop does nothing, or waits for something other than its loader."""
     cores = _busy_cores(window)
     return cores is not None and cores < COMPUTING_CORES
 

@@ -84,7 +84,7 @@ class Guard:
         return "this is not a name of this machine: open its address instead, such as http://127.0.0.1"
 
     def is_known(self, host: str) -> bool:
-        """Whether the user can have typed this Host; its port may be that of a tunnel."""
+        """Whether the user can have typed this Host; its port may belong to a tunnel."""
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
@@ -95,7 +95,7 @@ class Guard:
         return address.is_loopback or not self._is_local
 
     def _without_token(self, path: str) -> str | None:
-        """The path behind the token; None where that is missing or wrong."""
+        """Return the path after the token; None if the token is missing or wrong."""
         if self._token is None:
             return path
         given, slash, rest = path.removeprefix("/").partition("/")

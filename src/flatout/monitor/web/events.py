@@ -33,7 +33,7 @@ RETRY = b"retry: 1000\n\n"
 
 
 def event(name: str, document: Mapping[str, Any] | str, *, time_s: float | None = None) -> bytes:
-    """One event; JSON keeps to one line and to ASCII, whatever the texts in it hold."""
+    """Encode one event; its JSON is one line of ASCII, whatever the texts hold."""
     text = document if isinstance(document, str) else json.dumps(_plain(document), separators=(",", ":"))
     identity = "" if time_s is None else f"id: {identity_of(time_s)}\n"
     return f"event: {name}\n{identity}data: {text}\n\n".encode()
@@ -44,7 +44,7 @@ def identity_of(time_s: float) -> str:
 
 
 def time_of(identity: str | None) -> float | None:
-    """The time of an id that a browser sent back; None for none, and for nonsense."""
+    """Parse the id that a browser sent back; None if there is none or it makes no sense."""
     is_id = identity is not None and identity.isascii() and identity.isdigit() and len(identity) < 16
     return int(identity) / 1000 if is_id and identity is not None else None
 
@@ -56,7 +56,7 @@ def sample_document(sample: Sample, *, run: str, verdicts: Sequence[Verdict]) ->
 
 
 def history_json(samples: Sequence[Sample], *, is_whole: bool, latest: Mapping[str, Any]) -> str:
-    """The document of a history event, as text: its columns are most of it, and written number by number."""
+    """Write a history document as text: it is mostly columns, written number by number."""
     notes = [(round(sample.time_s, 3), note) for sample in samples for note in sample.notes]
     head = json.dumps(
         _plain({**latest, "is_whole": is_whole, "notes": notes[-MOST_NOTES:]}), separators=(",", ":")
@@ -69,7 +69,7 @@ def history_json(samples: Sequence[Sample], *, is_whole: bool, latest: Mapping[s
 
 
 def _columns(samples: Sequence[Sample]) -> tuple[list[float], dict[str, list[str]]]:
-    """Times and, by the path of each figure, its values as JSON; a hole in time is a row of nulls."""
+    """Return times and, by path, the values as JSON; a hole in time is a row of nulls."""
     rows: list[dict[str, float]] = []
     times: list[float] = []
     before_s: float | None = None
@@ -85,7 +85,7 @@ def _columns(samples: Sequence[Sample]) -> tuple[list[float], dict[str, list[str
 
 
 def charted(sample: Sample) -> Iterator[tuple[str, float]]:
-    """The figures that charts show and that are known, by their path: gpu/0/power_w."""
+    """Yield the known figures that charts show, by path: gpu/0/power_w."""
     groups: list[tuple[str, Any, tuple[str, ...]]] = [("host", sample.host, HOST_FIGURES)]
     groups += [(f"gpu/{gpu.label}", gpu, GPU_FIGURES) for gpu in sample.gpus]
     if sample.job is not None:
@@ -101,7 +101,7 @@ def charted(sample: Sample) -> Iterator[tuple[str, float]]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they are sent as their names."""
+    """Replace NaN and infinity, which JSON lacks, by their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

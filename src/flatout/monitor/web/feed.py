@@ -39,7 +39,7 @@ class Client:
         self.wake = asyncio.Event()
 
     async def wait(self, longest_s: float) -> None:
-        """Until there may be something to send, or `longest_s` are over."""
+        """Wait until there may be something to send, for at most `longest_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self.wake.wait()
@@ -87,7 +87,7 @@ class Feed:
         self._wake()
 
     def hear(self, sample: Sample) -> None:
-        """A listener of the sampler."""
+        """Take a sample from the sampler's thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._add, sample)
@@ -98,7 +98,7 @@ class Feed:
         self._wake()
 
     async def follow(self) -> None:
-        """Look for what other processes append to their logs, while somebody looks at this page."""
+        """Poll the logs of other processes while a browser is connected."""
         polls = 0
         while not self._is_closed:
             await asyncio.sleep(POLL_S)
@@ -108,7 +108,7 @@ class Feed:
             await self.look(lists_runs=polls % LIST_EVERY_POLLS == 0)
 
     async def look(self, *, lists_runs: bool = False) -> None:
-        """One look at every log that is followed, and at the list of runs."""
+        """Poll every followed log once, and the list of runs."""
         if lists_runs:
             await self._read_runs()
         for key, log in list(self._logs.items()):
@@ -140,7 +140,7 @@ class Feed:
         return len(self.clients) >= MOST_CLIENTS
 
     async def events(self, keys: Sequence[str], *, after_s: float | None = None) -> AsyncIterator[bytes]:
-        """Everything for one browser, until it leaves or the server ends."""
+        """Yield everything for one browser, until it leaves or the server ends."""
         client = Client([])
         is_first = not self.clients  # while nobody looked, nobody looked for runs
         self.clients.add(client)  # counted from the start: opening a long log takes a moment
@@ -173,7 +173,7 @@ class Feed:
         yield event("ready", shown, time_s=max(times, default=None))
 
     def _news(self, client: Client) -> bytes:
-        """All that this browser has not seen, as it is at this moment."""
+        """Return what this browser has not seen."""
         chunks = []
         if client.sees_runs != self._runs:
             client.sees_runs = self._runs
@@ -184,7 +184,7 @@ class Feed:
         return b"".join(chunks)
 
     async def _open(self, keys: Sequence[str], client: Client) -> list[Stream]:
-        """The streams of some runs; those that nobody has open are read from their logs."""
+        """Open the streams of some runs; read those that nobody has open from their logs."""
         opened: list[Stream] = []
         for key in list(dict.fromkeys(keys))[:MOST_OPEN]:
             async with self._opening:  # of browsers that ask at once, the first reads for all

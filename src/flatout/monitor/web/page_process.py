@@ -40,7 +40,7 @@ class PageOptions:
 
 
 def start_page(*, root: Path | None, host: str, port: int) -> None:
-    """A page for this process, whatever it becomes; its address is said on stderr."""
+    """Start a page for this process, whatever it becomes; print its address on stderr."""
     options = PageOptions(
         pid=os.getpid(),
         process_started_s=process_started_s(os.getpid()),

@@ -11,7 +11,7 @@ FENCE = re.compile(r"^```\w*\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 def rule_page(rule: Rule) -> str:
-    """The whole document; it lies one folder below the page of the runs."""
+    """Write the whole document; it lies one folder below the page of the runs."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -30,7 +30,7 @@ def rule_page(rule: Rule) -> str:
 
 
 def _blocks(text: str) -> list[Html]:
-    """Paragraphs and fenced code; a rule's text has nothing else."""
+    """Render paragraphs and fenced code; a rule's text has nothing else."""
     pieces = FENCE.split(text)  # prose, code, prose, code, …
     blocks: list[Html] = []
     for position, piece in enumerate(pieces):

@@ -57,9 +57,9 @@ class RunList:
 
     @property
     def first(self) -> list[str]:
-        """What a page opens that was not told: the sampler's job, the folders given, or a run under way.
+        """The runs to open by default: the sampler's job, the given folders, or a running one.
 
-        Where there is none of these, the machine alone, or the run that was the last.
+        If there is none of these: the machine alone, or the last run.
         """
         if self._own_folder is not None:
             return [self._own_folder.name]

@@ -59,7 +59,7 @@ class Stream:
         return Position(count=self._count, time_s=None if self.latest is None else self.latest.time_s)
 
     def since(self, position: Position | None) -> bytes:
-        """What a browser at `position` has not seen: nothing, the last sample, or what it missed."""
+        """Return what a browser at `position` has not seen: nothing, the last sample, or more."""
         if position is None:
             return self.whole()
         if self.latest is None or position.count == self._count:
@@ -71,13 +71,13 @@ class Stream:
         return self._history(self._past.after(position.time_s), is_whole=False, time_s=self.latest.time_s)
 
     def whole(self) -> bytes:
-        """Everything, without an id: a browser that loses the connection before the rest asks for all."""
+        """Return the whole run, without an id: a browser that is cut off before the end asks again."""
         if self._whole is None:
             self._whole = self._history(self._past.samples, is_whole=True)
         return self._whole
 
     def again(self, time_s: float) -> bytes:
-        """For a browser that was here before, perhaps with another server, up to about `time_s`."""
+        """Return what a browser missed that was connected, perhaps to another server, until `time_s`."""
         return self._history(self._past.after(time_s - OVERLAP_S), is_whole=False)
 
     def _sample_event(self, sample: Sample) -> bytes:
@@ -116,7 +116,7 @@ class Past:
             self._shorten()
 
     def after(self, time_s: float) -> list[Sample]:
-        """Those later than `time_s`."""
+        """Return the samples after `time_s`."""
         later = itertools.takewhile(lambda sample: sample.time_s > time_s, reversed(self.samples))
         return list(later)[::-1]
 
@@ -139,7 +139,7 @@ class Past:
 
 
 def thin(samples: Sequence[Sample], *, most: int) -> list[Sample]:
-    """At most `most` samples for all of these, each for an equal part of the time."""
+    """Merge samples into at most `most`, each for an equal part of the time."""
     if len(samples) <= most:
         return list(samples)
     first_s, span_s = samples[0].time_s, samples[-1].time_s - samples[0].time_s

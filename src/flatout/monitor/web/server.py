@@ -46,7 +46,7 @@ LAST_WORDS_S = 0.3  # for browsers to take the end of their stream, before the c
 
 
 def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
-    """The ASGI application, without the guard."""
+    """Make the ASGI application, without the guard."""
     applications = import_extra("starlette.applications", extra="web")
     responses = import_extra("starlette.responses", extra="web")
     routing = import_extra("starlette.routing", extra="web")
@@ -147,7 +147,7 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """The address to open, once it has been started."""
+        """The address to open, once the server is started."""
         everywhere = self._host in ("", "0.0.0.0", "::")
         host = socket.gethostname() if everywhere else self._host
         host = f"[{host}]" if ":" in host else host
@@ -168,7 +168,7 @@ class PageServer:
             self._thread.join()
 
     def wait(self) -> None:
-        """Until the server ends, which only `stop`, an interrupt or a defect make it do."""
+        """Wait until the server ends: by `stop`, an interrupt or a defect."""
         self._thread.join()
         self._raise_failure()
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.monitor.job.autopatch import install
-from flatout.monitor.job.channel import Progress, read_channel
+from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.job.watch import end_watching, watch
 from flatout.runs import CHANNEL_FILE, list_runs
 
@@ -45,7 +45,7 @@ def train(*, epochs: int = 1, accumulate: int = 1, evaluate: bool = False) -> No
                     model(x)
 
 
-def reported(folder: Path) -> Progress:
+def reported(folder: Path) -> JobRecord:
     end_watching()
     ((run, _),) = list_runs(folder)
     found = read_channel(run / CHANNEL_FILE)

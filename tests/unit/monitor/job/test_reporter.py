@@ -12,7 +12,7 @@ import pytest
 from flatout.measure import clock as clock_module
 from flatout.measure.clock import FORWARD
 from flatout.monitor.job import reporter as reporter_module
-from flatout.monitor.job.channel import Progress, read_channel
+from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.job.reporter import WRITE_EVERY_S, Reporter
 from flatout.monitor.job.torch_device import CudaSide
 
@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Reporter:
     return Reporter(tmp_path / "job.channel")
 
 
-def written(reporter: Reporter) -> Progress:
+def written(reporter: Reporter) -> JobRecord:
     reporter.write()
     found = read_channel(reporter._writer.path)
     assert found is not None

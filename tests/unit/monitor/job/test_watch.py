@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import BadInput
-from flatout.monitor.job.channel import Progress, read_channel
+from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.job.watch import Watch, end_watching, watch
 from flatout.monitor.past.history import read_tier
 from flatout.monitor.sample import Sample
@@ -24,7 +24,7 @@ def _no_run_is_left() -> Iterator[None]:
     end_watching()
 
 
-def reported(folder: Path | None) -> Progress:
+def reported(folder: Path | None) -> JobRecord:
     assert folder is not None
     found = read_channel(folder / CHANNEL_FILE)
     assert found is not None
