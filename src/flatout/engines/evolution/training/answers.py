@@ -72,7 +72,6 @@ class Answers:
         self._held_out_ids = self._encoded(self._held_out)
         self._encoded(self._prompts(epoch=0, count=settings.prompts))
         self.schedule = self._make_schedule(saved)
-        on_progress(f"rows at once: {self.schedule.rows}; members per chunk: {self.schedule.chunk_members}")
         self._pool = RewardPool(
             task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s
         )

@@ -133,7 +133,6 @@ class Trainer:
         self.fingerprint = weights_fingerprint(self.model)
         steps = choose_step_sizes(settings, read_decoder(self.model))
         self.settings = settings = dataclasses.replace(settings, sigma=steps.sigma.value, lr=steps.lr.value)
-        on_progress(f"dtype: {dtype}; sigma: {steps.sigma}; lr: {steps.lr}")
         self.es = Eggroll(self.model, kind="language", **eggroll_options(settings))
         self.answers = Answers(
             settings,
@@ -144,6 +143,9 @@ class Trainer:
             saved=None if found is None else found.state,
             on_progress=on_progress,
         )
+        chosen = self.answers.schedule
+        on_progress(f"dtype: {dtype}; sigma: {steps.sigma}; lr: {steps.lr}")
+        on_progress(f"rows at once: {chosen.rows}; members per chunk: {chosen.chunk_members}")
         self._untrained_score: float | None = None
         self._score: float | None = None
         self._plain_rate: float | None = None
