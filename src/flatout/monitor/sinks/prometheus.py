@@ -108,7 +108,7 @@ class MetricsEndpoint:
 
     def __init__(self, port: int) -> None:
         try:
-            self._server = _Server((ADDRESS, port), _Handler)
+            self._server = _MetricsServer((ADDRESS, port), _MetricsHandler)
         except (OSError, OverflowError) as error:
             raise BadInput(
                 f"port {port} of {ADDRESS} cannot be served: {error}", hint="choose another, or 0 for any"
@@ -128,13 +128,13 @@ class MetricsEndpoint:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
     sample: Sample | None = None
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _MetricsHandler(BaseHTTPRequestHandler):
+    server: _MetricsServer
     timeout = 10  # of a client that connects and says nothing
 
     def do_GET(self) -> None:

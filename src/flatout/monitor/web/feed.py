@@ -20,7 +20,7 @@ from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.events import BEAT, RETRY, event
 from flatout.monitor.web.run_list import RunList
-from flatout.monitor.web.run_stream import Position, Stream
+from flatout.monitor.web.run_stream import Position, RunStream
 
 MOST_CLIENTS = 200
 MOST_OPEN = 4  # runs side by side
@@ -32,7 +32,7 @@ BEAT_S = 10.0
 class Client:
     """One browser: what it shows, and how far it has got."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[RunStream]) -> None:
         self.streams = tuple(streams)
         self.positions: dict[str, Position] = {}
         self.sees_runs: bytes = b""
@@ -54,7 +54,7 @@ class Feed:
     ) -> None:
         self.run_list = RunList(sampler=sampler, folders=folders, root=root)
         self.clients: set[Client] = set()
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, RunStream] = {}
         self._logs: dict[str, HistoryTail] = {}
         self._sampler = sampler
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,7 +76,7 @@ class Feed:
         sampler.listeners.append(self.hear)  # first: a sample that comes twice is kept once
         recent = sampler.recent()
         start_s = recent[0].time_s if recent else float("inf")
-        stream = Stream(key, [*(sample for sample in logged if sample.time_s < start_s), *recent])
+        stream = RunStream(key, [*(sample for sample in logged if sample.time_s < start_s), *recent])
         self.streams[key] = stream
 
     def close(self) -> None:
@@ -183,14 +183,14 @@ class Feed:
             client.positions[stream.key] = stream.position
         return b"".join(chunks)
 
-    async def _open(self, keys: Sequence[str], client: Client) -> list[Stream]:
+    async def _open(self, keys: Sequence[str], client: Client) -> list[RunStream]:
         """Open the streams of some runs; read those that nobody has open from their logs."""
-        opened: list[Stream] = []
+        opened: list[RunStream] = []
         for key in list(dict.fromkeys(keys))[:MOST_OPEN]:
             async with self._opening:  # of browsers that ask at once, the first reads for all
                 if key not in self.streams and (folder := self.run_list.folders.get(key)) is not None:
                     log = HistoryTail(folder)
-                    self.streams[key] = Stream(key, await asyncio.to_thread(log.past))
+                    self.streams[key] = RunStream(key, await asyncio.to_thread(log.past))
                     self._logs[key] = log
                 if key in self.streams:
                     opened.append(self.streams[key])

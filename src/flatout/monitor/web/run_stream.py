@@ -33,7 +33,7 @@ class Position:
     time_s: float | None
 
 
-class Stream:
+class RunStream:
     """The samples of one run, and their events."""
 
     def __init__(self, key: str, samples: Iterable[Sample] = ()) -> None:

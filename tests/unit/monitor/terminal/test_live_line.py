@@ -13,7 +13,7 @@ import termios
 
 import pytest
 from rich.console import Console
-from rich.progress import JobRecord
+from rich.progress import Progress
 
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 from flatout.monitor.terminal.live_line import CLEAR_LINE, JobOutput, LineWriter, live_line
@@ -262,7 +262,7 @@ def test_above_the_bars_of_rich_the_line_is_a_plain_one_a_minute(monkeypatch: py
         monkeypatch.setattr(name, terminal)
     writer = LineWriter()
     writer.write([sample(0.0)])
-    with JobRecord(console=Console(file=terminal, force_terminal=True, width=60)) as progress:
+    with Progress(console=Console(file=terminal, force_terminal=True, width=60)) as progress:
         task = progress.add_task("train", total=10)
         for second in range(10):
             writer.write([sample(float(second))])

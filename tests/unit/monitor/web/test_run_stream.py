@@ -18,7 +18,7 @@ from flatout.monitor.web.run_stream import (
     VERDICT_EVERY_S,
     Past,
     Position,
-    Stream,
+    RunStream,
     thin,
 )
 from tests.support.monitor_web import START_S, sample
@@ -37,7 +37,7 @@ def times(document: Any) -> list[float]:
 
 
 def test_a_browser_that_keeps_up_gets_the_shared_bytes_of_each_sample() -> None:
-    stream = Stream("r", [sample(second) for second in range(6)])
+    stream = RunStream("r", [sample(second) for second in range(6)])
     here = stream.position
     assert stream.since(here) == b""
     stream.extend([sample(6)])
@@ -51,7 +51,7 @@ def test_a_browser_that_keeps_up_gets_the_shared_bytes_of_each_sample() -> None:
 
 
 def test_a_browser_that_fell_behind_gets_all_it_missed_in_one_event() -> None:
-    stream = Stream("r", [sample(second) for second in range(6)])
+    stream = RunStream("r", [sample(second) for second in range(6)])
     here = stream.position
     for second in range(6, 100):
         stream.extend([sample(second)])
@@ -63,7 +63,7 @@ def test_a_browser_that_fell_behind_gets_all_it_missed_in_one_event() -> None:
 
 
 def test_the_first_history_is_whole_and_shared_until_there_is_more() -> None:
-    stream = Stream("r", [sample(second) for second in range(6)])
+    stream = RunStream("r", [sample(second) for second in range(6)])
     sent = stream.since(None)
     assert sent is stream.whole()
     assert b"id: " not in sent
@@ -75,7 +75,7 @@ def test_the_first_history_is_whole_and_shared_until_there_is_more() -> None:
 
 
 def test_a_browser_that_comes_again_gets_what_overlaps_and_what_follows() -> None:
-    stream = Stream("r", [sample(second) for second in range(100)])
+    stream = RunStream("r", [sample(second) for second in range(100)])
     [(_, document)] = documents(stream.again(START_S + 80))
     assert not document["is_whole"]
     assert times(document)[0] > 49.0
@@ -83,7 +83,7 @@ def test_a_browser_that_comes_again_gets_what_overlaps_and_what_follows() -> Non
 
 
 def test_after_the_clock_was_set_back_everything_is_sent() -> None:
-    stream = Stream("r", [sample(second) for second in range(50)])
+    stream = RunStream("r", [sample(second) for second in range(50)])
     here = stream.position
     stream.extend([sample(10), sample(11)])
     [(_, document)] = documents(stream.since(here))
@@ -92,7 +92,7 @@ def test_after_the_clock_was_set_back_everything_is_sent() -> None:
 
 
 def test_a_run_without_samples_says_so() -> None:
-    stream = Stream("r")
+    stream = RunStream("r")
     assert stream.position == Position(count=0, time_s=None)
     [(_, document)] = documents(stream.whole())
     assert document["sample"] is None
@@ -105,7 +105,7 @@ def test_a_run_without_samples_says_so() -> None:
 
 
 def test_a_verdict_stays_long_enough_to_be_read() -> None:
-    stream = Stream("r", [sample(second) for second in range(30)])
+    stream = RunStream("r", [sample(second) for second in range(30)])
     said = []
     for second in range(30, 42):
         here = stream.position
