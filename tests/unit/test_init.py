@@ -21,9 +21,12 @@ def test_the_public_names_are_these() -> None:
         "FlatoutError",
         "MemoryEstimate",
         "__version__",
+        "adapt",
         "diagnose",
+        "evolve",
         "load_evidence",
         "plan",
+        "steer",
         "step",
         "watch",
     }
