@@ -373,8 +373,7 @@ def watch_script(
     With `page`, a host and a port, a page beside it shows the run.
     """
     from flatout.measure.run.launch import check_command
-    from flatout.monitor.job.run_script import LaunchOptions, launch
-    from flatout.monitor.sinks.choice import SinkChoice
+    from flatout.monitor.job.run_script import launch
 
     check_command(command, module=module)
     if page is not None:
@@ -383,15 +382,7 @@ def watch_script(
         for needed in ("starlette", "uvicorn"):  # nothing starts where the extra is missing
             import_extra(needed, extra="web")
         start_page(root=folder, **_address(**page))
-    options = LaunchOptions(
-        command=tuple(command),
-        module=module,
-        name=name,
-        hz=hz,
-        folder=None if folder is None else str(folder.absolute()),
-        sinks=sinks or SinkChoice(),
-    )
-    launch(options)
+    launch(command, module=module, name=name, hz=hz, folder=folder, sinks=sinks)
 
 
 def sink_choice(
@@ -413,10 +404,10 @@ def watch_live(
     **options: Any,
 ) -> int:
     """Show the machine and its job until the viewer or the job ends it; return the exit code."""
-    from flatout.monitor.open_sampler import WatchOptions, open_sampler
+    from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.terminal.follow import follow_live
 
-    with open_sampler(WatchOptions(**options), on_note=on_progress) as sampler:
+    with open_sampler(**options, on_note=on_progress) as sampler:
         return follow_live(sampler, on_screen=on_screen, write=_writer(as_json))
 
 
@@ -424,9 +415,9 @@ def watch_once(*, on_progress: OnText = lambda message: None, **options: Any) ->
     """Take the samples of one period: rates need two readings."""
     import time
 
-    from flatout.monitor.open_sampler import WatchOptions, open_sampler
+    from flatout.monitor.open_sampler import open_sampler
 
-    with open_sampler(WatchOptions(**options), on_note=on_progress) as sampler:
+    with open_sampler(**options, on_note=on_progress) as sampler:
         sampler.take()
         time.sleep(sampler.period_s)
         sampler.take()
@@ -442,10 +433,10 @@ def watch_on_page(
     **options: Any,
 ) -> None:
     """Serve a page of the machine and its job until Ctrl-C, which is raised."""
-    from flatout.monitor.open_sampler import WatchOptions, open_sampler
+    from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.web.server import serve
 
-    with open_sampler(WatchOptions(**options), on_note=on_progress) as sampler, sampler:
+    with open_sampler(**options, on_note=on_progress) as sampler, sampler:
         serve(sampler=sampler, root=options["log"], on_ready=on_ready, **_address(host, port))
 
 

@@ -10,7 +10,6 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -37,34 +36,33 @@ from flatout.runs import (
 MACHINE = "machine"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WatchOptions:
-    """What to watch, how often, and where samples go besides the screen."""
-
-    pid: int | None = None  # None: the latest running job of the runs folder, if there is one
-    hz: float = 1.0
-    log: Path | None = None  # keep a run in this folder
-    sinks: SinkChoice = field(default_factory=SinkChoice)
-
-
 @contextlib.contextmanager
 def open_sampler(
-    options: WatchOptions, *, on_note: Callable[[str], None] = lambda note: None
+    *,
+    pid: int | None = None,
+    hz: float = 1.0,
+    log: Path | None = None,
+    sinks: SinkChoice | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Iterator[Sampler]:
-    """Yield a sampler that is not started; its log and sinks are complete when this ends."""
+    """Yield a sampler that is not started; its log and sinks are complete when this ends.
+
+    Without `pid` it watches the latest running job of the runs folder, if there is one.  `log` is a folder in
+    which to keep a run.
+    """
     with contextlib.ExitStack() as stack:
         kept: Path | None = None
-        if options.pid is not None:
-            scratch = options.log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
-            job: Path | None = folder_of(options.pid, scratch)
+        if pid is not None:
+            scratch = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
+            job: Path | None = folder_of(pid, scratch)
             if job is not None and job.parent == scratch:
                 kept = job
         else:
             job = latest_job()
-        sampler = Sampler(hz=options.hz, job=job)
-        sampler.listeners += stack.enter_context(open_sinks(options.sinks, on_note=on_note))
-        if options.log is not None:
-            kept = kept or _own_folder(options.log, job)
+        sampler = Sampler(hz=hz, job=job)
+        sampler.listeners += stack.enter_context(open_sinks(sinks or SinkChoice(), on_note=on_note))
+        if log is not None:
+            kept = kept or _own_folder(log, job)
             writer = HistoryWriter(kept)
             sampler.listeners.append(writer)
             stack.callback(_end, kept, writer)

@@ -13,7 +13,7 @@ import pytest
 from flatout.errors import BadInput
 from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.watch import end_watching, watch
-from flatout.monitor.open_sampler import MACHINE, WatchOptions, folder_of, latest_job, open_sampler
+from flatout.monitor.open_sampler import MACHINE, folder_of, latest_job, open_sampler
 from flatout.monitor.past.history import replay
 from flatout.monitor.sinks.choice import SinkChoice
 from flatout.runs import list_runs, read_run
@@ -87,7 +87,7 @@ def test_any_process_can_be_watched(tmp_path: Path) -> None:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"},
     )
     try:
-        with open_sampler(WatchOptions(pid=child.pid)) as sampler:
+        with open_sampler(pid=child.pid) as sampler:
             sample = sampler.take()
         assert sample.job is not None
         assert (sample.job.pid, sample.job.state) == (child.pid, "running")
@@ -105,7 +105,7 @@ def test_any_process_can_be_watched(tmp_path: Path) -> None:
 
 def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
     notes: list[str] = []
-    with open_sampler(WatchOptions(log=tmp_path / "kept"), on_note=notes.append) as sampler:
+    with open_sampler(log=tmp_path / "kept", on_note=notes.append) as sampler:
         sampler.take()
         sampler.take()
     ((folder, run),) = list_runs(tmp_path / "kept")
@@ -116,7 +116,7 @@ def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
 
 def test_the_log_of_a_process_is_its_own_run(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        with open_sampler(WatchOptions(pid=process.pid, log=tmp_path)) as sampler:
+        with open_sampler(pid=process.pid, log=tmp_path) as sampler:
             sampler.take()
         ((folder, _),) = list_runs(tmp_path)
         assert read_run(folder).pid == process.pid
@@ -126,7 +126,7 @@ def test_the_log_of_a_process_is_its_own_run(tmp_path: Path) -> None:
 
 def test_sinks_hear_every_sample_and_are_closed(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "samples.jsonl"
-    with open_sampler(WatchOptions(sinks=SinkChoice(jsonl=str(path)))) as sampler:
+    with open_sampler(sinks=SinkChoice(jsonl=str(path))) as sampler:
         sampler.take()
     assert json.loads(path.read_text())["format"] == "flatout-sample"
 
@@ -134,10 +134,10 @@ def test_sinks_hear_every_sample_and_are_closed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(BadInput, match="cannot hold a log"), open_sampler(WatchOptions(log=blocked / "runs")):
+    with pytest.raises(BadInput, match="cannot hold a log"), open_sampler(log=blocked / "runs"):
         raise AssertionError("it must not begin")
 
 
 def test_a_rate_out_of_range_is_refused() -> None:
-    with pytest.raises(BadInput, match="samples a second"), open_sampler(WatchOptions(hz=1000)):
+    with pytest.raises(BadInput, match="samples a second"), open_sampler(hz=1000):
         raise AssertionError("it must not begin")

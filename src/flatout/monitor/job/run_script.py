@@ -22,55 +22,57 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from flatout.errors import FlatoutError
-from flatout.monitor.sinks.choice import SinkChoice
+from flatout.monitor.sinks.choice import SinkChoice, open_sinks
+from flatout.torchrun import read_launch
 
 MODULE = "flatout.monitor.job.run_script"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchOptions:
-    """The script, and how it is watched."""
-
-    command: tuple[str, ...]  # the script or the module, then its arguments
-    module: bool = False
-    name: str | None = None
-    hz: float = 1.0
-    line: bool = True
-    folder: str | None = None  # of runs
-    sinks: SinkChoice = field(default_factory=SinkChoice)
-
-
-def launch(options: LaunchOptions) -> NoReturn:
-    """Become the script."""
+def launch(
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    name: str | None = None,
+    hz: float = 1.0,
+    folder: Path | None = None,
+    sinks: SinkChoice | None = None,
+) -> NoReturn:
+    """Become the script (or module) and its arguments; `folder` holds the runs."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(asdict(options))])
+    options = {
+        "command": list(command),
+        "module": module,
+        "name": name,
+        "hz": hz,
+        "folder": None if folder is None else str(folder.absolute()),
+        "sinks": asdict(sinks or SinkChoice()),
+    }
+    os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(options)])
 
 
 def main() -> None:
     """Run the script in the process that `launch` became."""
-    given = json.loads(sys.argv[1])
-    given |= {"command": tuple(given["command"]), "sinks": SinkChoice(**given["sinks"])}
-    options = LaunchOptions(**given)
-    target = options.command[0]
-    sys.argv = list(options.command)
-    sys.path[0] = os.getcwd() if options.module else str(Path(target).resolve().parent)
+    options = json.loads(sys.argv[1])
+    sys.argv = options["command"]
+    target = sys.argv[0]
+    sys.path[0] = os.getcwd() if options["module"] else str(Path(target).resolve().parent)
     sys.excepthook = _show_error
     interrupted: list[bool] = []
     atexit.register(_end_by_interrupt, interrupted)  # the first to be registered is the last to be called
     try:
-        begin(options)
+        begin(**options)
     except FlatoutError as error:
         _say(" ".join("; ".join(filter(None, (error.message, error.hint))).split()))
         raise SystemExit(error.exit_code) from None
     try:
-        if options.module:
+        if options["module"]:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(target, run_name="__main__")
@@ -90,24 +92,30 @@ def _end_by_interrupt(interrupted: list[bool]) -> None:
             exec("raise KeyboardInterrupt")
 
 
-def begin(options: LaunchOptions) -> None:
+def begin(
+    *,
+    command: list[str],
+    module: bool,
+    name: str | None,
+    hz: float,
+    folder: str | None,
+    sinks: dict[str, Any],
+) -> None:
     """Watch this process, and torch as soon as it is there; end the run with the process."""
     from flatout.monitor.job.watch import begin_run
-    from flatout.torchrun import read_launch
 
     stack = ExitStack()
-    sinks: Sequence[Any] = ()
-    if options.sinks != SinkChoice() and read_launch().is_first:  # other ranks would write the same files
-        from flatout.monitor.sinks.choice import open_sinks
-
-        sinks = stack.enter_context(open_sinks(options.sinks, on_note=_say))
+    listeners: Sequence[Any] = ()
+    choice = SinkChoice(**sinks)
+    if choice != SinkChoice() and read_launch().is_first:  # other ranks would write the same files
+        listeners = stack.enter_context(open_sinks(choice, on_note=_say))
     run = begin_run(
-        name=options.name or Path(options.command[0]).stem,
-        hz=options.hz,
-        line=options.line,
-        listeners=sinks,
-        root=None if options.folder is None else Path(options.folder),
-        command=(sys.executable, *(("-m",) if options.module else ()), *options.command),
+        name=name or Path(command[0]).stem,
+        hz=hz,
+        line=True,
+        listeners=listeners,
+        root=None if folder is None else Path(folder),
+        command=(sys.executable, *(("-m",) if module else ()), *command),
     )
     if run is None:
         return

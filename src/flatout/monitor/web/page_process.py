@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flatout.errors import FlatoutError
@@ -24,30 +23,15 @@ LOOK_EVERY_S = 0.1
 LAST_LOOK_S = 3.0  # for browsers to see how it ended
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageOptions:
-    """Whose page it is, and where it is served."""
-
-    pid: int
-    process_started_s: float | None
-    root: str | None  # the folder of runs; None: the usual one
-    host: str
-    port: int
-
-    @property
-    def is_script_running(self) -> bool:
-        return is_alive(self.pid, self.process_started_s)
-
-
 def start_page(*, root: Path | None, host: str, port: int) -> None:
     """Start a page for this process, whatever it becomes; print its address on stderr."""
-    options = PageOptions(
-        pid=os.getpid(),
-        process_started_s=process_started_s(os.getpid()),
-        root=None if root is None else str(root.absolute()),
-        host=host,
-        port=port,
-    )
+    options = {
+        "pid": os.getpid(),
+        "started_s": process_started_s(os.getpid()),
+        "root": None if root is None else str(root.absolute()),
+        "host": host,
+        "port": port,
+    }
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -58,36 +42,30 @@ def start_page(*, root: Path | None, host: str, port: int) -> None:
         os._exit(0)
     _leave(sys.stdout.fileno())
     try:
-        os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(asdict(options))])
+        os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(options)])
     finally:
         os._exit(2)
 
 
-def main() -> None:
-    options = PageOptions(**json.loads(sys.argv[1]))
-    root = None if options.root is None else Path(options.root)
+def serve_beside(*, pid: int, started_s: float | None, root: str | None, host: str, port: int) -> None:
+    """Serve the run of a process until soon after that ends; nothing if it ends without a run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    runs = None if root is None else Path(root)
     folder = None
-    while folder is None and options.is_script_running:  # a script that ends without a run has no page
+    while folder is None and is_alive(pid, started_s):
         time.sleep(LOOK_EVERY_S)
-        runs = list_runs(root, kind="watch")
-        folder = next(
-            (
-                path
-                for path, run in runs
-                if run.pid == options.pid and is_alive(run.pid, run.process_started_s)
-            ),
-            None,
-        )
+        found = list_runs(runs, kind="watch")
+        alive = (path for path, run in found if run.pid == pid and is_alive(pid, run.process_started_s))
+        folder = next(alive, None)
     if folder is None:
         return
     try:
-        with PageServer(folders=[folder], root=root, host=options.host, port=options.port) as page:
+        with PageServer(folders=[folder], root=runs, host=host, port=port) as page:
             print(
                 f"flatout: the page is at {page.url} (it ends with the script)", file=sys.stderr, flush=True
             )
             _leave(sys.stderr.fileno())  # whoever reads it to its end waits for the script, not for the page
-            while options.is_script_running:
+            while is_alive(pid, started_s):
                 time.sleep(LOOK_EVERY_S)
             time.sleep(LAST_LOOK_S)
     except FlatoutError as error:
@@ -101,4 +79,4 @@ def _leave(stream: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_beside(**json.loads(sys.argv[1]))

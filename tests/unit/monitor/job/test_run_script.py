@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from flatout.monitor.job.channel import read_channel
-from flatout.monitor.job.run_script import MODULE, AfterImport, LaunchOptions
+from flatout.monitor.job.run_script import MODULE, AfterImport
 from flatout.monitor.sinks.choice import SinkChoice
 from flatout.runs import CHANNEL_FILE, list_runs
 
@@ -31,11 +31,17 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+def options_of(*command: str, sinks: SinkChoice | None = None, **options: object) -> str:
+    """What `launch` hands to the process that it becomes."""
+    given = {"module": False, "name": None, "hz": 1.0, "folder": None, **options}
+    return json.dumps({"command": command, "sinks": asdict(sinks or SinkChoice()), **given})
+
+
 def start(folder: Path, source: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(source)
-    chosen = LaunchOptions(command=("script.py", *arguments), **options)  # type: ignore[arg-type]
+    chosen = options_of("script.py", *arguments, **options)
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE, json.dumps(asdict(chosen))],
+        [sys.executable, "-m", MODULE, chosen],
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -184,9 +190,9 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    options = LaunchOptions(command=("pkg.train", "--x"), module=True)
+    options = options_of("pkg.train", "--x", module=True)
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, json.dumps(asdict(options))],
+        [sys.executable, "-m", MODULE, options],
         cwd=tmp_path,
         capture_output=True,
         text=True,
