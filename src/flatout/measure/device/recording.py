@@ -111,5 +111,6 @@ def _refuse_beside_another() -> None:
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
+    derived: type
     for derived in kind.__subclasses__():
         yield from _with_subclasses(derived)
