@@ -25,9 +25,9 @@ from flatout.errors import BadInput, FlatoutError, import_extra
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.sinks.prometheus import CONTENT_TYPE, exposition
 from flatout.monitor.web.access import Guard, is_loopback, new_token
-from flatout.monitor.web.events import time_of
 from flatout.monitor.web.feed import Feed
 from flatout.monitor.web.rule_page import rule_page
+from flatout.monitor.web.run_stream import time_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
