@@ -11,7 +11,7 @@ from flatout.errors import BadInput
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.trace.record import COMPONENTS, Component
 from flatout.page.charts import PAD, Drawing, Frame, Key, Line, Mark, stack
-from flatout.page.figures import Panel, write_figure
+from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, binary_unit, zero_scale
 from flatout.units import show_bytes
 
@@ -42,8 +42,8 @@ def plot_estimate(estimate: MemoryEstimate, path: Path, *, capacity_bytes: int |
     if capacity_bytes is not None:
         parts.append(f"{estimate.peak_reserved_bytes / capacity_bytes:.0%} of {show_bytes(capacity_bytes)}")
     title = f"GPU memory in use over {STEPS[estimate.timeline.step]}"
-    panel = Panel(title=title, chart=memory_chart(estimate, capacity_bytes=capacity_bytes))
-    return write_figure(path, [panel], title="   ·   ".join(parts), num_columns=1)
+    panels = {title: memory_chart(estimate, capacity_bytes=capacity_bytes)}
+    return write_figure(path, panels, title="   ·   ".join(parts), num_columns=1)
 
 
 def memory_chart(estimate: MemoryEstimate, *, capacity_bytes: int | None = None) -> Drawing:

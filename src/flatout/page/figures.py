@@ -7,9 +7,11 @@ colours that every viewer knows; PNG is the same list drawn by matplotlib (extra
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from flatout.page.charts import Chart, Drawing, Key, Mark, Matrix, foot_of
 from flatout.page.inline import DARKEST, PALEST, anchor_at, svg_mark
 from flatout.page.markup import tag
 from flatout.page.printable import printable, shorten
-from flatout.page.tokens import LIGHT
 from flatout.units import UNKNOWN
 
 WIDTH = 1100.0
@@ -30,17 +31,19 @@ LONGEST_TITLE, LONGEST_NAME = 120, 26
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
-    """A chart with its title; None is a chart of which nothing is known."""
+LIGHT: dict[str, str] = dict(  # the colours of tokens.css by name, as they are on white paper
+    re.findall(
+        r"--([\w-]+): light-dark\((#\w+), #\w+\)",
+        resources.files("flatout.page").joinpath("tokens.css").read_text(encoding="utf-8"),
+    )
+)
 
-    title: str
-    chart: Chart | None
-    width: float = 1.0  # against the other panels of its row
 
+def write_figure(path: Path, panels: Mapping[str, Chart | None], *, title: str, num_columns: int = 2) -> Path:
+    """Draw charts under their titles into a file, PNG or SVG by the suffix of `path`.
 
-def write_figure(path: Path, panels: Sequence[Panel], *, title: str, num_columns: int = 2) -> Path:
-    """Draw panels in rows of `num_columns` into a file, PNG or SVG by the suffix of `path`."""
+    A chart that is None is one of which nothing is known.
+    """
     kind = path.suffix.lower()
     if kind not in (".png", ".svg"):
         raise BadInput(f"{path} is neither a .png nor a .svg file", hint="give one of these endings")
@@ -52,22 +55,20 @@ def write_figure(path: Path, panels: Sequence[Panel], *, title: str, num_columns
 # Placing
 
 
-def _canvas(panels: Sequence[Panel], *, title: str, num_columns: int) -> tuple[list[Mark], float]:
+def _canvas(panels: Mapping[str, Chart | None], *, title: str, num_columns: int) -> tuple[list[Mark], float]:
     marks = [_text(shorten(printable(title), LONGEST_TITLE), MARGIN, MARGIN + 10, size=14.0, colour="ink")]
-    y = MARGIN + 34
-    for start in range(0, len(panels), num_columns):
-        row = panels[start : start + num_columns]
-        # A last row that is not full keeps the width of those above it.
-        shares = sum(panel.width for panel in row) + num_columns - len(row)
-        x, deepest = MARGIN, 0.0
-        for panel in row:
-            width = (WIDTH - 2 * MARGIN - GAP * (num_columns - 1)) * panel.width / shares
-            marks.append(_text(panel.title, x, y, size=12.0, colour="ink"))
-            placed, height = _place(panel.chart, x, y + 10, width)
-            marks += placed
-            x, deepest = x + width + GAP, max(deepest, height)
-        y += deepest + GAP
-    return marks, y
+    width = (WIDTH - 2 * MARGIN - GAP * (num_columns - 1)) / num_columns
+    y, deepest = MARGIN + 34, 0.0
+    for place, (name, chart) in enumerate(panels.items()):
+        column = place % num_columns
+        if place and column == 0:
+            y, deepest = y + deepest + GAP, 0.0
+        x = MARGIN + column * (width + GAP)
+        marks.append(_text(name, x, y, size=12.0, colour="ink"))
+        placed, height = _place(chart, x, y + 10, width)
+        marks += placed
+        deepest = max(deepest, height)
+    return marks, y + deepest + GAP
 
 
 def _place(chart: Chart | None, x: float, y: float, width: float) -> tuple[list[Mark], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from flatout.errors import BadInput
-from flatout.page.figures import Panel, write_figure
-from flatout.page.tokens import LIGHT
+from flatout.page.charts import Chart
+from flatout.page.figures import LIGHT, write_figure
 from tests.unit.page.test_inline import HOSTILE, all_charts
 
-PANELS = [Panel(title=HOSTILE, chart=chart) for chart in (*all_charts(), None)]
+PANELS: dict[str, Chart | None] = {f"{place} {HOSTILE}": chart for place, chart in enumerate(all_charts())}
+PANELS["unknown"] = None
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -48,7 +50,10 @@ def test_a_png_has_the_colours_of_its_marks(tmp_path: Path) -> None:
 def test_more_panels_make_a_higher_picture(tmp_path: Path) -> None:
     heights = [
         float(ElementTree.fromstring(write_figure(path, panels, title="").read_text()).attrib["height"])
-        for path, panels in ((tmp_path / "a.svg", PANELS[:2]), (tmp_path / "b.svg", PANELS))
+        for path, panels in (
+            (tmp_path / "a.svg", dict(list(PANELS.items())[:2])),
+            (tmp_path / "b.svg", PANELS),
+        )
     ]
     assert heights[0] < heights[1]
 
@@ -59,3 +64,9 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
         write_figure(tmp_path / "file" / "run.svg", PANELS, title="")
+
+
+def test_every_token_is_a_colour() -> None:
+    assert len(LIGHT) > 20
+    assert all(re.fullmatch(r"#[0-9a-f]{6}", colour) for colour in LIGHT.values())
+    assert {"paper", "ink", "soft", "line", "accent", "wait", "rest"} <= set(LIGHT)

@@ -8,7 +8,7 @@ from pathlib import Path
 from flatout.engines.evolution.training.records import EpochRecord
 from flatout.errors import BadInput
 from flatout.page.charts import Drawing, Frame, Line, curves
-from flatout.page.figures import Panel, write_figure
+from flatout.page.figures import write_figure
 from flatout.page.scales import round_scale, step_scale, zero_scale
 
 Value = Callable[[EpochRecord], float | None]
@@ -28,7 +28,7 @@ def plot_run(records: Sequence[EpochRecord], path: Path, *, title: str = "") -> 
     """Draw the curves of a run into a PNG or SVG file; one that is nowhere known is named as such."""
     if not records:
         raise BadInput("the run has no epoch to draw", hint="let it finish one")
-    panels = [Panel(title=name, chart=_panel(records, name)) for name in PANELS]
+    panels = {name: _panel(records, name) for name in PANELS}
     return write_figure(path, panels, title=title, num_columns=1)
 
 

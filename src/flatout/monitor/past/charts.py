@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from flatout.measure import PHASES
@@ -12,7 +12,7 @@ from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import gpu_figure, job_figure, job_gpu
 from flatout.monitor.sample import Sample, merge
 from flatout.page.charts import Chart, Drawing, Frame, Key, Line, Row, Rows, curves, stack
-from flatout.page.figures import Panel, write_figure
+from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, Show, binary_unit, span_scale, time_scale, zero_scale
 from flatout.units import show_bytes, show_joules, show_share, show_time
 
@@ -37,6 +37,14 @@ def _plain(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else str(value)
 
 
+def _watts(watts: float) -> str:
+    return f"{watts:.0f} W"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{show_bytes(bytes_per_s)}/s"
+
+
 def bound_colour(bound: str | None) -> str:
     """The colour of a verdict, and of none."""
     return BOUND_COLOURS.get(bound or "", "line")
@@ -46,13 +54,14 @@ def _host(name: str) -> Value:
     return lambda point: getattr(point.host, name)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TimeChart:
     """Lines over the time of a run: where they stand on the page, what they show, and how."""
 
     section: str
     title: str
     lines: Mapping[str, Value]
+    _: KW_ONLY
     show: Show = _plain
     top: float | None = None
     from_zero: bool = True
@@ -60,68 +69,31 @@ class TimeChart:
     limit: tuple[str, str] | None = None  # its name, and the field of the GPU that holds it
 
 
+_BUSY = {
+    "a kernel runs": gpu_figure("utilisation_share"),
+    "processors active": gpu_figure("sm_active_share"),
+    "tensor cores active": gpu_figure("tensor_active_share"),
+}
+_GPU_MEMORY = {
+    "in use on the device": gpu_figure("memory_used_bytes"),
+    "reserved by torch": job_figure("reserved_bytes"),
+    "held by tensors": job_figure("allocated_bytes"),
+}
+_HOST_MEMORY = {"in use on the host": _host("memory_used_bytes")}
+_DISKS = {"read": _host("disk_read_bytes_per_s"), "written": _host("disk_write_bytes_per_s")}
+_POWER_LIMIT = ("limit", "power_limit_w")
+_CAPACITY = ("capacity", "memory_total_bytes")
 CHARTS = (
-    TimeChart(section="Speed and loss", title="Steps per second", lines={"it/s": job_figure("steps_per_s")}),
-    TimeChart(section="Speed and loss", title="Loss", lines={"loss": job_figure("loss")}, from_zero=False),
-    TimeChart(
-        section="The GPU",
-        title="How busy",
-        lines={
-            "a kernel runs": gpu_figure("utilisation_share"),
-            "processors active": gpu_figure("sm_active_share"),
-            "tensor cores active": gpu_figure("tensor_active_share"),
-        },
-        show=show_share,
-        top=1.0,
-    ),
-    TimeChart(
-        section="The GPU",
-        title="Power",
-        lines={"power": gpu_figure("power_w")},
-        show=lambda watts: f"{watts:.0f} W",
-        limit=("limit", "power_limit_w"),
-    ),
-    TimeChart(
-        section="Memory",
-        title="GPU",
-        lines={
-            "in use on the device": gpu_figure("memory_used_bytes"),
-            "reserved by torch": job_figure("reserved_bytes"),
-            "held by tensors": job_figure("allocated_bytes"),
-        },
-        show=show_bytes,
-        is_binary=True,
-        limit=("capacity", "memory_total_bytes"),
-    ),
-    TimeChart(
-        section="Memory",
-        title="Host",
-        lines={"in use on the host": _host("memory_used_bytes")},
-        show=show_bytes,
-        is_binary=True,
-    ),
-    TimeChart(
-        section="Energy",
-        title="Per step",
-        lines={"per step": job_figure("energy_per_step_j")},
-        show=show_joules,
-    ),
-    TimeChart(
-        section="Energy",
-        title="Per sample",
-        lines={"per sample": job_figure("energy_per_sample_j")},
-        show=show_joules,
-    ),
-    TimeChart(
-        section="The host", title="Processors", lines={"CPU": _host("cpu_share")}, show=show_share, top=1.0
-    ),
-    TimeChart(
-        section="The host",
-        title="Disks",
-        lines={"read": _host("disk_read_bytes_per_s"), "written": _host("disk_write_bytes_per_s")},
-        show=lambda rate: f"{show_bytes(rate)}/s",
-        is_binary=True,
-    ),
+    TimeChart("Speed and loss", "Steps per second", {"it/s": job_figure("steps_per_s")}),
+    TimeChart("Speed and loss", "Loss", {"loss": job_figure("loss")}, from_zero=False),
+    TimeChart("The GPU", "How busy", _BUSY, show=show_share, top=1.0),
+    TimeChart("The GPU", "Power", {"power": gpu_figure("power_w")}, show=_watts, limit=_POWER_LIMIT),
+    TimeChart("Memory", "GPU", _GPU_MEMORY, show=show_bytes, is_binary=True, limit=_CAPACITY),
+    TimeChart("Memory", "Host", _HOST_MEMORY, show=show_bytes, is_binary=True),
+    TimeChart("Energy", "Per step", {"per step": job_figure("energy_per_step_j")}, show=show_joules),
+    TimeChart("Energy", "Per sample", {"per sample": job_figure("energy_per_sample_j")}, show=show_joules),
+    TimeChart("The host", "Processors", {"CPU": _host("cpu_share")}, show=show_share, top=1.0),
+    TimeChart("The host", "Disks", _DISKS, show=_rate, is_binary=True),
 )
 
 
@@ -204,8 +176,7 @@ def bounds_over_time(recorded: Recorded) -> Rows:
 
 def plot_run(recorded: Recorded, path: Path) -> Path:
     """Draw every chart of a run into a PNG or SVG file."""
-    panels = [Panel(title=title, chart=chart) for title, chart in _panels(recorded)]
-    return write_figure(path, panels, title=f"{recorded.run.name}  {recorded.folder.name}")
+    return write_figure(path, dict(_panels(recorded)), title=f"{recorded.run.name}  {recorded.folder.name}")
 
 
 def _panels(recorded: Recorded) -> Iterator[tuple[str, Chart]]:

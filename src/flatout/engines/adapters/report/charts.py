@@ -12,6 +12,7 @@ from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.training.log import StepRecord
 from flatout.page.charts import (
     Cell,
+    Chart,
     Column,
     Drawing,
     Frame,
@@ -25,7 +26,7 @@ from flatout.page.charts import (
     curves,
     scatter,
 )
-from flatout.page.figures import Panel, write_figure
+from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, log_scale, span_scale, step_scale
 from flatout.units import UNKNOWN, show_share
 
@@ -264,23 +265,21 @@ def learning(lines: Sequence[Line], *, is_logarithmic: bool = False, height: flo
 def plot_report(report: RunReport, path: Path) -> Path:
     """Draw scores, confusion and curves of the phases into a PNG or SVG file."""
     found = report.evaluation
-    quality = None if found is None else found.routing
-    panels = [
-        Panel(title="score by routing", chart=None if found is None else score_dots(found)),
-        Panel(
-            title="rows of a task by the adapter chosen",
-            chart=None if found is None or quality is None else confusion(quality, found.tasks),
-        ),
-        *(
-            Panel(title=title, chart=learning(_coloured(lines), is_logarithmic="router" in title, height=130))
-            for title, lines in (
-                ("loss of the tasks, phase 1", _task_lines(report, "loss")),
-                ("scores, rows held out, phase 1", _task_lines(report, None)),
-                ("losses of the router, phase 2", _router_lines(report)),
-                ("routing accuracy, rows held out", _accuracy_lines(report)),
-            )
-        ),
-    ]
+    quality = found.routing if found else None
+    curves_of = {
+        "loss of the tasks, phase 1": _task_lines(report, "loss"),
+        "scores, rows held out, phase 1": _task_lines(report, None),
+        "losses of the router, phase 2": _router_lines(report),
+        "routing accuracy, rows held out": _accuracy_lines(report),
+    }
+    panels: dict[str, Chart | None] = {
+        "score by routing": score_dots(found) if found else None,
+        "rows of a task by the adapter chosen": confusion(quality, found.tasks)
+        if found and quality
+        else None,
+    }
+    for title, lines in curves_of.items():
+        panels[title] = learning(_coloured(lines), is_logarithmic="router" in title, height=130)
     return write_figure(path, panels, title=f"{report.name}  ·  {report.model}")
 
 

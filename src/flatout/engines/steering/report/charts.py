@@ -8,7 +8,7 @@ from pathlib import Path
 from flatout.engines.steering.report.grid import Grid, grid
 from flatout.engines.steering.report.record import Interval, Retest, StudyRecord, TrialRecord
 from flatout.page.charts import Cell, Drawing, Frame, Mark, Matrix, Row, Rows, scatter
-from flatout.page.figures import Panel, write_figure
+from flatout.page.figures import write_figure
 from flatout.page.scales import round_scale
 
 MOST_NUMBERED_COLUMNS = 13
@@ -121,18 +121,13 @@ def plot_study(record: StudyRecord, path: Path) -> Path:
     drawn = grid(record.trials, baseline=baseline)
     retest = record.retest
     few = retest is not None and retest.difference.bounds is None
-    fresh = "" if retest is None else f"{retest.num_questions} "
-    panels = (
-        Panel(
-            title=f"{record.score_name}, best of each cell; strength in mean residual norms of the layer",
-            chart=None if drawn is None else heat_map(drawn, baseline=baseline, winner=record.best),
-        ),
-        Panel(
-            title="score against perplexity of neutral text, steered over unsteered", chart=trade_off(record)
-        ),
-        Panel(
-            title=f"on {fresh}fresh questions, {'too few for intervals' if few else '95 % intervals'}",
-            chart=None if retest is None else intervals(retest),
-        ),
-    )
+    panels = {
+        f"{record.score_name}, best of each cell; strength in mean residual norms of the layer": None
+        if drawn is None
+        else heat_map(drawn, baseline=baseline, winner=record.best),
+        "score against perplexity of neutral text, steered over unsteered": trade_off(record),
+        f"on fresh questions, {'too few for intervals' if few else '95 % intervals'}": None
+        if retest is None
+        else intervals(retest),
+    }
     return write_figure(path, panels, title=f"{record.name}  ·  {record.model}")
