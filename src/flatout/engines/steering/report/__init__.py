@@ -1,7 +1,6 @@
 """What a search found.
 
 record         the data of a report, as one JSON file beside the study
-grid           trials by layer and strength
 charts         heat map, trade-off and intervals; the figure file
 page           one HTML page
 """

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.engines.steering.report.grid import Grid, grid
 from flatout.engines.steering.report.record import Interval, Retest, StudyRecord, TrialRecord
 from flatout.page.charts import Cell, Drawing, Frame, Mark, Matrix, Row, Rows, scatter
 from flatout.page.figures import write_figure
-from flatout.page.scales import round_scale
+from flatout.page.scales import round_scale, round_step
 
-MOST_NUMBERED_COLUMNS = 13
+MOST_COLUMNS = 13
+FINEST = 1e-6  # strengths that differ by less are one strength
 PALEST = 0.03  # of a cell that scores like the unsteered model
 
 
@@ -33,30 +35,86 @@ def describe(trial: TrialRecord) -> str:
     return f"layer {trial.layer}, {trial.method}, strength {trial.strength:+.3g}, {trial.where}"
 
 
-def heat_map(drawn: Grid, *, baseline: float, winner: int | None) -> Matrix:
-    """The best trial of each cell: layers from the bottom up, strengths from left to right."""
-    cells: list[list[Cell | None]] = [[None] * drawn.num_columns for _ in drawn.layers]
-    for found in drawn.cells:
-        score = found.best.score if found.best.score is not None else baseline
-        distance = score - baseline
-        spoken = f"{describe(found.best)}: {show_score(score)}"
-        cells[found.row][found.column] = Cell(
-            text=f"{score:.2f}" if drawn.num_columns <= MOST_NUMBERED_COLUMNS else "",
-            title=spoken + (f", best of {len(found.numbers)}" if len(found.numbers) > 1 else ""),
-            colour="up" if distance >= 0 else "down",
-            strength=PALEST + (1 - PALEST) * (abs(distance) / drawn.reach if drawn.reach else 0.0),
-            is_outlined=winner in found.numbers,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """Scored trials by (layer, column); columns of strengths lie between `edges`."""
+
+    edges: tuple[float, ...]
+    trials: dict[tuple[int, int], list[TrialRecord]]
+
+    def best(self, place: tuple[int, int]) -> TrialRecord:
+        """Of those asked the most questions the one that scores highest: few questions may score by luck."""
+        return max(self.trials[place], key=lambda trial: (trial.num_questions or 0, trial.score or 0.0))
+
+
+def group_trials(trials: Sequence[TrialRecord]) -> Grid | None:
+    """Trials by layer and strength; None where none has a score.
+
+    A search draws strengths from a line, so no two trials share one: the line is cut into columns of equal
+    width, with zero on a border.
+    """
+    scored = [trial for trial in trials if trial.score is not None and math.isfinite(trial.strength)]
+    if not scored:
+        return None
+    edges = _edges([trial.strength for trial in scored])
+    found: dict[tuple[int, int], list[TrialRecord]] = {}
+    for trial in scored:
+        inside = (
+            sum(edge <= trial.strength for edge in edges) - 1
+        )  # the last column holds its right border too
+        found.setdefault((trial.layer, min(max(inside, 0), len(edges) - 2)), []).append(trial)
+    return Grid(edges=edges, trials=found)
+
+
+def _edges(strengths: Sequence[float]) -> tuple[float, ...]:
+    """Borders of columns, multiples of one round step, around all strengths."""
+    low, high = min(strengths), max(strengths)
+    wide = (high - low) / (MOST_COLUMNS - 2) if high - low > FINEST else abs(high)
+    step = round_step(wide if wide > FINEST else 1.0)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    if high >= last * step:
+        last += 1
+    return tuple(round(number * step, 12) for number in range(first, last + 1))
+
+
+def heat_map(record: StudyRecord) -> tuple[Matrix, float] | None:
+    """Layers from the bottom up, strengths from left to right; and the largest distance from the baseline.
+
+    The colour of a cell is its distance from the unsteered model, in both directions alike.
+    """
+    grid = group_trials(record.trials)
+    if grid is None:
+        return None
+    best = {place: grid.best(place) for place in grid.trials}
+    far = {place: (trial.score or 0.0) - (record.baseline_score or 0.0) for place, trial in best.items()}
+    reach = max(map(abs, far.values()))
+
+    def cell(place: tuple[int, int]) -> Cell | None:
+        if place not in best:
+            return None
+        several, score = grid.trials[place], best[place].score or 0.0
+        return Cell(
+            text=f"{score:.2f}",
+            title=f"{describe(best[place])}: {show_score(score)}"
+            + (f", best of {len(several)}" if len(several) > 1 else ""),
+            colour="up" if far[place] >= 0 else "down",
+            strength=PALEST + (1 - PALEST) * (abs(far[place]) / reach if reach else 0.0),
+            is_outlined=any(trial.number == record.best for trial in several),
         )
-    every = max(1, math.ceil(len(drawn.layers) / 40))
-    names = [str(layer) if row % every == 0 else "" for row, layer in enumerate(drawn.layers)]
-    return Matrix(
-        label=f"best score by layer and strength, {len(drawn.cells)} cells",
-        rows=tuple(reversed(names)),
-        cells=tuple(map(tuple, reversed(cells))),
-        edges=tuple(f"{edge:g}" for edge in drawn.edges),
+
+    layers = sorted({layer for layer, _ in best}, reverse=True)
+    columns, every = range(len(grid.edges) - 1), math.ceil(len(layers) / 40)
+    matrix = Matrix(
+        label=f"best score by layer and strength, {len(best)} cells",
+        rows=tuple(str(layer) if row % every == 0 else "" for row, layer in enumerate(layers)),
+        cells=tuple(
+            tuple(cell((layer, column)) for column in range(len(grid.edges) - 1)) for layer in layers
+        ),
+        edges=tuple(f"{edge:g}" for edge in grid.edges),
         corner="layer",
         name_across="strength",
     )
+    return matrix, reach
 
 
 def trade_off(record: StudyRecord) -> Drawing | None:
@@ -117,17 +175,13 @@ def intervals(retest: Retest) -> Rows:
 
 def plot_study(record: StudyRecord, path: Path) -> Path:
     """Draw heat map, trade-off and retest into a PNG or SVG file."""
-    baseline = record.baseline_score or 0.0
-    drawn = grid(record.trials, baseline=baseline)
-    retest = record.retest
+    drawn, retest = heat_map(record), record.retest
     few = retest is not None and retest.difference.bounds is None
+    cells = f"{record.score_name}, best of each cell; strength in mean residual norms of the layer"
+    fresh = f"on fresh questions, {'too few for intervals' if few else '95 % intervals'}"
     panels = {
-        f"{record.score_name}, best of each cell; strength in mean residual norms of the layer": None
-        if drawn is None
-        else heat_map(drawn, baseline=baseline, winner=record.best),
+        cells: drawn[0] if drawn else None,
         "score against perplexity of neutral text, steered over unsteered": trade_off(record),
-        f"on fresh questions, {'too few for intervals' if few else '95 % intervals'}": None
-        if retest is None
-        else intervals(retest),
+        fresh: intervals(retest) if retest else None,
     }
     return write_figure(path, panels, title=f"{record.name}  ·  {record.model}")

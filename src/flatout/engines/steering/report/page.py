@@ -19,7 +19,6 @@ from flatout.engines.steering.report.charts import (
     show_score,
     trade_off,
 )
-from flatout.engines.steering.report.grid import grid
 from flatout.engines.steering.report.record import FEWEST, StudyRecord, TrialRecord
 from flatout.page.document import document
 from flatout.page.inline import inline
@@ -112,16 +111,17 @@ def _retest(record: StudyRecord) -> Html | None:
 
 
 def _map(record: StudyRecord) -> Html | None:
-    baseline = record.baseline_score or 0.0
-    drawn = grid(record.trials, baseline=baseline)
+    drawn = heat_map(record)
     if drawn is None:
         return None
+    chart, reach = drawn
+    baseline = record.baseline_score or 0.0
     against = "the unsteered model" if record.baseline_score is not None else "zero"
     key = tag(
         "div",
-        show_score(baseline - drawn.reach),
+        show_score(baseline - reach),
         tag("span", class_="ramp"),
-        show_score(baseline + drawn.reach),
+        show_score(baseline + reach),
         class_="key",
     )
     note = (
@@ -131,7 +131,7 @@ def _map(record: StudyRecord) -> Html | None:
     )
     return section(
         "Layer and strength",
-        inline(heat_map(drawn, baseline=baseline, winner=record.best)),
+        inline(chart),
         key,
         note=note,
         anchor="map",

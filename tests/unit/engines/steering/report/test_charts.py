@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flatout.engines.steering.report.charts import (
+    MOST_COLUMNS,
     describe,
+    group_trials,
     heat_map,
     intervals,
     plot_study,
@@ -15,8 +20,7 @@ from flatout.engines.steering.report.charts import (
     show_score,
     trade_off,
 )
-from flatout.engines.steering.report.grid import grid
-from flatout.engines.steering.report.record import Interval, Retest, StudyRecord
+from flatout.engines.steering.report.record import Interval, Retest, StudyRecord, TrialRecord
 from flatout.errors import BadInput
 from tests.support.steering import hostile_study, study
 
@@ -24,17 +28,66 @@ ALONE = Interval(value=0.5, low=None, high=None)
 FEW = study(retest=Retest(num_questions=2, baseline=ALONE, steered=ALONE, difference=ALONE))
 
 
+def trial(number: int, *, layer: int, strength: float, score: float | None) -> TrialRecord:
+    return TrialRecord(
+        number=number,
+        layer=layer,
+        method="pca",
+        strength=strength,
+        where="all",
+        state="complete",
+        score=score,
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.floats(-50, 50), st.floats(-9, 9)), min_size=1, max_size=60))
+def test_every_trial_lies_in_its_cell(drawn: list[tuple[int, float, float]]) -> None:
+    trials = [trial(i, layer=a, strength=b, score=c) for i, (a, b, c) in enumerate(drawn)]
+    found = group_trials(trials)
+    assert found is not None
+    numbers = [each.number for several in found.trials.values() for each in several]
+    assert sorted(numbers) == list(range(len(trials)))
+    assert 1 <= len(found.edges) - 1 <= MOST_COLUMNS
+    assert list(found.edges) == sorted(set(found.edges))
+    for (layer, column), several in found.trials.items():
+        for each in several:
+            assert found.edges[column] - 1e-9 <= each.strength <= found.edges[column + 1] + 1e-9
+            assert each.layer == layer
+        assert found.best((layer, column)).score == max(each.score or 0.0 for each in several)
+    if found.edges[0] < 0 < found.edges[-1]:
+        assert 0 in found.edges
+
+
+def test_few_questions_do_not_beat_many() -> None:
+    lucky = dataclasses.replace(trial(0, layer=1, strength=1.0, score=0.9), num_questions=2)
+    known = dataclasses.replace(trial(1, layer=1, strength=1.0, score=0.5), num_questions=20)
+    found = group_trials([lucky, known])
+    assert found is not None
+    ((place, several),) = found.trials.items()
+    assert found.best(place) == known and len(several) == 2
+    chart, reach = heat_map(study(trials=(lucky, known), baseline_score=0.1)) or (None, 0.0)
+    assert chart is not None and reach == pytest.approx(0.4)
+
+
+def test_trials_without_a_score_are_no_cell() -> None:
+    assert group_trials([trial(0, layer=1, strength=1.0, score=None)]) is None
+    assert group_trials([]) is None
+    assert heat_map(study(trials=())) is None
+
+
 def test_the_heat_map_has_every_cell_and_one_winner() -> None:
     record = study()
-    drawn = grid(record.trials, baseline=-0.1)
-    assert drawn is not None
-    chart = heat_map(drawn, baseline=-0.1, winner=record.best)
+    grid, drawn = group_trials(record.trials), heat_map(record)
+    assert grid is not None and drawn is not None
+    chart, _ = drawn
     cells = [cell for line in chart.cells for cell in line if cell is not None]
-    assert len(cells) == len(drawn.cells) and {cell.colour for cell in cells} == {"up", "down"}
+    assert len(cells) == len(grid.trials) and {cell.colour for cell in cells} == {"up", "down"}
     (winner,) = (cell for cell in cells if cell.is_outlined)
     assert record.winner is not None and describe(record.winner) in winner.title
     assert all(0 < cell.strength <= 1 for cell in cells)
-    assert chart.rows == tuple(str(layer) for layer in reversed(drawn.layers))
+    assert chart.rows == tuple(
+        str(layer) for layer in sorted({each[0] for each in grid.trials}, reverse=True)
+    )
 
 
 def test_the_trade_off_has_the_trials_whose_harm_is_known() -> None:
