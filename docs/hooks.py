@@ -1,4 +1,4 @@
-"""Pages that the source owns: rules, Evidence, the datasheet and the Python API.
+"""Pages that the source owns: rules, Evidence, the datasheet, flags, the Python API and the map of the house.
 
 MkDocs calls `on_files` once per build; each page is made from the code it documents and never lies on
 disk, so it cannot disagree with it.
@@ -15,6 +15,7 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import flatout
+from flatout.cli.app import all_verbs
 from flatout.doctor import rules_page
 from flatout.hardware import datasheet
 from flatout.hardware.matching import all_datasheets
@@ -35,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "rules.md": rules_page.markdown,
         "evidence.md": evidence_page,
         "devices.md": devices_page,
+        "flags.md": flags_page,
+        "house.md": house_page,
         "python.md": python_page,
     }
     for name, content in pages.items():
@@ -84,6 +88,46 @@ def devices_page() -> str:
         lines.append(table_row([*facts, *(f"{peak / 1e12:.4g}" if peak else "" for peak in peaks)]))
     lines += ["", "## Sources", ""]
     lines += [f"- {row.name}: {row.source}" for row in all_datasheets()]
+    return "\n".join(lines)
+
+
+def flags_page() -> str:
+    """Every flag of every verb: those that several share first."""
+    uses: dict[tuple[str, str], list[str]] = {}
+    verbs = dict(all_verbs())
+    for verb, command in verbs.items():
+        for option in command.params:
+            names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+            if option.help and names.startswith("`-"):
+                uses.setdefault((names, option.help), []).append(verb)
+    lines = ["# Flags", "", "Flags of Flatout go before a script, and after a verb.", "", "## Shared", ""]
+    lines += [table_row(["flag", "meaning", "verbs"]), table_row(["---"] * 3)]
+    for (names, meaning), users in sorted(uses.items()):
+        if len(users) > 1:
+            lines.append(table_row([names, meaning, ", ".join(users)]))
+    lines += ["", "`-h`, `--help` and `--version` work for every verb.", ""]
+    for verb in verbs:
+        own = [key for key, users in uses.items() if users == [verb]]
+        if own:
+            lines += [f"## {verb}", "", table_row(["flag", "meaning"]), table_row(["---"] * 2)]
+            lines += [*(table_row(key) for key in own), ""]
+    return "\n".join(lines)
+
+
+def house_page() -> str:
+    """What each package of Flatout holds, as its `__init__` says."""
+    lines = [
+        "# The house",
+        "",
+        "What each room holds, from the command line down. Each opens with this map.",
+        "",
+    ]
+    root = Path(flatout.__file__).parent
+    for file in sorted(root.rglob("__init__.py"))[1:]:
+        said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        if said:
+            name = file.parent.relative_to(root).as_posix()
+            lines += [f"## {name}", "", "```text", said, "```", ""]
     return "\n".join(lines)
 
 

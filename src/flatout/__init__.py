@@ -4,6 +4,7 @@
 
     diagnosis = flatout.diagnose(step, loader)    # run a training loop and examine it
     print(flatout.plan(model, batch, device="A100-80GB"))    # what a step takes of a GPU that is not here
+    print(flatout.fit(model, batch, device="A100-80GB"))     # the largest batch that trains there
     for batch in flatout.watch(loader): ...       # show how the job does while it runs, and keep a log
     flatout.step()                                # mark the end of a step of a loop without an optimizer
     flatout.evolve({"model": folder, "task": "arithmetic"})     # train by evolution strategies
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from flatout.api import adapt as adapt
     from flatout.api import diagnose as diagnose
     from flatout.api import evolve as evolve
+    from flatout.api import fit as fit
     from flatout.api import plan as plan
     from flatout.api import steer as steer
     from flatout.decisions import Decision as Decision
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from flatout.measure.run.steps import step as step
     from flatout.memory.predict.estimate import MemoryEstimate as MemoryEstimate
     from flatout.monitor.job.watch import watch as watch
+    from flatout.planner.fit.fit_job import JobFit as JobFit
 
 __version__ = "0.1.0"
 
@@ -43,10 +46,12 @@ _HOMES = {
     "Evidence": "flatout.measure.evidence",
     "Finding": "flatout.doctor.finding",
     "FlatoutError": "flatout.errors",
+    "JobFit": "flatout.planner.fit.fit_job",
     "MemoryEstimate": "flatout.memory.predict.estimate",
     "adapt": "flatout.api",
     "diagnose": "flatout.api",
     "evolve": "flatout.api",
+    "fit": "flatout.api",
     "load_evidence": "flatout.measure.evidence_file",
     "plan": "flatout.api",
     "steer": "flatout.api",
@@ -60,11 +65,13 @@ __all__ = [
     "Evidence",
     "Finding",
     "FlatoutError",
+    "JobFit",
     "MemoryEstimate",
     "__version__",
     "adapt",
     "diagnose",
     "evolve",
+    "fit",
     "load_evidence",
     "plan",
     "steer",

@@ -1,15 +1,16 @@
-"""How many files a request passes on its way from the command to the work: `python -m tests.support.hops VERB...`
+"""How many files a request passes on its way to the work: `python -m tests.support.hops [VERB...] [--files]`
 
-A hop is a file.  While a verb runs on a tiny input, every call between two functions of Flatout is recorded on
-the main thread of the command.  Two numbers come out:
+A hop is a file on the call path from the command down to the work.  While a verb runs on a tiny input, every
+call between two functions of Flatout is recorded on the main thread of the command.  Four numbers come out:
 
-passes    files that pass the request on: a function in them calls one in another file of Flatout, and takes
-          part in at least 1 % of the verb's time.  What only answers (a unit shown, a name checked, an error
-          made) is a helper and no hop, and so is a file whose whole part is over in an instant.
-deepest   the most files that are open at once: the longest chain of calls from the command down.
+hops      the longest chain: the most files that are open at once, one calling the next
+trunk     files that pass the request on (a function in them calls one in another file) and take part in at
+          least 1 % of the verb's time: what a reader opens who wants to know how the verb works
+callers   files that call another file at all, however briefly
+all       files of which any function ran: the helpers too
 
-Module bodies (imports) are not calls.  A child process starts a path of its own and is not counted; `watch --run`
-becomes its script by exec, and its path is followed into the process that it becomes.
+Module bodies (imports) are not calls.  A child process starts a path of its own and is not counted; `watch
+--run` becomes its script by exec, and its path is followed into the process that it becomes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Recorder:
 
     def __init__(self, within: Path) -> None:
         self._within = f"{within}{os.sep}"
-        self._stack: list[tuple[str | None, float]] = []  # file of each open call, None: not ours or an import
+        self._stack: list[
+            tuple[str | None, float]
+        ] = []  # file of each open call, None: not ours or an import
         self._open: dict[str, int] = {}
         self._edges: set[tuple[str, str]] = set()
         self.seconds: dict[str, float] = {}
@@ -80,11 +83,14 @@ class Recorder:
                 self._leave()
 
     @property
-    def passes(self) -> list[str]:
-        """Files that pass the request on, the longest first."""
-        callers = {caller for caller, _ in self._edges}
+    def callers(self) -> set[str]:
+        return {caller for caller, _ in self._edges}
+
+    @property
+    def trunk(self) -> list[str]:
+        """Callers that matter to the verb's time, the longest first."""
         whole = max(self.seconds.values(), default=0.0)
-        found = [file for file in callers if self.seconds.get(file, 0.0) >= SHARE * whole]
+        found = [file for file in self.callers if self.seconds.get(file, 0.0) >= SHARE * whole]
         return sorted(found, key=lambda file: -self.seconds[file])
 
     @property
@@ -213,15 +219,23 @@ def record(verb: str) -> Recorder:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("verb", nargs="*", default=list(VERBS))
     parser.add_argument("--files", action="store_true", help="name them")
     given: Any = parser.parse_args()
     for verb in given.verb:
         found = record(verb)
-        print(f"{verb:<18} passes {len(found.passes):>3}  deepest {len(found.deepest):>3}  all {found.num_files:>3}")
+        counts = {
+            "hops": len(found.deepest),
+            "trunk": len(found.trunk),
+            "callers": len(found.callers),
+            "all": found.num_files,
+        }
+        print(f"{verb:<18}" + "".join(f"{name} {count:<4}" for name, count in counts.items()))
         if given.files:
-            for file in found.passes:
+            for file in found.trunk:
                 print(f"    {found.seconds[file]:8.3f} s  {file}")
             print("    " + " > ".join(found.deepest))
 
