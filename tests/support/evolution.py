@@ -68,3 +68,11 @@ def small_net(*, seed: int = 0) -> nn.Sequential:
     """A module that is no language model, with every kind of parameter that takes noise."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 20), nn.LayerNorm(20), nn.Tanh(), nn.Linear(20, 3))
+
+
+def member_delta(es: Any, name: str, member: int) -> torch.Tensor:
+    """What a member adds to the weight `name`, materialised."""
+    variant, sign = es.member(member)
+    factors = es._noise.factors(name, variants=range(variant, variant + 1), epoch=es.noise_epoch)
+    delta: torch.Tensor = factors.delta(0, sign=sign)
+    return delta

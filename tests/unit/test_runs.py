@@ -25,6 +25,7 @@ from flatout.runs import (
     runs_folder,
     state_of,
     this_run,
+    write_run,
 )
 
 
@@ -143,6 +144,10 @@ def test_a_recorded_run_says_how_it_ended(tmp_path: Path) -> None:
         with pytest.raises(type(error)), recorded_run(tmp_path / "two", run):
             raise error
         assert read_run(tmp_path / "two").end == said
+    write_run(tmp_path / "two", replace(run, pid=os.getppid()))  # that process lives
+    with pytest.raises(BadInput, match="another run writes"), recorded_run(tmp_path / "two", run):
+        pass
+    assert read_run(tmp_path / "two").pid == os.getppid()
     create_run(a_run(), tmp_path)
     assert [path.name for path, _ in list_runs(tmp_path, kind="evolve")] == ["one", "two"]
     assert len(list_runs(tmp_path)) == 3

@@ -52,7 +52,7 @@ def read_status(out: Path) -> AdaptStatus:
     lives = log.is_written(out)
     found = latest_checkpoints(out)
     # In the order of the lines: a resumed run does steps again, and its last line says where it is.
-    reports = {record.phase: record for record in log.read_records(out, KIND)} if _has_log(out) else {}
+    reports = {record.phase: record for record in log.read_records(out, KIND)} if log.has_log(out, KIND) else {}
     if not any(found.values()) and not reports and not lives:
         raise _no_run(out)
     phases = tuple(_phase_status(phase, found[phase], reports.get(phase), lives=lives) for phase in PHASES)
@@ -159,16 +159,8 @@ def _check_fresh(out: Path, found: dict[str, PhaseCheckpoint | None]) -> None:
                 f"{phase} in {out} is {how_far}, at step {each.state.step}",
                 hint="go on with --resume, or take another --out",
             )
-    if "phase1" in found and not _has_log(out):
+    if "phase1" in found and not log.has_log(out, KIND):
         check_empty(out, besides=(HEADS_ONLY,))
-
-
-def _has_log(out: Path) -> bool:
-    """Whether a run of adapters left a log here, which it does before its first checkpoint."""
-    try:
-        return log.logged_settings(out, KIND) is not None
-    except BadInput:
-        return False
 
 
 def _no_run(out: Path) -> BadInput:

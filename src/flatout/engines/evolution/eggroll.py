@@ -17,8 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -53,27 +52,6 @@ if TYPE_CHECKING:
 
 Others = Literal["freeze", "full"]
 Arithmetic = Literal["float", "int8"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """One of the population: the noise it runs, and with which sign."""
-
-    index: int
-    variant: int
-    sign: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Wanted:
-    """What a generator was made for; another wish needs another generator."""
-
-    slots: int
-    max_tokens: int
-    capacity: int
-    sampling: Sampling
-    eos: tuple[int, ...]
-    mode: Mode
 
 
 class Eggroll:
@@ -131,7 +109,7 @@ class Eggroll:
                 fused=noise == "int8",
             )
         self._previous: tuple[Tensor, int] | None = None  # coefficients and noise epoch of the last update
-        self._generator: tuple[_Wanted, Generator] | None = None
+        self._generator: tuple[dict[str, Any], Generator] | None = None  # and what it was made for
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -139,20 +117,13 @@ class Eggroll:
         return tuple(self._targets)
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The population, in the order of rewards."""
-        return tuple(self._member(index) for index in range(self.population))
-
-    @property
     def noise_epoch(self) -> int:
         """The epoch as the noise sees it."""
         return self.epoch // self._noise_reuse
 
-    def delta(self, name: str, member: int) -> Tensor:
-        """What a member adds to the weight `name`, materialised: for inspection, never needed to run."""
-        who = self._member(member)
-        only = range(who.variant, who.variant + 1)
-        return self._noise.factors(name, variants=only, epoch=self.noise_epoch).delta(0, sign=who.sign)
+    def member(self, index: int) -> tuple[int, int]:
+        """The variant whose noise a member runs, and with which sign."""
+        return (index // 2, -1 if index % 2 else 1) if self.antithetic else (index, 1)
 
     @contextlib.contextmanager
     def forward(self, *, rows_per_member: int = 1, members: range | None = None) -> Iterator[nn.Module]:
@@ -163,8 +134,8 @@ class Eggroll:
             )
         members = self._checked(members)
         variants = self._variants(members)
-        who = [self._member(index) for index in members for _ in range(rows_per_member)]
-        rows = Rows(tuple(each.variant - variants.start for each in who), tuple(each.sign for each in who))
+        who = [self.member(index) for index in members for _ in range(rows_per_member)]
+        rows = Rows(tuple(variant - variants.start for variant, _ in who), tuple(sign for _, sign in who))
         factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=len(variants))
         own = {
             name: self._noise.full(name, variants=variants, epoch=self.noise_epoch) for name in self._others
@@ -194,24 +165,24 @@ class Eggroll:
         """
         members = self._checked(members)
         variants = self._variants(members)
-        wanted = _Wanted(
-            slots=slots or len(prompts) * (1 if plain else len(members)),
-            max_tokens=max_tokens or max(len(prompt) for prompt in prompts) + max_new_tokens,
-            capacity=len(self._variants(range(max(capacity or 0, len(members))))),
-            sampling=sampling or Sampling(),
-            eos=tuple(eos),
-            mode=mode,
-        )
-        generator = self._generating(wanted, variants)
-        who = [None] if plain else [self._member(index) for index in members]
+        wanted = {
+            "slots": slots or len(prompts) * (1 if plain else len(members)),
+            "max_tokens": max_tokens or max(len(prompt) for prompt in prompts) + max_new_tokens,
+            "sampling": sampling or Sampling(),
+            "eos": tuple(eos),
+            "mode": mode,
+        }
+        kept = len(self._variants(range(max(capacity or 0, len(members)))))
+        generator = self._generating(wanted, variants, capacity=kept)
+        first, who = variants.start, [self.member(index) for index in members]
         requests = [
             Request(
                 prompt=tuple(prompt),
-                variant=None if each is None else each.variant - variants.start,
-                sign=1 if each is None else each.sign,
-                key=number if each is None else self.epoch * len(prompts) + number,
+                variant=None if plain else variant - first,
+                sign=sign,
+                key=number if plain else self.epoch * len(prompts) + number,
             )
-            for each in who
+            for variant, sign in ([(0, 1)] if plain else who)
             for number, prompt in enumerate(prompts)
         ]
         done = generator.generate(requests, max_new_tokens=max_new_tokens)
@@ -275,11 +246,6 @@ class Eggroll:
         if "previous/coefficients" in tensors:
             self._previous = tensors["previous/coefficients"], int(tensors["previous/epoch"])
 
-    def _member(self, index: int) -> Member:
-        if self.antithetic:
-            return Member(index=index, variant=index // 2, sign=-1 if index % 2 else 1)
-        return Member(index=index, variant=index, sign=1)
-
     def _checked(self, members: range | None) -> range:
         if members is None:
             return range(self.population)
@@ -315,27 +281,20 @@ class Eggroll:
         """The others, each a stack of its own."""
         return tuple((name,) for name in self._others)
 
-    def _generating(self, wanted: _Wanted, variants: range) -> Generator:
+    def _generating(self, wanted: dict[str, Any], variants: range, *, capacity: int) -> Generator:
+        """The generator at hand, or another where it was made for something else."""
         if self.decoder is None:
             raise BadInput(
                 f"a {type(self.model).__name__} is not a causal language model",
                 hint="run its members with forward",
             )
-        factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=wanted.capacity)
-        if self._generator is None or self._generator[0] != wanted:
+        factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=capacity)
+        made_for = {**wanted, "capacity": capacity}
+        if self._generator is None or self._generator[0] != made_for:
             self._generator = None  # its cache is given back before the next one is made
-            made = Generator(
-                self.decoder,
-                slots=wanted.slots,
-                max_tokens=wanted.max_tokens,
-                factors=factors,
-                sampling=wanted.sampling,
-                eos=wanted.eos,
-                mode=wanted.mode,
-                # Every variant has an even number of rows, next to each other: both halves of a pair.
-                tile=2 if self.antithetic and wanted.slots % 2 == 0 else 1,
-            )
-            self._generator = wanted, made
+            # Every variant has an even number of rows, next to each other: both halves of a pair.
+            tile = 2 if self.antithetic and wanted["slots"] % 2 == 0 else 1
+            self._generator = made_for, Generator(self.decoder, factors=factors, tile=tile, **wanted)
         generator = self._generator[1]
         generator.weights_changed()
         return generator

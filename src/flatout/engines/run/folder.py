@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flatout import runs
 from flatout.errors import BadInput
-from flatout.torchrun import read_launch
+from flatout.torchrun import Launch, read_launch
 
 OnProgress = Callable[[str], None]  # told in words what a run is doing
 
@@ -35,15 +35,17 @@ def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool 
     """
     if out is not None:
         return Path(out)
+    launch = read_launch()
     if resume:
-        found = [path for path, run in runs.list_runs(kind=kind) if _is_ours(run)]
-        if not found:
+        found = [path for path, run in runs.list_runs(kind=kind) if _may_resume(run, launch)]
+        if found:
+            return found[0]
+        if not launch.restarts:  # a job that crashed before it had a folder begins again
             raise BadInput(
                 f"{runs.runs_folder()} has no run of flatout {kind} to resume", hint="name it with --out"
             )
-        return found[0]
     run = _this_run(kind, name)
-    folders = (runs.runs_folder() / runs.folder_name(run, number) for number in range(1, 1000))
+    folders = (runs.runs_folder() / runs.folder_name(run, number) for number in itertools.count(1))
     return next(folder for folder in folders if not folder.exists())
 
 
@@ -67,10 +69,9 @@ def ignore(_told: object) -> None:
 
 
 def _this_run(kind: str, name: str) -> runs.Run:
-    run = runs.this_run(f"{kind}-{name}", time_s=time.time(), kind=kind)
-    return dataclasses.replace(run, command=run.command or ("flatout", kind))
+    return runs.this_run(f"{kind}-{name}", time_s=time.time(), kind=kind)
 
 
-def _is_ours(run: runs.Run) -> bool:
-    """Whether a run that torchrun starts again may go on with this one: its own, or any that has ended."""
-    return not read_launch().restarts or run.launcher == os.getppid()
+def _may_resume(run: runs.Run, launch: Launch) -> bool:
+    """Whether this process may go on with a run; one that torchrun started again, only with its own."""
+    return not launch.restarts or run.launcher == os.getppid()

@@ -124,23 +124,19 @@ def read_log(folder: Path, kind: LogKind[Record]) -> list[Record]:
     return [records[key] for key in sorted(records)]
 
 
-def logged_settings(folder: Path, kind: LogKind[Any]) -> dict[str, Any] | None:
-    """The settings under which a log was begun; None of one that was not begun."""
-    for _, header in _read(folder, kind):
-        settings = header.get("settings")
-        return settings if isinstance(settings, dict) else {}
-    return None
-
-
-def header_settings(folder: Path) -> dict[str, Any]:
-    """The settings in the first line of a log of any kind; nothing where there is none."""
+def read_header(folder: Path) -> dict[str, Any]:
+    """The first line of a log of any kind, which says what it is; nothing where there is none."""
     try:
         with log_path(folder).open(encoding="utf-8") as file:
             header = json.loads(file.readline())
     except (OSError, ValueError):
         return {}
-    settings = header.get("settings") if isinstance(header, dict) else None
-    return settings if isinstance(settings, dict) else {}
+    return header if isinstance(header, dict) else {}
+
+
+def has_log(folder: Path, kind: LogKind[Any]) -> bool:
+    """Whether a run of this kind left a log in a folder, which it does before its first checkpoint."""
+    return read_header(folder).get("format") == kind.format
 
 
 def _read(folder: Path, kind: LogKind[Any]) -> Iterator[tuple[int, Any]]:

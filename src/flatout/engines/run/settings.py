@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from flatout.atomic_files import write_whole
 from flatout.codec import WrongShape, decode, encode
-from flatout.engines.run.log import header_settings
+from flatout.engines.run.log import read_header
 from flatout.errors import BadInput
 
 FILE = "settings.json"
@@ -33,7 +33,7 @@ def read_settings(path: Path, shape: type, *, verb: str) -> dict[str, Any]:
         check_keys(found, shape, verb=verb, source=str(path))
         return found
     kept = path / FILE
-    found = _read_yaml(kept) if kept.is_file() else header_settings(path)  # JSON is YAML
+    found = _read_yaml(kept) if kept.is_file() else read_header(path).get("settings")  # JSON is YAML
     known = {each.name for each in fields(shape)}
     if not found or not known >= found.keys():
         raise BadInput(

@@ -13,7 +13,7 @@ from flatout.engines.evolution.eggroll import Eggroll
 from flatout.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.decode.sampling import Sampling
-from tests.support.evolution import small_net, tiny_llama
+from tests.support.evolution import member_delta, small_net, tiny_llama
 
 
 def formed(es: Eggroll, model: nn.Module, member: int) -> nn.Module:
@@ -24,7 +24,7 @@ def formed(es: Eggroll, model: nn.Module, member: int) -> nn.Module:
             parent, _, last = name.rpartition(".")
             parts = [own.get_submodule(f"{parent}.{part}".strip(".")) for part in last.split("+")]
             widths = [part.get_parameter("weight").shape[0] for part in parts]
-            for part, delta in zip(parts, es.delta(name, member).split(widths), strict=True):
+            for part, delta in zip(parts, member_delta(es, name, member).split(widths), strict=True):
                 part.get_parameter("weight").add_(delta)
     return own
 
@@ -34,16 +34,16 @@ def formed(es: Eggroll, model: nn.Module, member: int) -> nn.Module:
 
 def test_even_members_add_and_odd_members_subtract_the_same_noise() -> None:
     es = Eggroll(small_net(), population=6, sigma=0.1, lr=0.1)
-    assert [(who.index, who.variant, who.sign) for who in es.members] == [
+    assert [(index, *es.member(index)) for index in range(es.population)] == [
         (0, 0, 1), (1, 0, -1), (2, 1, 1), (3, 1, -1), (4, 2, 1), (5, 2, -1),
     ]  # fmt: skip
-    assert es.delta("0", 3).equal(-es.delta("0", 2))
-    assert not es.delta("0", 2).equal(es.delta("0", 4))
+    assert member_delta(es, "0", 3).equal(-member_delta(es, "0", 2))
+    assert not member_delta(es, "0", 2).equal(member_delta(es, "0", 4))
 
 
 def test_without_pairs_every_member_has_its_own_noise() -> None:
     es = Eggroll(small_net(), population=3, sigma=0.1, lr=0.1, antithetic=False)
-    assert [(who.variant, who.sign) for who in es.members] == [(0, 1), (1, 1), (2, 1)]
+    assert [es.member(index) for index in range(3)] == [(0, 1), (1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("noise", ["int8", "normal"])
@@ -155,7 +155,7 @@ def test_noise_is_kept_for_as_many_epochs_as_asked() -> None:
     es = Eggroll(small_net(), population=4, sigma=0.1, lr=0.1, noise_reuse=2)
     seen = []
     for _ in range(4):
-        seen.append(es.delta("0", 0))
+        seen.append(member_delta(es, "0", 0))
         es.tell(torch.arange(4.0))
     assert seen[0].equal(seen[1]) and seen[2].equal(seen[3])
     assert not seen[1].equal(seen[2])
@@ -170,7 +170,7 @@ def test_a_reward_pulls_towards_the_member_that_earned_it(best: int) -> None:
     net = small_net()
     before = net[0].weight.detach().clone()
     es = Eggroll(net, population=8, sigma=0.1, lr=1.0)
-    deltas = torch.stack([es.delta("0", member).flatten() for member in range(8)])
+    deltas = torch.stack([member_delta(es, "0", member).flatten() for member in range(8)])
     rewards = torch.zeros(8, 3)
     rewards[best] = 1.0
     es.tell(rewards)
@@ -199,7 +199,7 @@ def test_the_update_is_the_mean_of_fitness_times_noise() -> None:
     es = Eggroll(net, population=4, sigma=0.1, lr=0.5, shaping="z-score")
     rewards = torch.tensor([1.0, 2.0, 3.0, 6.0])
     fitness = (rewards - rewards.mean()) / rewards.std(correction=0)
-    expected = sum(fitness[member] * es.delta("0", member) / 0.1 for member in range(4))
+    expected = sum(fitness[member] * member_delta(es, "0", member) / 0.1 for member in range(4))
     before = net[0].weight.detach().clone()
     es.tell(rewards)
     torch.testing.assert_close(net[0].weight.detach() - before, 0.5 / 4 * expected, rtol=1e-4, atol=1e-6)

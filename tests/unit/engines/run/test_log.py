@@ -18,9 +18,10 @@ import pytest
 from flatout.engines.run.log import (
     LogKind,
     RunLog,
-    header_settings,
+    has_log,
     is_written,
     log_path,
+    read_header,
     read_log,
     read_records,
 )
@@ -56,8 +57,9 @@ def test_records_come_back_in_the_order_of_their_lines(tmp_path: Path) -> None:
         lines[1],
         Line(step=3),
     ]  # of a step done twice the later counts
-    assert header_settings(tmp_path) == {"seed": 1}
-    assert header_settings(tmp_path / "absent") == {}
+    assert read_header(tmp_path)["settings"] == {"seed": 1}
+    assert read_header(tmp_path / "absent") == {}
+    assert has_log(tmp_path, KIND) and not has_log(tmp_path, dataclasses.replace(KIND, format="other"))
 
 
 def test_another_kind_of_log_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import torch
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.training import models, schedule
-from flatout.engines.evolution.training.texts import Texts
 from flatout.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
@@ -63,7 +62,7 @@ class Answers:
         self._held_out = task.prompts("heldout", epoch=0, count=count, seed=settings.seed)
         self.tokenizer = models.open_tokenizer(Path(settings.model), prompts=self._held_out)
         ends = models.end_tokens(model)
-        self._texts = Texts(self.tokenizer, stop=task.stop, chat=settings.chat, ends=ends)
+        self._texts = models.Texts(self.tokenizer, stop=task.stop, chat=settings.chat, ends=ends)
         self._max_new_tokens = settings.max_new_tokens or task.max_new_tokens
         self._sampling = Sampling(
             temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, seed=settings.seed
@@ -187,7 +186,7 @@ class Answers:
 
 
 def score_texts(
-    pool: RewardPool, texts: Texts, prompts: Sequence[Prompt], completions: Sequence[Completion]
+    pool: RewardPool, texts: models.Texts, prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> RewardScores:
     """The reward of each completion, given with the prompt it belongs to."""
     return pool.score(

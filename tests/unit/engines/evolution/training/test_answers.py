@@ -7,7 +7,7 @@ import torch
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.tasks import find_task
 from flatout.engines.evolution.training.answers import plain_tokens_per_s, score_texts, wait_for
-from flatout.engines.evolution.training.texts import Texts
+from flatout.engines.evolution.training.models import Texts
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.models.families import read_decoder
