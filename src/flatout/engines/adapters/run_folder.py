@@ -52,7 +52,8 @@ def read_status(out: Path) -> AdaptStatus:
     lives = log.is_written(out)
     found = latest_checkpoints(out)
     # In the order of the lines: a resumed run does steps again, and its last line says where it is.
-    reports = {record.phase: record for record in log.read_records(out, KIND)} if log.has_log(out, KIND) else {}
+    logged = log.read_records(out, KIND) if log.has_log(out, KIND) else ()
+    reports = {record.phase: record for record in logged}
     if not any(found.values()) and not reports and not lives:
         raise _no_run(out)
     phases = tuple(_phase_status(phase, found[phase], reports.get(phase), lives=lives) for phase in PHASES)

@@ -33,9 +33,9 @@ def read_settings(path: Path, shape: type, *, verb: str) -> dict[str, Any]:
         check_keys(found, shape, verb=verb, source=str(path))
         return found
     kept = path / FILE
-    found = _read_yaml(kept) if kept.is_file() else read_header(path).get("settings")  # JSON is YAML
+    found = _read_yaml(kept) if kept.is_file() else read_header(path).get("settings", {})  # JSON is YAML
     known = {each.name for each in fields(shape)}
-    if not found or not known >= found.keys():
+    if not isinstance(found, dict) or not found or not known >= found.keys():
         raise BadInput(
             f"{path} holds no run of {verb}", hint="name a settings file, or the folder of such a run"
         )

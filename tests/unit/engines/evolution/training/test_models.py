@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from flatout.engines.evolution.tasks import Prompt
-from flatout.engines.evolution.training.models import Texts, end_tokens, open_model, open_tokenizer, save_model
+from flatout.engines.evolution.training.models import (
+    Texts,
+    end_tokens,
+    open_model,
+    open_tokenizer,
+    save_model,
+)
 from flatout.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.models.families import read_decoder
