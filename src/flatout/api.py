@@ -225,7 +225,7 @@ def adapt(
     on_progress: OnText = lambda message: None,
 ) -> AdaptOutcome:
     """Train adapters for several tasks and the router among them, as `flatout adapt train` does."""
-    from flatout.engines.adapters.run_folder import read_settings
+    from flatout.engines.adapters.settings import read_settings
     from flatout.engines.adapters.verbs import train
 
     return train(

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout.engines.adapters import settings as adapt_settings
 from flatout.engines.adapters.settings import AdaptSettings, check_resume, make_settings
 from flatout.engines.adapters.training.checkpoint import PHASES, BestSoFar, PhaseCheckpoint, checkpoints_of
 from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run import log
 from flatout.engines.run.folder import check_empty
-from flatout.engines.run.settings import FILE
 from flatout.errors import BadInput
 
 HEADS_ONLY = "heads-only"
@@ -94,13 +92,6 @@ def furthest(out: Path) -> PhaseCheckpoint:
     if not found:
         raise _no_run(out)
     return found[-1]
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Read the keys of a settings file, or those of the run in a folder."""
-    if path.is_dir() and not (path / FILE).is_file() and any(latest_checkpoints(path).values()):
-        return {**furthest(path).state.config, "out": str(path)}  # a run that wrote no settings file
-    return adapt_settings.read_settings(path)
 
 
 def settings_of(

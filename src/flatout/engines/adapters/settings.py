@@ -48,41 +48,43 @@ class TaskSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseOne:
+class LearningSettings:
+    """How a phase learns."""
+
+    lr: float = 5e-4
+    weight_decay: float = 0.01
+    warmup_share: float = 0.1
+    clip: float = 1.0
+    patience: int | None = 5  # evaluations without a better one, after which an adapter is finished
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseOne(LearningSettings):
     """Adapters and heads, all tasks in one batch."""
 
     steps: int = 1000  # of the optimizer
     tokens: int = 2048  # of one task's block
     accumulate: int = 1  # batches of one optimizer step, shared out among the processes
     buckets: int = 4  # groups of similar length; a step takes one group of every task
-    lr: float = 5e-4
-    weight_decay: float = 0.01
-    warmup_share: float = 0.1
-    clip: float = 1.0
-    patience: int | None = 5  # evaluations without a better one, after which an adapter is finished
     evaluate_every: int = 100
     validate_rows: int = 256  # per task
     select: Literal["metric", "loss"] = "metric"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseTwo:
+class PhaseTwo(LearningSettings):
     """The router, on features of the frozen encoder."""
 
     epochs: int = 10
     rows: int = 256
     equal: Literal["tasks", "rows"] = "tasks"  # count every task alike, however few its rows, or every row
     lr: float = 1e-3
-    weight_decay: float = 0.01
-    warmup_share: float = 0.1
-    clip: float = 1.0
-    patience: int | None = 5
     noise: Literal["softmax", "gumbel"] = "softmax"
     losses: dict[str, float] = field(default_factory=dict)  # weights by name; the others keep theirs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseThree:
+class PhaseThree(LearningSettings):
     """Both together: the loss of the tasks reaches the router through the mixture of adapters."""
 
     steps: int = 400
@@ -91,10 +93,6 @@ class PhaseThree:
     buckets: int = 4
     lr: float = 1e-4  # of the router
     adapter_lr_share: float = 0.1  # of that, for adapters and heads
-    weight_decay: float = 0.01
-    warmup_share: float = 0.1
-    clip: float = 1.0
-    patience: int | None = 5
     evaluate_every: int = 100
     validate_rows: int = 256
     single_task_first: float = 0.8  # the share of batches with rows of one task, at the first step

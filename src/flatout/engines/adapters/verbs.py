@@ -12,17 +12,12 @@ from typing import Any
 import torch
 
 from flatout.codec import encode
+from flatout.documents import read_document, write_document
 from flatout.engines.adapters import peft_format, run_folder
 from flatout.engines.adapters.assembly import AdapterAssembly, check_encoder
+from flatout.engines.adapters.evaluation import results
 from flatout.engines.adapters.evaluation.predict import Answer, answer
-from flatout.engines.adapters.evaluation.results import (
-    FILE,
-    ROUTINGS,
-    Evaluation,
-    load_evaluation,
-    save_evaluation,
-    with_heads_only,
-)
+from flatout.engines.adapters.evaluation.results import FILE, ROUTINGS, Evaluation, with_heads_only
 from flatout.engines.adapters.evaluation.score_routings import Subject, score_routings
 from flatout.engines.adapters.report.charts import plot_report
 from flatout.engines.adapters.report.page import page as report_page
@@ -82,7 +77,8 @@ def train(
     with Ranks.join(settings.device) as ranks:
         if not ranks.first:
             on_line = on_progress = ignore
-        chosen = choose_folder(settings.out, kind=VERB, name=Path(settings.model).name, resume=resume)
+        name, beside = Path(settings.model).name, resume or heads_only  # heads alone go into the run's folder
+        chosen = choose_folder(settings.out, kind=VERB, name=name, resume=beside)
         settings = dataclasses.replace(settings, out=ranks.share_text(str(chosen)))
         if heads_only and not settings.heads_only:
             settings = run_folder.without_adapters(settings)
@@ -183,9 +179,9 @@ def evaluate(
     if (other / "phase1").is_dir():
         heads = run_folder.settings_of(other, model=model, device=device)
         plain = _score(heads, rows=rows, split=split, on_progress=on_progress)
-        save_evaluation(plain, other / FILE)
+        write_document(other / FILE, plain, results.KIND)
         found = with_heads_only(found, plain)
-    save_evaluation(found, out / FILE)
+    write_document(out / FILE, found, results.KIND)
     page = html or out / PAGE
     write_page(report_page(_read_report(settings, device=_device_name(settings))), page)
     _plot(settings, on_progress=on_progress)
@@ -274,7 +270,7 @@ def _read_report(settings: AdaptSettings, *, device: str | None) -> RunReport:
     return RunReport(
         name=out.name,
         model=Path(settings.model).name,
-        evaluation=load_evaluation(path) if path.exists() else None,
+        evaluation=read_document(path, Evaluation, results.KIND) if path.exists() else None,
         records=records,
         device=device,
         notes=tuple(f"{record.phase}: {note}." for record in records for note in record.notes),

@@ -10,10 +10,11 @@ import torch
 
 from flatout.codec import encode
 from flatout.engines.adapters import run_folder
-from flatout.engines.adapters.settings import AdaptSettings, make_settings
+from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.training.checkpoint import PHASES, PhaseState, checkpoints_of
 from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run.log import RunLog
+from flatout.engines.run.settings import save_settings
 from flatout.errors import BadInput
 
 
@@ -75,11 +76,11 @@ def test_the_folder_of_a_run_stands_for_its_config(tmp_path: Path) -> None:
     out = tmp_path / "moved"
     out.mkdir()
     with pytest.raises(BadInput, match=r"moved holds no run of adapt .*name a settings file"):
-        run_folder.read_settings(out)
+        read_settings(out)
     RunLog(out, KIND, settings=encode(config(tmp_path / "before", seed=3)), tensorboard=False).close()
-    assert make_settings(run_folder.read_settings(out)) == config(out, seed=3)
-    keep(out, "phase1", finished=True, seed=4)
-    assert make_settings(run_folder.read_settings(out)) == config(out, seed=4)
+    assert make_settings(read_settings(out)) == config(out, seed=3)
+    save_settings(out, config(out, seed=4))  # of the last time that the run was trained
+    assert make_settings(read_settings(out)) == config(out, seed=4)
 
 
 def test_what_is_finished_is_not_run_again_and_what_is_begun_goes_on(tmp_path: Path) -> None:

@@ -13,14 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flatout.documents import read_document
 from flatout.engines.adapters import run_folder, verbs
 from flatout.engines.adapters.assembly import AdapterAssembly
-from flatout.engines.adapters.evaluation.results import load_evaluation
+from flatout.engines.adapters.evaluation.results import KIND as EVALUATION
+from flatout.engines.adapters.evaluation.results import Evaluation
+from flatout.engines.adapters.settings import read_settings
 from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING, checkpoints_of
 from flatout.engines.adapters.training.log import KIND
 from flatout.engines.run.log import read_log
 from flatout.engines.run.ranks import Ranks
 from flatout.errors import BadInput, Interrupted
+from flatout.runs import list_runs
 from tests.support.adapters import generated, save_tiny, tiny_settings, with_phase
 
 
@@ -199,10 +203,30 @@ def test_heads_alone_are_trained_in_a_folder_of_their_own_and_stand_beside(
     verbs.train(given)
     found, page = verbs.evaluate(out)
     assert found.heads_only is not None and set(found.heads_only) == {"sentiment", "translation"}
-    assert load_evaluation(out / "evaluation.json") == found
+    assert read_document(out / "evaluation.json", Evaluation, EVALUATION) == found
     assert "sentiment" in page.read_text(encoding="utf-8")
     assert found.routing is not None and sum(map(sum, found.routing.confusion)) == 8
     assert {scores.routing for scores in found.scores} >= {"oracle", "routed", "single", "uniform", "random"}
+
+
+def test_without_out_a_run_gets_a_folder_among_the_runs_and_the_latest_goes_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {**tiny_settings(model, tmp_path), "out": None}
+    with pytest.raises(BadInput, match=r"has no run of flatout adapt to resume .*--out"):
+        verbs.train(given, heads_only=True)
+    with pytest.raises(Interrupted):
+        verbs.train(given, phases=("phase1",), on_line=interrupting("phase1 3/"))
+    ((folder, run),) = list_runs(kind="adapt")
+    assert folder.parent == tmp_path / ".flatout" / "runs" and run.end == "interrupted"
+    outcome = verbs.train(given, phases=("phase1",), resume=True)
+    assert Path(outcome.out) == folder and outcome.status.phases[0].finished
+    assert read_settings(folder)["out"] == str(folder)
+    heads = verbs.train(given, heads_only=True)
+    assert Path(heads.out) == folder / "heads-only"
+    page = verbs.report(folder)
+    assert page == folder / "report.html" and "Not evaluated yet" in page.read_text(encoding="utf-8")
 
 
 def test_a_run_is_scored_and_asked_under_another_routing_than_its_own(whole: Path) -> None:

@@ -16,18 +16,20 @@ End-to-end is what someone gets who hands over a text and does not say what it i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
-from flatout.atomic_files import write_whole
-from flatout.codec import WrongShape, decode, encode
+from flatout.documents import DocumentKind
 from flatout.errors import BadInput
 
-FORMAT, VERSION = "flatout-adapters-evaluation", 1
 FILE = "evaluation.json"
+KIND = DocumentKind(
+    format="flatout-adapters-evaluation",
+    version=1,
+    what="an evaluation of flatout adapt",
+    hint="run flatout adapt evaluate",
+)
 
 RoutingName = Literal["oracle", "routed", "end-to-end", "single", "uniform", "random"]
 ROUTINGS: tuple[RoutingName, ...] = ("oracle", "routed", "end-to-end", "single", "uniform", "random")
@@ -159,31 +161,3 @@ def with_heads_only(evaluation: Evaluation, other: Evaluation) -> Evaluation:
     ]
     notes = (f"The run without adapters was scored on other rows: {'; '.join(differ)}.",) if differ else ()
     return replace(evaluation, heads_only=oracle.by_task, notes=evaluation.notes + notes)
-
-
-def save_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Write an evaluation as JSON, whole or not at all."""
-    document = {"format": FORMAT, "version": VERSION, **encode(evaluation)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
-
-
-def load_evaluation(path: Path) -> Evaluation:
-    """Read what `save_evaluation` wrote."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"no evaluation at {path}", hint="run flatout adapt evaluate first") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="run flatout adapt evaluate again") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BadInput(f"{path} is not an evaluation of flatout adapt", hint=f"give a run's {FILE}")
-    if document.get("version") != VERSION:
-        raise BadInput(
-            f"{path} has version {document.get('version')!r}; this release reads {VERSION}",
-            hint="install the release that wrote it",
-        )
-    try:
-        return decode(Evaluation, document)
-    except WrongShape as error:
-        raise BadInput(f"{path} is damaged: {error}", hint="run flatout adapt evaluate again") from None

@@ -76,7 +76,6 @@ def score_routings(
     routings: Sequence[RoutingName] = ROUTINGS,
     tokens: int = 8192,
     seed: int = 0,
-    write_all: bool = False,
     num_shown: int = 3,
     split: str = "test",
 ) -> Evaluation:
@@ -84,7 +83,7 @@ def score_routings(
 
     Without a `decider`, "routed" and "end-to-end" are left out; the latter is derived from the former.
     Random routing is drawn from `seed`.  Tasks that write text do so under the routings that someone reads;
-    of the baselines they give the scores that need no text, or with `write_all` every score.
+    of the baselines they give the scores that need no text.
     """
     started_s = time.perf_counter()
     names = list(subjects)
@@ -93,7 +92,7 @@ def score_routings(
         for name, subject in subjects.items():
             assert subject.features is not None, f"routing {name} needs its features"
             routes[name] = decider.route(subject.features)
-    runner = _Runner(encoder, tokenizer=tokenizer, pad_id=pad_id, tokens=tokens, write_all=write_all)
+    runner = _Runner(encoder, tokenizer=tokenizer, pad_id=pad_id, tokens=tokens)
     by_plan: dict[tuple[RoutingName, int | None], dict[str, dict[str, float]]] = {}
     shown: list[ShownRow] = []
     for number, (name, subject) in enumerate(subjects.items()):
@@ -165,18 +164,16 @@ def make_plans(
     return [Plan(routing=routing, adapter=adapter, weights=weights) for routing, adapter, weights in found]
 
 
-def pairs_to_run(plans: Sequence[Plan], *, write_all: bool) -> dict[tuple[int, bool], list[int]]:
+def pairs_to_run(plans: Sequence[Plan]) -> dict[tuple[int, bool], list[int]]:
     """By (adapter, whether answers are written out): the rows that any plan puts under it alone, each once.
 
-    Writing an answer out costs a pass of the decoder per word, so it is done for the rows that someone reads,
-    or for all.
+    Writing an answer out costs a pass of the decoder per word, so it is done for the rows that someone reads.
     """
     read: dict[tuple[int, int], bool] = {}
     for plan in plans:
         for row, adapter in enumerate(plan.sole()):
             if adapter is not None:
-                is_read = write_all or plan.routing in READ
-                read[adapter, row] = read.get((adapter, row), False) or is_read
+                read[adapter, row] = read.get((adapter, row), False) or plan.routing in READ
     found: dict[tuple[int, bool], list[int]] = {}
     for (adapter, row), is_read in sorted(read.items()):
         found.setdefault((adapter, is_read), []).append(row)
@@ -186,23 +183,20 @@ def pairs_to_run(plans: Sequence[Plan], *, write_all: bool) -> dict[tuple[int, b
 class _Runner:
     """Runs rows of one task under adapters."""
 
-    def __init__(
-        self, encoder: PackedEncoder, *, tokenizer: Any, pad_id: int, tokens: int, write_all: bool
-    ) -> None:
+    def __init__(self, encoder: PackedEncoder, *, tokenizer: Any, pad_id: int, tokens: int) -> None:
         self._encoder, self._tokenizer, self._pad_id, self._tokens = encoder, tokenizer, pad_id, tokens
-        self._write_all = write_all
 
     def answers(self, subject: Subject, plans: Sequence[Plan], *, number: int) -> list[list[Prediction]]:
         """The predictions of every plan, in the order of the records."""
         under: dict[tuple[int, int], Prediction] = {}
-        for (adapter, write), rows in pairs_to_run(plans, write_all=self._write_all).items():
+        for (adapter, write), rows in pairs_to_run(plans).items():
             for row, said in self._predict(subject, rows, adapter=adapter, write=write):
                 under[adapter, row] = said
         found = []
         for plan in plans:
             sole = plan.sole()
             mixed = [row for row, adapter in enumerate(sole) if adapter is None]
-            write = self._write_all or plan.routing in READ
+            write = plan.routing in READ
             other = dict(self._predict(subject, mixed, adapter=number, write=write, weights_NT=plan.weights))
             found.append(
                 [other[row] if adapter is None else under[adapter, row] for row, adapter in enumerate(sole)]

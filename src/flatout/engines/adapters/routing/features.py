@@ -14,7 +14,7 @@ encoder's weights and every token, so that a changed model or a changed row can 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ from flatout.errors import BadInput, import_extra
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import Example
 
-OnRows = Callable[[int, int], None]  # rows that are done, rows in all
 NAME = "features"
 LENGTH_MULTIPLE = 8
 DEPTHS = 4
@@ -50,7 +49,6 @@ def features_of(
     fingerprint: str,
     folder: Path | None = None,
     tokens: int = 8192,
-    on_rows: OnRows = lambda done, total: None,
 ) -> Tensor:
     """[N, H] in float32 on the host, row i of example i; read from `folder` where it is kept there.
 
@@ -60,9 +58,8 @@ def features_of(
         return torch.zeros(0, width_of(encoder))
     path = None if folder is None else folder / f"{NAME}-{key_of(examples, fingerprint)}.safetensors"
     if path is not None and (kept := _read(path, len(examples))) is not None:
-        on_rows(len(examples), len(examples))
         return kept
-    rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens, on_rows=on_rows)
+    rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens)
     if path is not None:
         safetensors = import_extra("safetensors.torch", extra="adapters")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,11 +94,8 @@ def by_length(examples: Sequence[Example], *, tokens: int, spread: float = 0.05)
     )
 
 
-def _compute(
-    encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int, tokens: int, on_rows: OnRows
-) -> Tensor:
+def _compute(encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int, tokens: int) -> Tensor:
     rows_NH = torch.empty(len(examples), width_of(encoder))
-    done = 0
     for numbers in by_length(examples, tokens=tokens):
         chosen = [examples[number] for number in numbers]
         block = block_of(
@@ -118,8 +112,6 @@ def _compute(
             chosen_depths = [states[round(place * last / (DEPTHS - 1))] for place in range(DEPTHS)]
             means = [pooled(states_BLH.float(), block.lengths) for states_BLH in chosen_depths]
             rows_NH[numbers] = torch.cat(means, dim=-1).cpu()
-        done += len(numbers)
-        on_rows(done, len(examples))
     return rows_NH
 
 

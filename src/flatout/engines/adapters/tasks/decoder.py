@@ -14,8 +14,6 @@ Legend: B rows, T target tokens, L input tokens, H width, N heads, D width of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,6 +22,7 @@ from flatout.engines.adapters.lora.chunked_loss import chunked_argmax
 from flatout.errors import BadInput
 
 HEAD_WIDTH = 64
+KeysValues = tuple[Tensor, Tensor]  # [B, N, L, D] each
 
 
 def heads_for(width: int) -> int:
@@ -42,7 +41,7 @@ class CachedAttention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
 
-    def keys_values(self, x_BLH: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x_BLH: Tensor) -> KeysValues:
         keys, values = self.key_value(x_BLH).chunk(2, dim=-1)
         return self._split(keys), self._split(values)
 
@@ -82,7 +81,7 @@ class DecoderLayer(nn.Module):
         self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x_BTH: Tensor, source: tuple[Tensor, Tensor], *, mask: Tensor) -> Tensor:
+    def forward(self, x_BTH: Tensor, source: KeysValues, *, mask: Tensor) -> Tensor:
         """All places of a text at once; each sees the ones before it."""
         normed = self.self_norm(x_BTH)
         keys, values = self.self_attention.keys_values(normed)
@@ -90,29 +89,20 @@ class DecoderLayer(nn.Module):
         return self._rest(x_BTH, source, mask=mask)
 
     def step(
-        self, x_B1H: Tensor, source: tuple[Tensor, Tensor], written: Written, *, place: int, mask: Tensor
+        self, x_B1H: Tensor, source: KeysValues, written: KeysValues, *, place: int, mask: Tensor
     ) -> Tensor:
         """One place, with the keys and values of the places before it."""
         normed = self.self_norm(x_B1H)
         key, value = self.self_attention.keys_values(normed)
-        written.keys[:, :, place : place + 1] = key
-        written.values[:, :, place : place + 1] = value
-        seen = slice(0, place + 1)
-        mixed = self.self_attention(normed, written.keys[:, :, seen], written.values[:, :, seen])
+        keys, values = written
+        keys[:, :, place : place + 1], values[:, :, place : place + 1] = key, value
+        mixed = self.self_attention(normed, keys[:, :, : place + 1], values[:, :, : place + 1])
         return self._rest(x_B1H + self.dropout(mixed), source, mask=mask)
 
-    def _rest(self, x: Tensor, source: tuple[Tensor, Tensor], *, mask: Tensor) -> Tensor:
+    def _rest(self, x: Tensor, source: KeysValues, *, mask: Tensor) -> Tensor:
         x = x + self.dropout(self.cross_attention(self.cross_norm(x), *source, mask=mask))
         widened: Tensor = self.dropout(self.wide(self.wide_norm(x)))
         return x + widened
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """Keys and values [B, N, T, D] of what a layer has written."""
-
-    keys: Tensor
-    values: Tensor
 
 
 class TextDecoder(nn.Module):
@@ -205,10 +195,10 @@ class TextDecoder(nn.Module):
         normed: Tensor = self.source_norm(states_BLH.to(self.places.weight.dtype))
         return normed
 
-    def _empty(self, keys_BNLD: Tensor, length: int) -> Written:
+    def _empty(self, keys_BNLD: Tensor, length: int) -> KeysValues:
         rows, heads, _, width = keys_BNLD.shape
         shape = (rows, heads, length, width)
-        return Written(keys=keys_BNLD.new_empty(shape), values=keys_BNLD.new_empty(shape))
+        return keys_BNLD.new_empty(shape), keys_BNLD.new_empty(shape)
 
 
 def source_mask(states_BLH: Tensor, lengths_B: Tensor) -> Tensor:

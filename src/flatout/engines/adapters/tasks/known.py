@@ -48,16 +48,16 @@ def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Ada
         raise BadInput(f"{name} cannot take {', '.join(settings)}: {error}") from error
 
 
-Placed = tuple[object, type[AdapterTask]]
+Definition = tuple[object, type[AdapterTask]]  # (where it lies, the class)
 
 
-def _own_tasks() -> Iterator[Placed]:
+def _own_tasks() -> Iterator[Definition]:
     for found in pkgutil.iter_modules([str(HERE)]):
         if found.name != "known":
             yield from _tasks_of(importlib.import_module(f"{__package__}.{found.name}"))
 
 
-def _installed_tasks() -> Iterator[Placed]:
+def _installed_tasks() -> Iterator[Definition]:
     for name, value in load_plugins(GROUP).items():
         if isinstance(value, ModuleType):
             yield from _tasks_of(value)
@@ -69,7 +69,7 @@ def _installed_tasks() -> Iterator[Placed]:
             )
 
 
-def _tasks_in(folder: Path | None) -> Iterator[Placed]:
+def _tasks_in(folder: Path | None) -> Iterator[Definition]:
     if folder is None:
         return
     if not folder.is_dir():
@@ -89,7 +89,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _tasks_of(module: ModuleType) -> Iterator[Placed]:
+def _tasks_of(module: ModuleType) -> Iterator[Definition]:
     """The tasks that a module defines; one it imports belongs to another file."""
     for value in vars(module).values():
         if not inspect.isclass(value) or value.__module__ != module.__name__:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.settings import PhaseOne, PhaseThree, PhaseTwo
+from flatout.engines.adapters.settings import LearningSettings
 from flatout.engines.adapters.tasks import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
 from flatout.engines.adapters.training.checkpoint import BestSoFar
@@ -125,7 +125,7 @@ def make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
 
 
 def step_settings(
-    phase: PhaseOne | PhaseTwo | PhaseThree,
+    phase: LearningSettings,
     *,
     num_steps: int,
     lr: float | None = None,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from flatout.documents import read_document, write_document
 from flatout.engines.adapters.evaluation.results import (
     FILE,
+    KIND,
     Evaluation,
     RoutingScores,
-    load_evaluation,
-    save_evaluation,
     with_heads_only,
 )
 from flatout.errors import BadInput
@@ -23,16 +23,16 @@ from tests.support.adapters import OWN, TASKS, evaluation, hostile_report, score
 @pytest.mark.parametrize("found", [evaluation(), evaluation(routing=None, heads_only=None, shown=())])
 def test_an_evaluation_is_read_as_it_was_written(found: Evaluation, tmp_path: Path) -> None:
     path = tmp_path / "run" / FILE
-    save_evaluation(found, path)
-    assert load_evaluation(path) == found
+    write_document(path, found, KIND)
+    assert read_document(path, Evaluation, KIND) == found
     assert [each.name for each in path.parent.iterdir()] == [FILE]
 
 
 def test_hostile_texts_survive(tmp_path: Path) -> None:
     found = hostile_report().evaluation
     assert found is not None
-    save_evaluation(found, tmp_path / FILE)
-    assert load_evaluation(tmp_path / FILE) == found
+    write_document(tmp_path / FILE, found, KIND)
+    assert read_document(tmp_path / FILE, Evaluation, KIND) == found
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_hostile_texts_survive(tmp_path: Path) -> None:
 )
 def test_foreign_files_are_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     path = tmp_path / FILE
-    save_evaluation(evaluation(), path)
+    write_document(path, evaluation(), KIND)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(BadInput, match=complaint):
-        load_evaluation(path)
+        read_document(path, Evaluation, KIND)
 
 
 def test_missing_and_torn_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="flatout adapt evaluate"):
-        load_evaluation(tmp_path / FILE)
+        read_document(tmp_path / FILE, Evaluation, KIND)
     (tmp_path / FILE).write_text('{"format": ')
     with pytest.raises(BadInput, match="cannot be read"):
-        load_evaluation(tmp_path / FILE)
+        read_document(tmp_path / FILE, Evaluation, KIND)
 
 
 def test_scores_are_found_by_routing_and_adapter() -> None:

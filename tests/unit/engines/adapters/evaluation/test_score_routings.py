@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flatout.engines.adapters.evaluation import score_routings as module
 from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation
 from flatout.engines.adapters.evaluation.score_routings import (
     READ,
@@ -85,12 +86,19 @@ def one_by_one(
     return subject.task.score(said, subject.records), [each.text for each in said]
 
 
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Baselines are written out, too."""
+    monkeypatch.setattr(module, "READ", ROUTINGS)
+
+
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_every_score_is_that_of_rows_run_alone(
     rows: dict[str, Subject], encoder: CountingEncoder, router: Router, top_k: int
 ) -> None:
     decider = Decider(router=router, top_k=top_k, threshold=THRESHOLD, fallback="uniform")
-    found = run(rows, encoder, decider=decider, num_shown=ROWS, write_all=True)
+    found = run(rows, encoder, decider=decider, num_shown=ROWS)
     for number, (name, subject) in enumerate(rows.items()):
         assert subject.features is not None
         expected = {
@@ -160,10 +168,12 @@ def test_only_what_is_asked_for_runs(rows: dict[str, Subject], encoder: Counting
     assert found.score("qa", "oracle") == found.score("qa", "single", adapter="qa")
 
 
-def test_baselines_are_written_out_only_when_asked(
-    rows: dict[str, Subject], encoder: CountingEncoder
+def test_baselines_are_not_written_out(
+    rows: dict[str, Subject], encoder: CountingEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brief, whole = (run(rows, encoder, write_all=write_all) for write_all in (False, True))
+    brief = run(rows, encoder)
+    monkeypatch.setattr(module, "READ", ROUTINGS)
+    whole = run(rows, encoder)
     written = {(each.routing, each.adapter): set(each.by_task["translation"]) for each in brief.scores}
     every = written["oracle", None]
     assert "token_accuracy" in every and len(every) > 1
@@ -190,9 +200,10 @@ def test_the_router_is_judged_on_the_same_rows(
     assert sum(each.num_rows for each in found.bins) == 3 * ROWS
 
 
+@pytest.mark.usefixtures("written")
 def test_heads_without_adapters_are_scored_alike() -> None:
     with tiny_encoder(ranks=(0, 0, 0)) as plain:
-        found = run(subjects(plain), plain, routings=("oracle", "single", "uniform"), write_all=True)
+        found = run(subjects(plain), plain, routings=("oracle", "single", "uniform"))
     scores = {str(each.by_task) for each in found.scores}
     assert len(scores) == 1
 
@@ -227,13 +238,13 @@ def all_plans(number: int, rows: int, num_tasks: int, seed: int) -> list[Plan]:
     return make_plans(number, num_rows=rows, num_tasks=num_tasks, routings=ROUTINGS, route=route, seed=seed)
 
 
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 1000), st.booleans(), st.data())
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 1000), st.data())
 def test_every_pair_is_there_once_and_none_is_missing(
-    rows: int, num_tasks: int, seed: int, write_all: bool, data: st.DataObject
+    rows: int, num_tasks: int, seed: int, data: st.DataObject
 ) -> None:
     number = data.draw(st.integers(0, num_tasks - 1))
     plans = all_plans(number, rows, num_tasks, seed)
-    asked = pairs_to_run(plans, write_all=write_all)
+    asked = pairs_to_run(plans)
     pairs = [(adapter, row) for (adapter, _), found in asked.items() for row in found]
     assert len(pairs) == len(set(pairs))
     needed = set()
@@ -249,7 +260,7 @@ def test_every_pair_is_there_once_and_none_is_missing(
                 read.add((used[0], row))
     assert set(pairs) == needed
     written = {(adapter, row) for (adapter, write), found in asked.items() if write for row in found}
-    assert written == (needed if write_all else read)
+    assert written == read
 
 
 def test_each_routing_is_what_its_name_says() -> None:
