@@ -365,17 +365,14 @@ def _line_mark(corners: list[Point], line: Line) -> Mark:
 
 def _runs(points: Sequence[tuple[float, float | None]]) -> list[list[Point]]:
     """Points that belong together: neither an unknown value nor a long silence lies between them."""
-    runs: list[list[Point]] = []
-    for group in _together(points):
-        run: list[Point] = []
-        for x, value in group:
-            if value is not None and math.isfinite(value):
-                run.append((x, value))
-            elif run:
-                runs.append(run)
-                run = []
-        runs.append(run)
-    return [run for run in runs if run]
+    gap = math.nan  # an unknown value, as a number
+    numbers = [(x, gap if y is None else y) for x, y in points]
+    return [
+        list(run)
+        for group in _together(numbers)
+        for is_known, run in itertools.groupby(group, key=lambda point: math.isfinite(point[1]))
+        if is_known
+    ]
 
 
 def _together(points: Sequence[tuple[float, Value]]) -> list[list[tuple[float, Value]]]:

@@ -107,9 +107,7 @@ def heat_map(record: StudyRecord) -> tuple[Matrix, float] | None:
     matrix = Matrix(
         label=f"best score by layer and strength, {len(best)} cells",
         rows=tuple(str(layer) if row % every == 0 else "" for row, layer in enumerate(layers)),
-        cells=tuple(
-            tuple(cell((layer, column)) for column in range(len(grid.edges) - 1)) for layer in layers
-        ),
+        cells=tuple(tuple(cell((layer, column)) for column in columns) for layer in layers),
         edges=tuple(f"{edge:g}" for edge in grid.edges),
         corner="layer",
         name_across="strength",
