@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.engines.steering.report.record import Interval, Retest, StudyRecord, TrialRecord
+from flatout.engines.steering.report.record import Retest, StudyRecord, TrialRecord
 from flatout.page.charts import Cell, Drawing, Frame, Mark, Matrix, Row, Rows, scatter
 from flatout.page.figures import write_figure
 from flatout.page.scales import round_scale, round_step
@@ -19,20 +19,6 @@ PALEST = 0.03  # of a cell that scores like the unsteered model
 
 def show_score(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}"
-
-
-def show_interval(interval: Interval, *, signed: bool = True) -> str:
-    """A difference with its sign, a score without."""
-    sign = "+" if signed else ""
-    if interval.bounds is None:
-        return f"{interval.value:{sign}.3f} (too few for an interval)"
-    low, high = interval.bounds
-    return f"{interval.value:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"
-
-
-def describe(trial: TrialRecord) -> str:
-    """A configuration in words."""
-    return f"layer {trial.layer}, {trial.method}, strength {trial.strength:+.3g}, {trial.where}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +81,7 @@ def heat_map(record: StudyRecord) -> tuple[Matrix, float] | None:
         several, score = grid.trials[place], best[place].score or 0.0
         return Cell(
             text=f"{score:.2f}",
-            title=f"{describe(best[place])}: {show_score(score)}"
+            title=f"{best[place].describe()}: {show_score(score)}"
             + (f", best of {len(several)}" if len(several) > 1 else ""),
             colour="up" if far[place] >= 0 else "down",
             strength=PALEST + (1 - PALEST) * (abs(far[place]) / reach if reach else 0.0),
@@ -139,7 +125,7 @@ def trade_off(record: StudyRecord) -> Drawing | None:
                 colour="up" if is_best else "down",
                 size=6 if is_best else 4,
                 opacity=1.0 if is_best else 0.65,
-                title=f"{describe(trial)}: score {show_score(score)}, perplexity {ratio:.3g}×",
+                title=f"{trial.describe()}: score {show_score(score)}, perplexity {ratio:.3g}×",
             )
         )
     frame = Frame(across=across, up=up, height=240)
@@ -162,7 +148,7 @@ def intervals(retest: Retest) -> Rows:
     chart = Rows(across=round_scale(min(ends), max(ends)))
     rows = []
     for name, interval, colour in named:
-        figure = show_interval(interval, signed=interval is retest.difference)
+        figure = interval.show(signed=interval is retest.difference)
         marks = [chart.track(), chart.rule(0.0, dashed=True)]
         if interval.bounds is not None:
             marks += chart.interval(*interval.bounds, colour)

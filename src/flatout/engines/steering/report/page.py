@@ -12,10 +12,8 @@ from collections.abc import Iterator
 
 from flatout import __version__
 from flatout.engines.steering.report.charts import (
-    describe,
     heat_map,
     intervals,
-    show_interval,
     show_score,
     trade_off,
 )
@@ -32,7 +30,7 @@ LONGEST_TEXT = 1200
 
 def page(record: StudyRecord) -> str:
     """The whole document."""
-    difference = known(record.retest, lambda retest: show_interval(retest.difference))
+    difference = known(record.retest, lambda retest: retest.difference.show())
     return document(
         record.name,
         (
@@ -45,7 +43,7 @@ def page(record: StudyRecord) -> str:
         ),
         kind="Report of a steering study",
         where=(record.model, record.device),
-        verdict=headline(record),
+        verdict=record.headline(),
         figures=_figures(record),
         footer=(
             ("study", record.name),
@@ -54,32 +52,6 @@ def page(record: StudyRecord) -> str:
             ("flatout", __version__),
         ),
         version=__version__,
-    )
-
-
-def headline(record: StudyRecord) -> str:
-    """What the study found, with its uncertainty."""
-    winner, retest = record.winner, record.retest
-    if winner is None:
-        return "No trial has been scored yet."
-    where = describe(winner)
-    where = where[:1].upper() + where[1:]
-    if retest is None:
-        return f"{where} scored best; it has not been tested on fresh questions."
-    if retest.difference.bounds is None:
-        return (
-            f"{where} scored best in the search; {retest.num_questions} fresh questions are too few to tell "
-            f"whether it works on others: {FEWEST} are the fewest."
-        )
-    if not retest.is_certain:
-        return (
-            f"{where} scored best in the search, but on {retest.num_questions} fresh questions its "
-            "difference from the unsteered model is within the noise."
-        )
-    moved = "raises" if retest.difference.value > 0 else "lowers"
-    return (
-        f"{where} {moved} the {record.score_name} by {abs(retest.difference.value):.3g} on "
-        f"{retest.num_questions} fresh questions."
     )
 
 

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from flatout.engines.steering.report.charts import (
     MOST_COLUMNS,
-    describe,
     group_trials,
     heat_map,
     intervals,
     plot_study,
-    show_interval,
     show_score,
     trade_off,
 )
@@ -83,7 +81,7 @@ def test_the_heat_map_has_every_cell_and_one_winner() -> None:
     cells = [cell for line in chart.cells for cell in line if cell is not None]
     assert len(cells) == len(grid.trials) and {cell.colour for cell in cells} == {"up", "down"}
     (winner,) = (cell for cell in cells if cell.is_outlined)
-    assert record.winner is not None and describe(record.winner) in winner.title
+    assert record.winner is not None and record.winner.describe() in winner.title
     assert all(0 < cell.strength <= 1 for cell in cells)
     assert chart.rows == tuple(
         str(layer) for layer in sorted({each[0] for each in grid.trials}, reverse=True)
@@ -120,8 +118,8 @@ def test_an_interval_that_holds_zero_is_not_certain() -> None:
 def test_scores_keep_their_digits() -> None:
     assert [show_score(value) for value in (0.0, 0.5, -1.2345, 0.00012)] == ["0", "0.5", "-1.23", "1.2e-04"]
     one = Interval(value=0.5, low=0.25, high=0.75)
-    assert show_interval(one) == "+0.500 (+0.250 to +0.750)"
-    assert show_interval(one, signed=False) == "0.500 (0.250 to 0.750)"
+    assert one.show() == "+0.500 (+0.250 to +0.750)"
+    assert one.show(signed=False) == "0.500 (0.250 to 0.750)"
 
 
 def test_a_study_is_drawn_by_the_suffix_of_its_file(tmp_path: Path) -> None:

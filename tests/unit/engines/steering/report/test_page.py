@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from flatout.engines.steering.report.page import LONGEST_TEXT, headline, page
+from flatout.engines.steering.report.page import LONGEST_TEXT, page
 from flatout.engines.steering.report.record import Interval, Retest
 from flatout.page.document import write_page
 from tests.support.steering import HOSTILE, hostile_study, study
@@ -45,22 +45,22 @@ def test_the_page_shows_all_of_a_study() -> None:
 
 
 def test_the_headline_says_what_is_known() -> None:
-    assert "raises the answer preference by 0.93 on 50 fresh questions" in headline(study())
-    assert "not been tested on fresh questions" in headline(study(retest=None))
-    assert headline(study(best=None)) == "No trial has been scored yet."
+    assert "raises the answer preference by 0.93 on 50 fresh questions" in study().headline()
+    assert "not been tested on fresh questions" in study(retest=None).headline()
+    assert study(best=None).headline() == "No trial has been scored yet."
     around = Interval(value=0.02, low=-0.1, high=0.14)
     retest = Retest(num_questions=50, baseline=around, steered=around, difference=around)
-    assert "within the noise" in headline(study(retest=retest))
+    assert "within the noise" in study(retest=retest).headline()
     alone = Interval(value=0.9, low=None, high=None)
     few = study(
         retest=Retest(num_questions=2, baseline=alone, steered=alone, difference=alone),
         perplexity_ratio=alone,
     )
-    assert "2 fresh questions are too few to tell" in headline(few)
+    assert "2 fresh questions are too few to tell" in few.headline()
     assert "no interval that can be trusted" in page(few) and "too few for an interval" in page(few)
     below = Interval(value=-0.4, low=-0.5, high=-0.3)
     retest = Retest(num_questions=50, baseline=around, steered=around, difference=below)
-    assert "lowers the answer preference by 0.4" in headline(study(retest=retest))
+    assert "lowers the answer preference by 0.4" in study(retest=retest).headline()
 
 
 def test_what_is_not_known_is_left_out() -> None:
