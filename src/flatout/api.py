@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.doctor.examine import Diagnosis, examine
-from flatout.errors import import_extra
+from flatout.errors import BadInput, import_extra
 from flatout.measure.evidence_file import load_evidence
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flatout.memory.predict.estimate import MemoryEstimate
     from flatout.memory.predict.steps import Parallel
     from flatout.monitor.past.compare import Comparison
+    from flatout.monitor.past.engine_runs import EngineComparison, EngineSummary, ListedRun
     from flatout.monitor.past.summary import Summary
     from flatout.monitor.sample import Sample
     from flatout.monitor.sinks.choice import SinkChoice
@@ -471,15 +472,34 @@ def _writer(as_json: bool) -> Any:
     return Documents(sys.stdout) if as_json else Lines(sys.stdout)
 
 
+def list_runs(root: Path | None = None) -> Sequence[ListedRun]:
+    """List the runs of every verb, the latest first, with what each reported last."""
+    from flatout.monitor.past.engine_runs import listed_runs
+
+    return listed_runs(root)
+
+
 def report_run(
     run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
-) -> Summary:
-    """The figures of a run that is kept; also written as a page and as plots where these are named."""
+) -> Summary | EngineSummary:
+    """Summarise a run that is kept; also write its page and its plots to the files that are named."""
+    from flatout.runs import find_run, read_run
+
+    folder = find_run(str(run), root)
+    kind = read_run(folder).kind
+    if kind != "watch":
+        from flatout.monitor.past.engine_runs import summarise_engine
+
+        if (html or png) and kind != "steer":
+            instead = "flatout adapt evaluate writes its page" if kind == "adapt" else "omit --html and --png"
+            raise BadInput(f"{folder.name} ran {kind}, which has no page or plots here", hint=instead)
+        if html or png:
+            steer_report(folder, html=html, png=png)
+        return summarise_engine(folder)
     from flatout.monitor.past.recorded import read_recorded
     from flatout.monitor.past.summary import summarise
-    from flatout.runs import find_run
 
-    recorded = read_recorded(find_run(str(run), root))
+    recorded = read_recorded(folder)
     if png is not None:
         from flatout.monitor.past.charts import plot_run
 
@@ -492,13 +512,21 @@ def report_run(
     return summarise(recorded)
 
 
-def compare_runs(first: str | Path, second: str | Path, *, root: Path | None = None) -> Comparison:
-    """Two runs that are kept, and the differences between them that are more than noise."""
+def compare_runs(
+    first: str | Path, second: str | Path, *, root: Path | None = None
+) -> Comparison | EngineComparison:
+    """Compare two runs of one verb: of watched ones, the differences that are more than noise."""
+    from flatout.runs import find_run, read_run
+
+    folders = [find_run(str(run), root) for run in (first, second)]
+    if any(read_run(folder).kind != "watch" for folder in folders):
+        from flatout.monitor.past.engine_runs import compare_engines
+
+        return compare_engines(*folders)
     from flatout.monitor.past.compare import compare
     from flatout.monitor.past.recorded import read_recorded
-    from flatout.runs import find_run
 
-    return compare(*(read_recorded(find_run(str(run), root)) for run in (first, second)))
+    return compare(*(read_recorded(folder) for folder in folders))
 
 
 # Plans of configs

@@ -5,8 +5,11 @@ Everything follows from the second, without chance: a picture drawn from it is t
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from pathlib import Path
+from typing import Any
 
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
@@ -178,3 +181,56 @@ def kept_run(
     if ended:
         end_run(folder, time_s=samples[-1].time_s if samples else START_S)
     return folder
+
+
+# Runs of engines
+
+
+def engine_run(
+    root: Path, records: list[dict[str, Any]], *, kind: str, ended: bool = True, pid: int = 7
+) -> Path:
+    """A run as an engine keeps it: its header, its log, and a line that was cut off."""
+    run = Run(
+        name=f"{kind}-small",
+        pid=pid,
+        process_started_s=None if pid == os.getpid() else 1.0,
+        started_s=START_S,
+        kind=kind,
+        ended_s=START_S + 90 if ended else None,
+        end="finished" if ended else None,
+    )
+    folder = create_run(run, root)
+    header = {"format": f"flatout-{kind}-log", "version": 1, "settings": {"epochs": 3}}
+    lines = [json.dumps(line) for line in (header, *records)]
+    (folder / "log.jsonl").write_text("\n".join(lines) + '\n{"epoch": 9, "rew')
+    return folder
+
+
+def epochs(*rewards: float, every_s: float = 4.0) -> list[dict[str, Any]]:
+    """Reports of an evolution."""
+    return [
+        {
+            "epoch": number,
+            "epochs": len(rewards),
+            "reward_train": reward / 2,
+            "reward_heldout": reward,
+            "failed_rows": None,
+            "elapsed_s": every_s * number,
+            "statistics": {"update_norm": 0.5},
+        }
+        for number, reward in enumerate(rewards, start=1)
+    ]
+
+
+def phases() -> list[dict[str, Any]]:
+    """Reports of adapters: a step that was done again, and a second phase."""
+
+    def report(phase: str, step: int, loss: float, elapsed_s: float) -> dict[str, Any]:
+        return {"phase": phase, "step": step, "losses": {"qa": loss}, "elapsed_s": elapsed_s, "notes": ["x"]}
+
+    return [
+        report("phase1", 10, 2.0, 5.0),
+        report("phase1", 20, 1.5, 10.0),
+        report("phase1", 20, 1.25, 11.0),
+        report("phase2", 5, 0.5, 3.0),
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +13,7 @@ from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_sh
 
 if TYPE_CHECKING:
     from flatout.monitor.past.compare import Comparison, Difference, Unit
+    from flatout.monitor.past.engine_runs import EngineComparison, EngineSummary
     from flatout.monitor.past.summary import Summary
 
 
@@ -23,7 +24,7 @@ def report(
     log: flags.Log = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Show how a run went: what bounded it, its steps, memory, power and energy.
+    """Show how a run of any verb went: its steps and figures; of a watched one also what bounded it.
 
     \b
     Examples:
@@ -31,14 +32,17 @@ def report(
       flatout report .flatout/runs/20260115-100000-train-4711 --html run.html --png run.png
     """
     from flatout.api import report_run
+    from flatout.monitor.past.summary import Summary
 
     summary = report_run(run, root=log, html=html, png=png)
     say_written(html, png)
     if json_output:
         print_json(summary.to_json())
         return
-    plain_console().print(_summary_table(summary))
-    for each in summary.bounds:
+    plain_console().print(
+        _summary_table(_rows(summary) if isinstance(summary, Summary) else _engine_rows(summary))
+    )
+    for each in summary.bounds if isinstance(summary, Summary) else ():
         _sentence(f"{each.bound}, {show_share(each.share)} of the run: {each.sentence}; {each.action}")
 
 
@@ -48,7 +52,7 @@ def compare(
     """Compare two runs: step time, phases, memory, power and energy, and what of it is noise.
 
     A difference counts where it exceeds how much each run varies within itself. The first tenth of both is
-    left out.
+    left out. Of two runs of an engine, the last value of each figure is shown.
 
     \b
     Examples:
@@ -56,10 +60,14 @@ def compare(
       flatout compare 4711 4802 --json
     """
     from flatout.api import compare_runs
+    from flatout.monitor.past.compare import Comparison
 
     found = compare_runs(first, second, root=log)
     if json_output:
         print_json(found.to_json())
+        return
+    if not isinstance(found, Comparison):
+        plain_console().print(_engine_table(found))
         return
     for number, summary in (("first", found.first), ("second", found.second)):
         _sentence(f"{number:<7} {summary.folder}, {summary.gpu_name or 'no GPU'}, {summary.state}")
@@ -80,15 +88,15 @@ def _sentence(words: str) -> None:
 # One run
 
 
-def _summary_table(summary: Summary) -> Any:
+def _summary_table(rows: Iterable[tuple[str, str]]) -> Any:
     from rich.text import Text
 
     from flatout.page.printable import printable
 
     table = plain_table("", "")
     table.show_header = False
-    for name, value in _rows(summary):
-        table.add_row(Text(name, style="dim"), Text(printable(value)))
+    for name, value in rows:
+        table.add_row(Text(printable(name), style="dim"), Text(printable(value)))
     return table
 
 
@@ -125,7 +133,33 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "host memory", f"{show_bytes(summary.host_memory_bytes)} at most"
 
 
+def _engine_rows(summary: EngineSummary) -> Iterator[tuple[str, str]]:
+    from flatout.units import show_time
+
+    state = summary.state if summary.end in (None, "finished") else f"{summary.state}: {summary.end}"
+    yield "run", f"{summary.name} ({summary.folder}), {summary.kind}, {state}"
+    yield "lasted", UNKNOWN if summary.duration_s is None else show_time(summary.duration_s)
+    yield "steps", UNKNOWN if summary.steps is None else str(summary.steps)
+    yield "step", show_seconds(summary.step_s)
+    for name, value in summary.last.items():
+        yield name, f"{value:.4g}"
+
+
 # Two runs
+
+
+def _engine_table(found: EngineComparison) -> Any:
+    from rich.text import Text
+
+    from flatout.page.printable import printable
+
+    numbers = ("first", "second")
+    table = plain_table("", *numbers, right=numbers)
+    table.add_row("run", *(Text(printable(summary.folder)) for summary in (found.first, found.second)))
+    for name, *values in found.figures:
+        cells = [UNKNOWN if value is None else f"{value:.4g}" for value in values]
+        table.add_row(Text(printable(name)), *cells)
+    return table
 
 
 STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yellow"}

@@ -16,14 +16,14 @@ import typer
 from flatout.cli import flags
 from flatout.cli.diagnose import check_module
 from flatout.cli.flags import option
-from flatout.cli.output import plain_console, plain_table, print_document, print_json, say
+from flatout.cli.output import plain_console, plain_table, print_json, say
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.monitor.sample import Sample
 
 DEFAULT_SPEED = 60.0
-NARROW = 64
+NARROW, WIDE = 64, 130
 
 
 def watch(
@@ -152,45 +152,47 @@ def _answer_once(samples: Sequence[Sample], *, json_output: bool) -> None:
 
 
 def _list(root: Path | None, *, json_output: bool) -> None:
-    from flatout.runs import list_runs, runs_folder, state_of
+    from flatout import api
 
-    found = list_runs(root)
+    found = api.list_runs(root)
     if json_output:
-        from flatout.codec import encode
-
-        runs = [{"folder": str(path), "state": state_of(run), **encode(run)} for path, run in found]
-        print_document("flatout-runs", runs=runs)
+        print_json({"format": "flatout-runs", "version": 1, "runs": [each.to_json() for each in found]})
         return
     if not found:
+        from flatout.runs import runs_folder
+
         typer.echo(f"there are no runs in {root or runs_folder()}")
         return
     import datetime
-    import time
 
     from rich.text import Text
 
     from flatout.page.printable import printable
-    from flatout.units import show_time
+    from flatout.units import UNKNOWN, show_time
 
     console = plain_console()
-    is_narrow = console.width < NARROW  # a run begins with its date, and ends with its script
-    whole = ("state", "lasted") if is_narrow else ("state", "lasted", "started")
-    table = plain_table("run", *whole, whole=whole)  # names fold, because other verbs are given them whole
+    shown = ["state", "lasted"]  # a run begins with its date, and ends with its script
+    if console.width >= NARROW:
+        shown = ["verb", "state", "lasted", "started"]
+    if console.width >= WIDE:
+        shown += ["steps", "last"]
+    table = plain_table("run", *shown, whole=shown)  # names fold, because other verbs are given them whole
     table.expand = True
-    if not is_narrow:
+    if console.width >= NARROW:
         table.add_column("command", overflow="ellipsis", ratio=1)  # has what is left
-    for path, run in found:
-        state = state_of(run)
-        ended_s = run.ended_s or (time.time() if state == "running" else None)
-        started = datetime.datetime.fromtimestamp(run.started_s)
-        cells = [
-            Text(printable(path.name)),
-            Text(state),
-            Text("n/a" if ended_s is None else show_time(ended_s - run.started_s)),
-            Text(f"{started:%Y-%m-%d %H:%M}"),
-            Text(printable(_shown(run.command)), no_wrap=True, overflow="ellipsis"),
-        ]
-        table.add_row(*cells[: len(table.columns)])
+    for each in found:
+        started = datetime.datetime.fromtimestamp(each.run.started_s)
+        cells = {
+            "verb": each.run.kind,
+            "state": each.run.end if each.run.end == "interrupted" else each.state,
+            "lasted": UNKNOWN if each.duration_s is None else show_time(each.duration_s),
+            "started": f"{started:%Y-%m-%d %H:%M}",
+            "steps": UNKNOWN if each.steps is None else str(each.steps),
+            "last": "" if each.figure is None else f"{each.figure[0]} {each.figure[1]:.4g}",
+        }
+        command = Text(printable(_shown(each.run.command)), no_wrap=True, overflow="ellipsis")
+        row = [Text(printable(text)) for text in (each.folder.name, *(cells[name] for name in shown))]
+        table.add_row(*[*row, command][: len(table.columns)])
     console.print(table)
 
 

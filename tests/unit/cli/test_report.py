@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.report import compare, report, show
 from flatout.errors import BadInput
 from flatout.monitor.past.compare import Unit
-from tests.support.monitor import HOSTILE, kept_run, story
+from tests.support.monitor import HOSTILE, engine_run, epochs, kept_run, story
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,27 @@ def test_a_run_in_figures(runs: Path) -> None:
         assert words in result.stdout
     document = json.loads(run("report", "train", "--json").stdout)
     assert (document["format"], document["bounds"][0]["bound"]) == ("flatout-run-summary", "data")
+
+
+def test_a_run_of_an_engine_is_reported_by_its_log(runs: Path, tmp_path: Path) -> None:
+    engine_run(runs, epochs(0.1, 0.5), kind="evolve")
+    result = run("report", "evolve")
+    for words in ("evolve, ended", "reward_heldout", "0.5", "4.00 s"):
+        assert words in result.stdout
+    assert json.loads(run("report", "evolve", "--json").stdout)["format"] == "flatout-engine-summary"
+    refused = run("report", "evolve", "--html", str(tmp_path / "run.html"))
+    assert isinstance(refused.exception, BadInput) and "has no page" in str(refused.exception)
+
+
+def test_runs_of_one_engine_are_compared_and_of_two_are_not(runs: Path) -> None:
+    first = engine_run(runs, epochs(0.1, 0.5), kind="evolve")
+    second = engine_run(runs, epochs(0.1, 0.75), kind="evolve")
+    result = run("compare", str(first), str(second))
+    assert "reward_heldout" in result.stdout and "0.75" in result.stdout
+    assert json.loads(run("compare", str(first), str(second), "--json").stdout)["figures"]
+    watched = kept_run(runs, story(seconds=20))
+    refused = run("compare", str(first), str(watched))
+    assert isinstance(refused.exception, BadInput) and "mean different things" in str(refused.exception)
 
 
 def test_a_page_and_plots_are_written(runs: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.watch import watch
 from flatout.errors import BadInput
 from flatout.monitor.sample import Sample
-from tests.support.monitor import HOSTILE, kept_run, story
+from tests.support.monitor import HOSTILE, engine_run, epochs, kept_run, phases, story
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +89,24 @@ def test_runs_are_listed_the_latest_first(runs: Path) -> None:
     kept_run(runs, story(seconds=3), pid=99999999, name=HOSTILE, ended=False)
     result = run("--list")
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["run", "state", "lasted", "started", "command"]
+    assert lines[0].split() == ["run", "verb", "state", "lasted", "started", "command"]
     assert any("train-1 " in line and "ended" in line and "1:14" in line for line in lines)
     assert any("died" in line and "n/a" in line for line in lines)
     assert "\x1b" not in result.stdout
     document = json.loads(run("--list", "--json").stdout)
     assert (document["format"], len(document["runs"])) == ("flatout-runs", 2)
     assert {each["state"] for each in document["runs"]} == {"ended", "died"}
+
+
+def test_runs_of_engines_stand_in_the_list(runs: Path) -> None:
+    engine_run(runs, epochs(0.1, 0.5), kind="evolve")
+    engine_run(runs, phases(), kind="adapt", ended=False)
+    lines = run("--list", columns=160).stdout.splitlines()
+    assert lines[0].split() == ["run", "verb", "state", "lasted", "started", "steps", "last", "command"]
+    assert any("evolve" in line and "ended" in line and "reward_heldout 0.5" in line for line in lines)
+    assert any("adapt" in line and "died" in line and " 25 " in line for line in lines)
+    documents = {each["kind"]: each for each in json.loads(run("--list", "--json").stdout)["runs"]}
+    assert (documents["evolve"]["end"], documents["evolve"]["steps"]) == ("finished", 2)
 
 
 @pytest.mark.parametrize("columns", [40, 80])

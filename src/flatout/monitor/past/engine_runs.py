@@ -107,8 +107,6 @@ def main_figure(figures: dict[str, float]) -> tuple[str, float] | None:
 def summarise_engine(folder: Path) -> EngineSummary:
     """Summarise the run of an engine from its log; raise BadInput if the folder holds none."""
     run = read_run(folder)
-    if run.kind == WATCHED:
-        raise BadInput(f"{folder.name} is a watched run, not one of an engine")
     records = list(_records(folder / LOG_FILE))
     by_phase: dict[str, dict[int, Record]] = {}  # the later of two reports of one step counts
     for record in records:
@@ -138,12 +136,13 @@ def summarise_engine(folder: Path) -> EngineSummary:
 
 def compare_engines(first: Path, second: Path) -> EngineComparison:
     """Compare two runs of one engine; raise BadInput if they ran different verbs."""
-    a, b = summarise_engine(first), summarise_engine(second)
-    if a.kind != b.kind:
+    kinds = [read_run(folder).kind for folder in (first, second)]
+    if kinds[0] != kinds[1]:
         raise BadInput(
-            f"{a.folder} ran {a.kind} and {b.folder} {b.kind}: their figures mean different things",
+            f"{first.name} ran {kinds[0]} and {second.name} {kinds[1]}: their figures mean different things",
             hint="compare two runs of the same verb",
         )
+    a, b = summarise_engine(first), summarise_engine(second)
     rows: list[tuple[str, float | None, float | None]] = [
         ("duration_s", a.duration_s, b.duration_s),
         ("steps", a.steps, b.steps),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,56 +14,7 @@ from flatout.monitor.past.engine_runs import (
     main_figure,
     summarise_engine,
 )
-from flatout.runs import Run, create_run
-from tests.support.monitor import kept_run, story
-
-START_S = 1_700_000_000.0
-
-
-def engine_run(
-    root: Path, records: list[dict[str, Any]], *, kind: str, ended: bool = True, pid: int = 7
-) -> Path:
-    run = Run(
-        name=f"{kind}-small",
-        pid=pid,
-        process_started_s=None if pid == os.getpid() else 1.0,
-        started_s=START_S,
-        kind=kind,
-        ended_s=START_S + 90 if ended else None,
-        end="finished" if ended else None,
-    )
-    folder = create_run(run, root)
-    header = {"format": f"flatout-{kind}-log", "version": 1, "settings": {"epochs": 3}}
-    lines = [json.dumps(line) for line in (header, *records)]
-    (folder / "log.jsonl").write_text("\n".join(lines) + '\n{"epoch": 9, "rew')
-    return folder
-
-
-def epochs(*rewards: float, every_s: float = 4.0) -> list[dict[str, Any]]:
-    return [
-        {
-            "epoch": number,
-            "epochs": len(rewards),
-            "reward_train": reward / 2,
-            "reward_heldout": reward,
-            "failed_rows": None,
-            "elapsed_s": every_s * number,
-            "statistics": {"update_norm": 0.5},
-        }
-        for number, reward in enumerate(rewards, start=1)
-    ]
-
-
-def phases() -> list[dict[str, Any]]:
-    def report(phase: str, step: int, loss: float, elapsed_s: float) -> dict[str, Any]:
-        return {"phase": phase, "step": step, "losses": {"qa": loss}, "elapsed_s": elapsed_s, "notes": ["x"]}
-
-    return [
-        report("phase1", 10, 2.0, 5.0),
-        report("phase1", 20, 1.5, 10.0),
-        report("phase1", 20, 1.25, 11.0),
-        report("phase2", 5, 0.5, 3.0),
-    ]
+from tests.support.monitor import engine_run, epochs, kept_run, phases, story
 
 
 def test_a_run_of_an_engine_has_its_last_figures_and_the_time_of_a_step(tmp_path: Path) -> None:
@@ -125,7 +74,7 @@ def test_runs_of_two_kinds_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="mean different things"):
         compare_engines(evolve, adapt)
     watched = kept_run(tmp_path, story(seconds=3), pid=1, ended=True)
-    with pytest.raises(BadInput, match="is a watched run"):
+    with pytest.raises(BadInput, match=r"ran evolve and .* watch: their figures"):
         compare_engines(evolve, watched)
 
 
