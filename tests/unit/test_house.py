@@ -113,6 +113,34 @@ def test_every_rule_has_a_planted_script_and_a_clean_twin() -> None:
     assert not lonely
 
 
+# Maps
+
+LONGEST_LEVEL = 14
+
+
+def levels() -> Iterator[tuple[Path, list[Path]]]:
+    """Every package below the root, and what it lists."""
+    for package in sorted(path.parent for path in SOURCE.rglob("__init__.py")):
+        if package != SOURCE:
+            shown = [path for path in package.iterdir() if path.name not in ("__init__.py", "__pycache__")]
+            yield package, shown
+
+
+def test_no_level_of_the_tree_lists_more_than_a_newcomer_can_take_in() -> None:
+    counts = {str(package.relative_to(ROOT)): len(shown) for package, shown in levels()}
+    assert len(counts) > 20
+    assert {name: count for name, count in counts.items() if count > LONGEST_LEVEL} == {}
+
+
+def test_every_room_opens_with_a_map() -> None:
+    blind = []
+    for package, shown in levels():
+        said = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+        if shown and not (said and said != "A map of this room."):
+            blind.append(str(package.relative_to(ROOT)))
+    assert not blind
+
+
 # Weight
 
 

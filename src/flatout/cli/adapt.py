@@ -92,7 +92,7 @@ def train(
         raise BadInput(f"there is no phase {phase!r}", hint="give 1, 2, 3 or all")
     if heads_only and phase in ("2", "3"):
         raise BadInput(f"--heads-only has no phase {phase}", hint="heads alone are trained in phase 1")
-    from flatout import api
+    import flatout.api as api
 
     with launched_line() as (first, on_line, on_progress):
         outcome = api.adapt(
@@ -126,7 +126,7 @@ def status(run: flags.Run, json_output: flags.Json = False) -> None:
       flatout adapt status runs/five
       flatout adapt status runs/five --json
     """
-    from flatout import api
+    import flatout.api as api
 
     found = api.adapt_status(run)
     if json_output:
@@ -159,7 +159,7 @@ def evaluate(
       flatout adapt evaluate runs/five --rows 200 --html five.html --json
       flatout adapt evaluate runs/five --split validation --top-k 1     one adapter per row: is that better?
     """
-    from flatout import api
+    import flatout.api as api
 
     with live_line() as (_, on_progress):
         found, page = api.adapt_evaluate(
@@ -203,7 +203,7 @@ def predict(
       flatout adapt predict runs/five "Who wrote it?" --context "It was written by Ada." --json
       flatout adapt predict runs/five "Return the sum of two numbers." --task code
     """
-    from flatout import api
+    import flatout.api as api
     from flatout.page.printable import printable
 
     lines = [text] if text is not None else sys.stdin.read().splitlines()
@@ -243,7 +243,7 @@ def export(
       flatout adapt export runs/five --to peft/
       flatout adapt export runs/five --to peft/ --task qa
     """
-    from flatout import api
+    import flatout.api as api
 
     folders = [str(folder) for folder in api.adapt_export(run, to=to, tasks=task, model=model)]
     if json_output:

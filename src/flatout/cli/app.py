@@ -108,11 +108,10 @@ def application() -> typer.Typer:
     """The command with all its verbs."""
     from flatout.cli.adapt import adapt
     from flatout.cli.devices import devices
-    from flatout.cli.diagnose import diagnose
+    from flatout.cli.diagnose import diagnose, rules
     from flatout.cli.evolve import evolve
     from flatout.cli.plan import plan
     from flatout.cli.report import compare, report
-    from flatout.cli.rules import rules
     from flatout.cli.steer import steer
     from flatout.cli.watch import watch
 

@@ -48,7 +48,7 @@ def devices(
       flatout devices "RTX 4090"
       flatout devices --datasheet
     """
-    from flatout import api
+    import flatout.api as api
 
     if name is not None and datasheet:
         raise BadInput("a device name and --datasheet ask for two things", hint="give one of them")

@@ -1,4 +1,4 @@
-"""`flatout diagnose`: run a job, or read a saved Evidence file, and say why it is slow.
+"""`flatout diagnose`: run a job, or read a saved Evidence file, and say why it is slow; `flatout rules`.
 
 Whatever stands after the script belongs to the script, options included.  All that can be checked without
 running is checked first: a measurement of a minute must not be lost to a mistyped file name.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli import flags
-from flatout.cli.output import FINDINGS, print_json, say
+from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, print_json, say
 from flatout.errors import BadInput
 from flatout.torchrun import read_launch
 
@@ -69,7 +69,7 @@ def diagnose(
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
     _check_writable(html)
-    from flatout import api
+    import flatout.api as api
 
     launch = read_launch()
     if evidence is not None:
@@ -179,3 +179,41 @@ def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: 
         from flatout.cli.render_diagnosis import render
 
         sys.stdout.write(render(diagnosis))
+
+
+def rules(
+    code: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CODE", help="A code (FO301) or a name (tensor-created-in-loop).", show_default=False
+        ),
+    ] = None,
+    json_output: flags.Json = False,
+) -> None:
+    """List the rules, or explain one.
+
+    \b
+    Examples:
+      flatout rules
+      flatout rules FO301
+    """
+    from flatout.doctor.rule import all_rules, rule_by_code
+
+    chosen = all_rules() if code is None else (rule_by_code(code),)
+    if json_output:
+        fields = ("code", "name", "summary", "sections")
+        listed = [{field: getattr(rule, field) for field in fields} for rule in chosen]
+        print_document("flatout-rules", rules=listed)
+        return
+    if code is None:
+        table = plain_table("Code", "Name", "What it does")
+        for rule in chosen:
+            table.add_row(rule.code, rule.name, rule.summary.replace("`", ""))
+        plain_console().print(table)
+        return
+    from rich.markdown import Markdown
+
+    from flatout.doctor.rules_page import sections_markdown
+
+    (rule,) = chosen
+    plain_console().print(Markdown(f"# {rule.code} {rule.name}\n\n{sections_markdown(rule, level=2)}"))

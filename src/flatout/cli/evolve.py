@@ -66,7 +66,7 @@ def evolve(
     changes = flags.given(ctx, apart=["task_option"])
     for key, value in flags.pairs(task_option, flag="--task-option").items():
         changes[f"task_options.{key}"] = value
-    from flatout import api
+    import flatout.api as api
 
     with launched_line() as (first, update, on_progress):
         outcome = api.evolve(

@@ -29,12 +29,12 @@ from flatout.doctor.readings import (
     unexplained,
 )
 from flatout.doctor.rule import all_rules
-from flatout.measure.evidence import Evidence
 from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis
+    from flatout.measure.evidence import Evidence
 
 # A glyph as well as a colour per phase: the bar stays readable in a log file.
 LOOKS = {

@@ -88,7 +88,7 @@ def extract(
       flatout steer extract sycophancy.jsonl --model ./SmolLM2-135M
       flatout steer extract sycophancy.jsonl --model ./SmolLM2-135M --layers 8-20 --position -2
     """
-    from flatout import api
+    import flatout.api as api
 
     with counting("texts") as on_count:
         done = api.steer_extract(flags.given(ctx), on_count=on_count)
@@ -130,7 +130,7 @@ def fit(
       flatout steer fit sycophancy.jsonl --model ./SmolLM2-135M --out vectors/syc
       flatout steer fit pairs.jsonl --model ./M --out v --method pca --method lda --layers 8-20
     """
-    from flatout import api
+    import flatout.api as api
 
     given = flags.given(ctx, apart=["out", "whole"]) | {"vectors": out}
     with counting("texts") as on_count:
@@ -196,7 +196,7 @@ def search(
 
     Exit codes: 0 done, 2 flatout could not do its work, 130 interrupted; every finished row is kept.
     """
-    from flatout import api
+    import flatout.api as api
 
     with searching() as (on_progress, on_event):
         done = api.steer(
@@ -240,7 +240,7 @@ def apply(
       flatout steer apply "Is my poem any good?" --run runs/syc
       flatout steer apply "Hello." --model ./M --vectors v/pca.safetensors --layer 12 --strength -0.3
     """
-    from flatout import api
+    import flatout.api as api
     from flatout.page.printable import printable
 
     if max_new_tokens < 1:
@@ -279,7 +279,7 @@ def report(
       flatout steer report runs/syc
       flatout steer report runs/syc --html syc.html --png syc.png
     """
-    from flatout import api
+    import flatout.api as api
 
     record = api.steer_report(run, html=html, png=png)
     say_written(html, png)

@@ -83,7 +83,7 @@ def watch(
         is_web=web,
         one_answer=once or json_output,
     )
-    from flatout import api
+    import flatout.api as api
 
     page: dict[str, Any] = {"host": host, "port": port}
     if list_all:

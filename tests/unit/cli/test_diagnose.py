@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from flatout.cli.app import application
-from flatout.cli.diagnose import check_module, exit_code
+from flatout.cli.diagnose import check_module, exit_code, rules
+from flatout.doctor.rule import SECTIONS, all_rules
 from flatout.errors import BadInput
 from flatout.measure.evidence_file import save_evidence
 from tests.support import doctor as builders
@@ -191,3 +193,44 @@ def test_a_module_that_python_would_find_is_found_without_importing_it(packages:
 def test_a_module_that_cannot_run_is_bad_input(packages: Path, name: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         check_module(name)
+
+
+# Rules
+
+
+def run_rules(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(rules)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def test_the_table_has_every_rule() -> None:
+    result = run_rules()
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1 + len(all_rules())
+    for rule, line in zip(all_rules(), lines[1:], strict=True):
+        assert line.split()[:2] == [rule.code, rule.name]
+        assert rule.summary.replace("`", "") in line
+
+
+@pytest.mark.parametrize("asked", ["FO301", "fo301", "tensor-created-in-loop"])
+def test_one_rule_is_explained(asked: str) -> None:
+    result = run_rules(asked)
+    assert result.exit_code == 0
+    assert "FO301 tensor-created-in-loop" in result.stdout
+    assert all(head in result.stdout for head in SECTIONS)
+    assert "self.kind_embedding(kinds)" in result.stdout
+
+
+def test_json_holds_the_same_rules() -> None:
+    document = json.loads(run_rules("--json").stdout)
+    assert (document["format"], document["version"]) == ("flatout-rules", 1)
+    assert [entry["code"] for entry in document["rules"]] == [rule.code for rule in all_rules()]
+    (entry,) = json.loads(run_rules("FO301", "--json").stdout)["rules"]
+    assert tuple(entry["sections"]) == SECTIONS
+
+
+def test_an_unknown_rule_is_the_users_error():
+    result = run_rules("FO999")
+    assert isinstance(result.exception, BadInput)
