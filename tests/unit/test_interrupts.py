@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -86,3 +87,28 @@ def test_what_is_still_held_at_the_end_is_raised_there() -> None:
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(ZeroDivisionError), Interrupts(hold=True):
         raise ZeroDivisionError(signal.raise_signal(signal.SIGINT))
+
+
+def test_an_interrupt_that_comes_too_early_is_held_until_the_job_is_known() -> None:
+    """Between starting a process and knowing it, an exception would leave it running."""
+    with Interrupts(hold=True) as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signals.release()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        signals.hold()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_during_the_clean_up_comes_after_it() -> None:
+    cleaned: list[int] = []
+
+    def clean() -> None:
+        with Interrupts(hold=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        clean()
+    assert cleaned

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from flatout.atomic_files import replace_whole
 from flatout.codec import WrongShape, decode
 from flatout.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION, Evidence
 
 
 def save_evidence(evidence: Evidence, path: Path) -> None:
-    """Write to a temporary name beside `path`, then rename: a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(evidence.to_json(), file, allow_nan=False, separators=(",", ":"))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write the document; a reader never sees half a file."""
+    replace_whole(path, json.dumps(evidence.to_json(), allow_nan=False, separators=(",", ":")).encode())
 
 
 def load_evidence(path: Path) -> Evidence:

@@ -27,8 +27,9 @@ from flatout.measure.evidence import (
 )
 from flatout.measure.run.observer import Observer, StepRow
 from flatout.measure.run.passes import Passes
-from flatout.measure.run.ranks import rank, unwatched_processes, world_size
+from flatout.measure.run.ranks import unwatched_processes
 from flatout.measure.statistics import compare, outliers
+from flatout.torchrun import read_launch
 
 MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
 
@@ -100,8 +101,8 @@ class Assembly:
             python=platform.python_version(),
             torch=str(torch.__version__),
             flatout=__version__,
-            rank=rank(),
-            world_size=world_size(),
+            rank=read_launch().rank,
+            world_size=read_launch().num_ranks,
             anchor=observer.anchor.name,
             warmup_reason=observer.warmup_reason,
         )

@@ -28,10 +28,13 @@ import psutil
 
 from flatout.codec import encode
 from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
+from flatout.interrupts import Interrupts, Terminated
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import ranks
 from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, adopt_orphans
+from flatout.runs import home_folder, make_folder
+from flatout.torchrun import read_launch
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
@@ -73,10 +76,7 @@ def check_command(command: Sequence[str], *, module: bool) -> None:
 def default_evidence_path(command: Sequence[str]) -> Path:
     stem = Path(command[0]).name.removesuffix(".py") if command else "job"  # a module has dots of its own
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path.cwd() / ".flatout"
-    if not os.access(Path.cwd(), os.W_OK):
-        folder = Path(tempfile.gettempdir()) / "flatout"
-    return folder / f"{stem}-{time}.json"
+    return home_folder() / f"{stem}-{time}.json"
 
 
 def run_job(
@@ -104,7 +104,7 @@ def run_job(
     }
     own_path = evidence_path
     folder = ranks.shared_folder()
-    distributed = ranks.world_size() > 1
+    distributed = read_launch().num_ranks > 1
     if distributed:
         own_path = ranks.partial_path(folder)
     options["evidence_path"] = str(own_path)
@@ -117,7 +117,7 @@ def run_job(
     evidence = _read(own_path, before, end, command[0])
     if distributed:
         own_path = ranks.publish(own_path)
-    if distributed and ranks.rank() == 0:
+    if distributed and read_launch().is_first:
         own_path = evidence_path
         evidence = ranks.gather(evidence, folder)
         save_evidence(evidence, evidence_path)
@@ -130,7 +130,7 @@ def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise BadInput(f"{path} is a folder", hint=f"name a file in it: {path / 'evidence.json'}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.TemporaryFile(dir=path.parent) as probe:
             probe.write(b"0")
     except OSError as error:
@@ -152,7 +152,7 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
     reader, writer = os.pipe()
     adopt_orphans()
     errors: list[str] = []
-    with _Signals() as signals:
+    with Interrupts(hold=True) as interrupts:
         try:
             process = subprocess.Popen(
                 [
@@ -168,9 +168,9 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
             os.close(writer)
             thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
             thread.start()
-            end = _wait(process, signals)
+            end = _wait(process, interrupts)
         finally:
-            signals.hold()
+            interrupts.hold()
             _end_leftovers(mark)
         thread.join(timeout=1.0)
     if end.code == NOT_WRITTEN:
@@ -188,48 +188,13 @@ def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) 
                 on_progress(text)
 
 
-class _Signals:
-    """Ctrl-C and SIGTERM, held back until the job is known and while what it left is ended."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, Any] = {}
-        self._held: int | None = None
-        self._open = False
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._take)
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._held is not None and error is None:
-            raise KeyboardInterrupt
-
-    def release(self) -> None:
-        self._open = True
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._take(held, None)
-
-    def hold(self) -> None:
-        self._open = False
-
-    def _take(self, number: int, _frame: Any) -> None:
-        if self._open:
-            raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        self._held = number
-
-
-def _wait(process: subprocess.Popen[bytes], signals: _Signals) -> _End:
+def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _End:
     """Wait for the job; Ctrl-C and SIGTERM reach it once, and it gets time to save what it knows."""
     try:
-        signals.release()
+        interrupts.release()
         return _End(code=process.wait(), interrupted=False)
     except KeyboardInterrupt as interrupt:
-        if isinstance(interrupt, _Terminated) or not _terminal_signals_group():
+        if isinstance(interrupt, Terminated) or not _terminal_signals_group():
             process.send_signal(signal.SIGINT)
     try:
         code = process.wait(timeout=GRACE_S)
@@ -237,10 +202,6 @@ def _wait(process: subprocess.Popen[bytes], signals: _Signals) -> _End:
         process.kill()
         code = process.wait()
     return _End(code=code, interrupted=True)
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which goes to this process alone."""
 
 
 def _terminal_signals_group() -> bool:

@@ -27,6 +27,7 @@ from flatout.measure.evidence import Evidence, Rank
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.patches import Patches
 from flatout.measure.run.schedule import Block
+from flatout.torchrun import read_launch
 from flatout.units import show_seconds
 
 KEY = "flatout/plan"
@@ -35,14 +36,6 @@ LEAD_STEPS = 3
 WAIT_FOR_RANKS_S = 60.0
 UNWATCHED = "processes that the script started"
 LEAST_UNWATCHED_S = 1.0
-
-
-def rank() -> int:
-    return int(os.environ.get("RANK", "0") or 0)
-
-
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1") or 1)
 
 
 def unwatched_processes() -> str | None:
@@ -74,11 +67,11 @@ class Agreement:
         if store is None:
             return make() if ready else None
         if self.agreed is None:
-            if rank() == 0 and ready:
+            if read_launch().rank == 0 and ready:
                 blocks = make()
                 self.agreed = (index + LEAD_STEPS, blocks)
                 store.set(KEY, json.dumps([self.agreed[0], encode(blocks)]))
-            elif rank() != 0 and store.check([KEY]):
+            elif read_launch().rank != 0 and store.check([KEY]):
                 start, blocks_data = json.loads(store.get(KEY))
                 self.agreed = (int(start), [decode(Block, block) for block in blocks_data])
         if self.agreed is not None and index >= self.agreed[0]:
@@ -88,7 +81,7 @@ class Agreement:
 
 def _store() -> Any:
     """The process group's store; None when the job is a single process."""
-    if world_size() < 2:
+    if read_launch().num_ranks < 2:
         return None
     import torch.distributed as distributed
 
@@ -108,13 +101,13 @@ def partial_path(folder: Path) -> Path:
     """Where this rank's evidence grows while its process runs; nobody else reads it there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("rank", "partial"):
-        (folder / f"{name}-{rank()}.json").unlink(missing_ok=True)
-    return folder / f"partial-{rank()}.json"
+        (folder / f"{name}-{read_launch().rank}.json").unlink(missing_ok=True)
+    return folder / f"partial-{read_launch().rank}.json"
 
 
 def publish(partial: Path) -> Path:
     """Hand this rank's evidence to rank 0: the process is over and the file complete."""
-    return partial.replace(partial.with_name(f"rank-{rank()}.json"))
+    return partial.replace(partial.with_name(f"rank-{read_launch().rank}.json"))
 
 
 def clear(folder: Path) -> None:
@@ -133,7 +126,7 @@ def begin_another_attempt() -> None:
 def keep_attempts_apart(patches: Patches) -> None:
     """The launcher's store outlives an attempt and still holds its addresses and its plan."""
     attempt = os.environ.get(ATTEMPT)
-    if attempt is None or world_size() < 2:
+    if attempt is None or read_launch().num_ranks < 2:
         return
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -149,7 +142,7 @@ def keep_attempts_apart(patches: Patches) -> None:
 
 def gather(own: Evidence, folder: Path, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:
     """Rank 0's evidence with what the other ranks of this host left in `folder`."""
-    expected = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or world_size()
+    expected = read_launch().num_local_ranks or read_launch().num_ranks
     others: dict[int, Evidence] = {}
     deadline = time.monotonic() + timeout_s
     while len(others) < expected - 1 and time.monotonic() < deadline:
@@ -161,7 +154,7 @@ def gather(own: Evidence, folder: Path, *, timeout_s: float = WAIT_FOR_RANKS_S) 
                 except EvidenceUnreadable:
                     continue
         time.sleep(0.05)
-    return merge([own, *others.values()], world_size=world_size())
+    return merge([own, *others.values()], world_size=read_launch().num_ranks)
 
 
 def merge(evidence: Sequence[Evidence], *, world_size: int) -> Evidence:

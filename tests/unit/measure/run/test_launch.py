@@ -193,31 +193,3 @@ def test_a_job_that_dies_hard_leaves_its_evidence_and_no_process(tmp_path: Path)
     kept = load_evidence(tmp_path / "e.json")
     assert (kept.job.ended, kept.job.command) == ("crashed", ("train.py",))
     assert kept.sites or kept.steps
-
-
-# -- signals
-
-
-def test_an_interrupt_that_comes_too_early_is_held_until_the_job_is_known() -> None:
-    """Between starting a process and knowing it, an exception would leave it running."""
-    with launch._Signals() as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signals.release()
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-        signals.hold()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_interrupt_during_the_clean_up_comes_after_it() -> None:
-    cleaned: list[int] = []
-
-    def clean() -> None:
-        with launch._Signals():
-            os.kill(os.getpid(), signal.SIGTERM)
-            cleaned.append(1)
-
-    with pytest.raises(KeyboardInterrupt):
-        clean()
-    assert cleaned

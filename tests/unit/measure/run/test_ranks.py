@@ -117,17 +117,6 @@ def test_the_ranks_of_one_launch_share_a_folder(monkeypatch: pytest.MonkeyPatch)
     assert "/" not in first.name
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, (0, 1)), ("", (0, 1)), ("3", (3, 3))])
-def test_rank_and_world_size_come_from_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: tuple[int, int]
-) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    assert (ranks.rank(), ranks.world_size()) == expected
-
-
 # -- the plan
 
 
