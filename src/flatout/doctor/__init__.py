@@ -5,7 +5,7 @@ rule.py        the grammar of a rule;  rules/  one rule per file;  rules_page.py
 ceilings.py    seconds into shares of the step and ceilings;  lines.py  what one line of code costs per step
 examine.py     every rule over one Evidence, findings ranked
 readings.py    the sentences that terminal and page share: what bounds the step, what an arm showed
-page.py        the diagnosis as one HTML page (charts.py, appendix.py)
+page.py        the diagnosis as one HTML page, with the charts of charts.py
 
 Importing this package imports no torch: a saved Evidence file is examined on any machine.
 """

@@ -260,7 +260,7 @@ def test_instruments_name_only_what_was_taken() -> None:
 
 
 def with_rest(rest: float, *, of_loss: int = 0, gpu: bool = False) -> Evidence:
-    """A job that is between the phases for `rest` of its step; `of_loss` of 100 looks found it in the loss."""
+    """A job between its phases for `rest` of its step; `of_loss` of 100 looks found it in the loss."""
     made = (builders.evidence if gpu else builders.cpu_evidence)(counterfactuals=())
     phases = dict.fromkeys(PHASES, 0.0) | {"rest": rest, "forward": 1.0 - rest}
     steps = tuple(replace(step, step_s=1.0, phases_s=phases) for step in made.steps)
