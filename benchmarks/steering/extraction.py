@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.steering.extract.activations import extract
 from flatout.engines.steering.extract.store import ActivationStore
-from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.questions import Question
 
 STORE_ROUNDS = 2  # each hashes all weights twice
 SEED_TEXTS = 4  # texts of the seed's scheme that are timed; the rest would take as long each
@@ -167,11 +167,11 @@ def _one_layer(subject: Subject, tokens: list[int], layer: int) -> Tensor:
     return held[0]
 
 
-def _pairs(count: int, *, longest: int) -> list[Pair]:
+def _pairs(count: int, *, longest: int) -> list[Question]:
     """Questions with two short answers."""
     prompts = texts_of(count, longest=longest, seed=3)
     answers = texts_of(2 * count, longest=max(4, longest // 8), seed=4)
     return [
-        Pair(prompt=prompt, positive=f" {answers[2 * i]}", negative=f" {answers[2 * i + 1]}", key=str(i))
+        Question(prompt=prompt, positive=f" {answers[2 * i]}", negative=f" {answers[2 * i + 1]}", key=str(i))
         for i, prompt in enumerate(prompts)
     ]

@@ -99,7 +99,7 @@ def test_questions_in_words(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True)
         found[half] = read_questions(out)
     questions = [*found["first"], *found["second"]]
-    assert {one.text for one in questions} == {f"Is {number} a number?" for number in range(20)}
+    assert {one.prompt for one in questions} == {f"Is {number} a number?" for number in range(20)}
     assert {(one.positive, one.negative) for one in questions} == {("No (never)", "Yes, it is")}
     assert found["first"]
     assert found["second"]

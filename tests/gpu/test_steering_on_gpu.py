@@ -13,7 +13,7 @@ from flatout.engines.steering.extract.activations import extract
 from flatout.engines.steering.extract.layer_reader import LayerReader
 from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.extract.tiers import Tier
-from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.questions import Question
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
@@ -53,7 +53,7 @@ def test_shared_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         batches, "FORK_FLOP", 0.0
     )  # of a model this small, sharing would cost more than it saves
     pairs = [
-        Pair(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key="")
+        Question(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key="")
         for tokens in prompts_of(range(60, 90))
     ]
     model, tokenizer = tiny_model("qwen2").cuda(), word_tokenizer()

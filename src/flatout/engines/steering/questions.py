@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,17 +48,7 @@ HINT = "one object per line: " + " or ".join("{" + ", ".join(form) + "}" for for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question as it stands in a file."""
-
-    text: str
-    positive: str
-    negative: str
-    key: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """A question as the model reads it: a prompt, and the two answers that may follow it."""
+    """A prompt and two answers that may follow it; the key names its content in the file."""
 
     prompt: str
     positive: str
@@ -74,11 +64,11 @@ class QuestionSplit(NamedTuple):
     fresh: list[Question]
 
 
-def question_of(text: str, *, positive: str, negative: str) -> Question:
-    """A question with the key of its content."""
-    content = json.dumps([text, positive, negative]).encode()
+def question_of(prompt: str, *, positive: str, negative: str) -> Question:
+    """Make a question with the key of its content."""
+    content = json.dumps([prompt, positive, negative]).encode()
     return Question(
-        text=text, positive=positive, negative=negative, key=hashlib.sha256(content).hexdigest()[:32]
+        prompt=prompt, positive=positive, negative=negative, key=hashlib.sha256(content).hexdigest()[:32]
     )
 
 
@@ -179,32 +169,23 @@ def _cuts(count: int, shares: Sequence[float]) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
-def pairs_of(
+def write_prompts(
     questions: Sequence[Question], *, tokenizer: Any = None, system: str | None = None
-) -> list[Pair]:
+) -> list[Question]:
     """Write questions as the model reads them: in the tokenizer's chat template where it has one.
 
-    Without a template (or without `tokenizer`) the prompt is the text itself and the answer follows it after
-    a space or a line break of its own.
+    Without a template (or without `tokenizer`) the answer follows the prompt after a space or a line break of
+    its own.
     """
-    if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
-        return [
-            Pair(
-                prompt=question.text,
-                positive=_with_space(question.text, question.positive),
-                negative=_with_space(question.text, question.negative),
-                key=question.key,
-            )
-            for question in questions
-        ]
+    if tokenizer is not None and getattr(tokenizer, "chat_template", None) is not None:
+        return [replace(one, prompt=_apply_template(tokenizer, one.prompt, system)) for one in questions]
     return [
-        Pair(
-            prompt=_apply_template(tokenizer, question.text, system),
-            positive=question.positive,
-            negative=question.negative,
-            key=question.key,
+        replace(
+            one,
+            positive=_with_space(one.prompt, one.positive),
+            negative=_with_space(one.prompt, one.negative),
         )
-        for question in questions
+        for one in questions
     ]
 
 

@@ -17,7 +17,7 @@ from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignor
 from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.run.settings import FILE as SETTINGS_FILE
 from flatout.engines.steering.load_model import LoadedModel, check_model_folder, load_model
-from flatout.engines.steering.questions import question_of, read_questions
+from flatout.engines.steering.questions import read_questions
 from flatout.engines.steering.report.record import (
     FILE,
     SCORE_NAMES,
@@ -176,7 +176,8 @@ def apply(
     strength = strength if strength is not None else winner.get("strength")
     if layer is None or strength is None:
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
-    from flatout.engines.steering.trials.scoring import prompts_of
+    from flatout.engines.steering.trials.hooked_trials import HookedTrials
+    from flatout.engines.steering.trials.scoring import check_room, continue_prompts
     from flatout.engines.steering.trials.steering import Steering
 
     steering = Steering(
@@ -187,14 +188,11 @@ def apply(
         where=where or winner.get("where", "last-and-generated"),
     )
     loaded = _load(model, device=device, dtype=dtype)
-    encoded = prompts_of(
-        [question_of(text, positive="a", negative="b") for text in prompts], loaded.tokenizer
+    check_room(prompts, loaded.model, loaded.tokenizer, max_new_tokens=max_new_tokens)
+    engine = HookedTrials(loaded.model, slots=1)  # in half precision the neighbours of a row change its tokens
+    return list(
+        continue_prompts(engine, loaded.tokenizer, prompts, steering, max_new_tokens=max_new_tokens)
     )
-    _check_room(loaded, longest=max(map(len, encoded)), max_new_tokens=max_new_tokens)
-    return [
-        _continue(loaded, text, tokens, steering, max_new_tokens=max_new_tokens)
-        for text, tokens in zip(prompts, encoded, strict=True)
-    ]
 
 
 def report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
@@ -261,43 +259,3 @@ def _choose_vectors(
     found = load(method_file(settings.vectors_folder, winner.method))
     chosen = {"layer": winner.layer, "strength": winner.strength, "where": winner.where}
     return found, {**chosen, "model": settings.model}
-
-
-def _check_room(loaded: LoadedModel, *, longest: int, max_new_tokens: int) -> None:
-    """Refuse a text that passes the model's positions: transformers only warns, and what follows is noise."""
-    from flatout.engines.steering.blocks import max_positions
-
-    most = max_positions(loaded.model)
-    if most is not None and longest + max_new_tokens > most:
-        raise BadInput(
-            f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",
-            hint="take fewer --max-new-tokens or shorter prompts",
-        )
-
-
-def _continue(
-    loaded: LoadedModel, text: str, tokens: Sequence[int], steering: Any, *, max_new_tokens: int
-) -> Continuation:
-    """Continue one prompt greedily, without and with a steering."""
-    import torch
-
-    from flatout.engines.steering.trials.steered_model import steered_model
-
-    model: Any = loaded.model
-    tokenizer = loaded.tokenizer
-    ids = torch.tensor([tokens], device=next(model.parameters()).device)
-
-    def continued() -> str:
-        with torch.no_grad():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-            )
-        return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
-
-    unsteered = continued()
-    with steered_model(model, steering):
-        return Continuation(prompt=text, unsteered=unsteered, steered=continued())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flatout.engines.steering.questions import (
     NEUTRAL,
     Question,
-    pairs_of,
+    write_prompts,
     question_of,
     read_neutral,
     read_questions,
@@ -41,9 +41,9 @@ def numbered(count: int) -> list[Question]:
 def test_both_forms_are_read_and_blank_lines_skipped(tmp_path: Path) -> None:
     path = written(tmp_path / "q.jsonl", AB, "", PAIR, {"positive": "I love it", "negative": "I hate it"})
     first, second, third = read_questions(path)
-    assert (first.text, first.positive, first.negative) == tuple(AB.values())
-    assert (second.text, second.positive, second.negative) == ("Tea?", "Yes", "No")
-    assert third.text == ""
+    assert (first.prompt, first.positive, first.negative) == tuple(AB.values())
+    assert (second.prompt, second.positive, second.negative) == ("Tea?", "Yes", "No")
+    assert third.prompt == ""
     assert len({first.key, second.key, third.key}) == 3
 
 
@@ -124,12 +124,12 @@ class Chat:
 
 def test_pairs_go_through_the_chat_template_where_there_is_one() -> None:
     question = question_of("Tea?", positive="Yes", negative="No")
-    (pair,) = pairs_of([question], tokenizer=Chat(), system="Be kind.")
+    (pair,) = write_prompts([question], tokenizer=Chat(), system="Be kind.")
     assert pair.prompt == "<system>Be kind.<user>Tea?<assistant>"
     assert (pair.positive, pair.negative, pair.key) == ("Yes", "No", question.key)
-    (plain,) = pairs_of([question])
+    (plain,) = write_prompts([question])
     assert (plain.prompt, plain.positive) == ("Tea?", " Yes")
-    (bare,) = pairs_of([question_of("", positive="Yes", negative="No")])
+    (bare,) = write_prompts([question_of("", positive="Yes", negative="No")])
     assert (bare.prompt, bare.positive) == ("", "Yes")
 
 

@@ -36,7 +36,7 @@ from flatout.engines.steering.extract.layer_reader import LayerReader
 from flatout.engines.steering.extract.positions import Position, show_position, token_range
 from flatout.engines.steering.extract.store import ActivationStore, Origin
 from flatout.engines.steering.extract.tokens import Encoded, Tokens, encode_ahead
-from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.questions import Question
 from flatout.errors import BadInput
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Activations:
 def extract(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str] | Sequence[Pair],
+    texts: Sequence[str] | Sequence[Question],
     *,
     layers: Literal["all"] | Sequence[int] = "all",
     position: Position = "last",
@@ -180,12 +180,12 @@ class _Collector:
 
     def __init__(
         self,
-        texts: Sequence[str] | Sequence[Pair],
+        texts: Sequence[str] | Sequence[Question],
         *,
         writer: _StoreWriter | None,
         on_count: Callable[[int, int], None],
     ) -> None:
-        self._sides = 2 if texts and isinstance(texts[0], Pair) else 1
+        self._sides = 2 if texts and isinstance(texts[0], Question) else 1
         self._num_given = len(texts)
         self.values = torch.empty(0)  # until the first are there, which have a shape and a type
         self._views: tuple[Tensor, ...] = ()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.questions import Question
 from flatout.errors import BadInput, import_extra
 
 Tokens = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Encoded:
 
 
 def encode_ahead(
-    texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any, window_characters: int | None
+    texts: Sequence[str] | Sequence[Question], *, tokenizer: Any, window_characters: int | None
 ) -> Iterator[tuple[Sequence[int], Encoded]]:
     """Yield windows of texts or pairs: the places of some, and these encoded; a thread tokenises the next.
 
@@ -77,14 +77,14 @@ def encode_ahead(
 
 
 def encode(
-    texts: Sequence[str] | Sequence[Pair], *, tokenizer: Any, places: Sequence[int] | None = None
+    texts: Sequence[str] | Sequence[Question], *, tokenizer: Any, places: Sequence[int] | None = None
 ) -> Encoded:
     """Encode texts, or the positive texts of all pairs followed by their negative ones.
 
     `places` are the numbers of the texts among all, to name one in an error.
     """
     _check(texts)
-    pairs = [one for one in texts if isinstance(one, Pair)]
+    pairs = [one for one in texts if isinstance(one, Question)]
     plain = [one for one in texts if isinstance(one, str)]
     if pairs:
         plain = [pair.prompt + pair.positive for pair in pairs]
@@ -120,14 +120,14 @@ def common_tokens(first: Tokens | Sequence[int], second: Tokens | Sequence[int])
     return int(differing[0]) if differing.size else shorter
 
 
-def _check(texts: Sequence[str] | Sequence[Pair]) -> None:
+def _check(texts: Sequence[str] | Sequence[Question]) -> None:
     if not texts:
         raise BadInput("there are no texts to extract activations of", hint="give at least one")
-    if not any(all(issubclass(one, kind) for one in set(map(type, texts))) for kind in (str, Pair)):
+    if not any(all(issubclass(one, kind) for one in set(map(type, texts))) for kind in (str, Question)):
         raise BadInput("texts are all strings or all pairs")
 
 
-def _cut_windows(texts: Sequence[str] | Sequence[Pair], characters: int | None) -> list[Sequence[int]]:
+def _cut_windows(texts: Sequence[str] | Sequence[Question], characters: int | None) -> list[Sequence[int]]:
     """Places of texts of similar length, some `characters` of them together; all if None."""
     whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
     if characters is None or sum(map(len, whole)) <= characters:

@@ -6,16 +6,15 @@ without Optuna and on another machine.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flatout.atomic_files import write_whole
-from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput
+from flatout.documents import DocumentKind, read_document, write_document
 
-FORMAT, VERSION = "flatout-steering", 1
+STUDY = DocumentKind(
+    format="flatout-steering", version=1, what="a study of flatout steer", hint="give the folder of a search"
+)
 
 FILE = "result.json"
 FEWEST = 10  # values that an interval is made of
@@ -145,28 +144,9 @@ class StudyRecord:
 
 def save_record(record: StudyRecord, path: Path) -> None:
     """Write the record, whole or not at all."""
-    document = {"format": FORMAT, "version": VERSION, **encode(record)}
-    write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    write_document(path, record, STUDY)
 
 
 def load_record(path: Path) -> StudyRecord:
     """Read what `save_record` wrote, given the file or the run folder."""
-    if path.is_dir():
-        path = path / FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"no study at {path}", hint="give the --out folder of flatout steer search") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="run flatout steer search again") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BadInput(f"{path} is not a study of flatout steer", hint="give the --out folder of a search")
-    if document.get("version") != VERSION:
-        raise BadInput(
-            f"{path} has version {document.get('version')!r}; this release reads {VERSION}",
-            hint="install the release that wrote it",
-        )
-    try:
-        return decode(StudyRecord, document)
-    except WrongShape as error:
-        raise BadInput(f"{path} is damaged: {error}", hint="run flatout steer search again") from None
+    return read_document(path / FILE if path.is_dir() else path, StudyRecord, STUDY)

@@ -11,13 +11,12 @@ before its own worker writes again.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.atomic_files import append_whole
+from flatout.atomic_files import append_whole, cut_torn_line
+from flatout.codec import decode, encode
 from flatout.errors import BadInput
 
 
@@ -41,7 +40,7 @@ class RowLog:
         self._path = folder / f"{worker}.jsonl"
         self._rows: dict[tuple[int | None, str], FinishedRow] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        _cut_tail(self._path)
+        cut_torn_line(self._path)
         self.reload()
 
     def reload(self) -> None:
@@ -57,29 +56,13 @@ class RowLog:
         """The row if it has finished."""
         return self._rows.get((trial, question))
 
-    def add(self, rows: Iterable[FinishedRow]) -> None:
-        """Keep rows; they are on disk when this returns, as far as a killed process is concerned."""
-        lines = []
-        for row in rows:
-            self._rows[row.trial, row.question] = row
-            line = {"trial": row.trial, "question": row.question, "value": row.value}
-            lines.append(json.dumps(line if row.text is None else {**line, "text": row.text}) + "\n")
-        if lines:
-            with open(self._path, "ab", buffering=0) as file:
-                append_whole(
-                    file, "".join(lines).encode(), when_full="free some space and go on; no row is lost"
-                )
-
-
-def _cut_tail(path: Path) -> None:
-    """Drop a line that a dead process has begun."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with open(path, "r+b") as file:
-            file.truncate(whole)
+    def add(self, row: FinishedRow) -> None:
+        """Keep a row; it is on disk when this returns, as far as a killed process is concerned."""
+        self._rows[row.trial, row.question] = row
+        line = {name: value for name, value in encode(row).items() if name != "text" or value is not None}
+        with open(self._path, "ab", buffering=0) as file:
+            content = (json.dumps(line) + "\n").encode()
+            append_whole(file, content, when_full="free some space and go on; no row is lost")
 
 
 def _read(path: Path) -> list[FinishedRow]:
@@ -87,17 +70,9 @@ def _read(path: Path) -> list[FinishedRow]:
     *lines, _ = path.read_bytes().split(b"\n")  # what follows the last line end is torn, or nothing
     for number, line in enumerate(lines, start=1):
         try:
-            found = json.loads(line)
-            value = found["value"]
-            row = FinishedRow(
-                trial=found["trial"],
-                question=str(found["question"]),
-                value=None if value is None or not math.isfinite(value) else float(value),
-                text=found.get("text"),
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            rows.append(decode(FinishedRow, json.loads(line)))
+        except ValueError as error:
             raise BadInput(
                 f"{path}, line {number}: not a finished row", hint="delete the line; its row is asked again"
             ) from error
-        rows.append(row)
     return rows

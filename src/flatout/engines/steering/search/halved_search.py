@@ -165,7 +165,7 @@ class HalvedSearch:
                 value=score.value,
                 text=score.text,
             )
-            log.add([finished])
+            log.add(finished)
             on_score(missing[number], score)
 
         wanted = [(None if trial is None else self._steering(trial), question) for trial, question in rows]

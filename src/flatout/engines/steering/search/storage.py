@@ -7,7 +7,6 @@ refused.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import warnings
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from flatout.atomic_files import refused_by_disk, unwritable
+from flatout.atomic_files import cut_torn_line, refused_by_disk, unwritable
 from flatout.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
@@ -117,23 +116,13 @@ def _make_lock(path: Path, journal: Any) -> Any:
 
 def _cut_torn_tail(path: Path, lock: Any) -> None:
     """Drop a line that a dead process has begun: Optuna would append to it and never read past it again."""
-    if not _is_torn(path):
+    if not path.is_file() or path.read_bytes()[-1:] in (b"", b"\n"):
         return
     lock.acquire()
     try:
-        if _is_torn(path):
-            with open(path, "r+b") as file:
-                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        cut_torn_line(path)
     finally:
         lock.release()
-
-
-def _is_torn(path: Path) -> bool:
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
 
 
 @contextmanager

@@ -39,8 +39,8 @@ from flatout.engines.steering.report.record import (
 from flatout.engines.steering.search.halved_search import Event, HalvedSearch
 from flatout.engines.steering.search.search_worker import SearchWorker
 from flatout.engines.steering.search.space import Trial, steering_of
-from flatout.engines.steering.trials.scoring import prompts_of
-from flatout.engines.steering.trials.trial_engine import TextRow, TrialEngine
+from flatout.engines.steering.trials.scoring import continue_prompts
+from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.errors import BadInput
 from flatout.measure.statistics import bootstrap_interval
 
@@ -69,7 +69,7 @@ def conclude_search(worker: SearchWorker, search: HalvedSearch, *, on_progress: 
     continuations: tuple[Continuation, ...] = ()
     if winner is not None and settings.examples:
         on_progress("continuing a few prompts with and without the winner")
-        continuations = continue_prompts(worker, winner)
+        continuations = _show_winner(worker, winner)
     cost = search.cost_share()
     notes = [] if cost is None else [f"rows run: {cost:.0%} of asking all"]
     if failed := study.counts()["failed"]:
@@ -207,19 +207,15 @@ def check_harm(
     return tuple(checked)
 
 
-def continue_prompts(worker: SearchWorker, winner: Trial) -> tuple[Continuation, ...]:
-    """Continue the same prompts with and without the winner, greedily, in one generation."""
-    settings, tokenizer = worker.settings, worker.loaded.tokenizer
-    asked = worker.split.fresh[: settings.examples]
-    prompts = prompts_of(asked, tokenizer)
-    steering = steering_of(winner, worker.vectors)
-    rows = [TextRow(prompt=prompt, steering=one) for one in (None, steering) for prompt in prompts]
-    engine = worker.make_engine(rows=len(rows))  # slots that stay empty cost as much as full ones
-    found = engine.texts(rows, max_new_tokens=settings.max_new_tokens)
-    texts = [str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in found]
-    return tuple(
-        Continuation(prompt=question.text, unsteered=unsteered, steered=steered)
-        for question, unsteered, steered in zip(asked, texts[: len(asked)], texts[len(asked) :], strict=True)
+def _show_winner(worker: SearchWorker, winner: Trial) -> tuple[Continuation, ...]:
+    asked = [question.prompt for question in worker.split.fresh[: worker.settings.examples]]
+    engine = worker.make_engine(rows=2 * len(asked))  # slots that stay empty cost as much as full ones
+    return continue_prompts(
+        engine,
+        worker.loaded.tokenizer,
+        asked,
+        steering_of(winner, worker.vectors),
+        max_new_tokens=worker.settings.max_new_tokens,
     )
 
 

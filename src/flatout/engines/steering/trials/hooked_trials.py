@@ -27,9 +27,6 @@ class HookedTrials(TrialEngine):
         self._model: Any = model
         self._slots, self._batch_tokens = slots, batch_tokens
 
-    def weights_changed(self) -> None:
-        """Nothing is kept."""
-
     @torch.no_grad()
     def log_probabilities(self, branches: Sequence[TokenBranch]) -> Iterator[tuple[int, list[float]]]:
         """Yield (number of a branch, the log-probabilities of its targets), the longest first."""

@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 
 from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
-from flatout.engines.steering.questions import Question, pairs_of
+from flatout.engines.steering.questions import Question, write_prompts, question_of
+from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow, TrialEngine
 from flatout.errors import BadInput
@@ -119,8 +120,24 @@ def prompts_of(
     """The questions' prompts in tokens, in the tokenizer's own chat template where it has one."""
     if not questions:
         return []
-    pairs = pairs_of(questions, tokenizer=tokenizer, system=system)
+    pairs = write_prompts(questions, tokenizer=tokenizer, system=system)
     return encode([pair.prompt for pair in pairs], tokenizer=tokenizer).tokens()
+
+
+def continue_prompts(
+    engine: TrialEngine, tokenizer: Any, texts: Sequence[str], steering: Steering, *, max_new_tokens: int
+) -> tuple[Continuation, ...]:
+    """Continue prompts with and without a steering, in one generation."""
+    prompts = prompts_of([question_of(text, positive="a", negative="b") for text in texts], tokenizer)
+    rows = [TextRow(prompt=prompt, steering=one) for one in (None, steering) for prompt in prompts]
+    found = [
+        str(tokenizer.decode(tokens, skip_special_tokens=True))
+        for tokens in engine.texts(rows, max_new_tokens=max_new_tokens)
+    ]
+    return tuple(
+        Continuation(prompt=text, unsteered=unsteered, steered=steered)
+        for text, unsteered, steered in zip(texts, found[: len(texts)], found[len(texts) :], strict=True)
+    )
 
 
 def choices_of(
@@ -133,7 +150,7 @@ def choices_of(
     """
     if not questions:
         return {}
-    pairs = pairs_of(questions, tokenizer=tokenizer, system=system)
+    pairs = write_prompts(questions, tokenizer=tokenizer, system=system)
     texts = [
         text
         for pair in pairs
@@ -156,7 +173,7 @@ def choices_of(
 def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> None:
     """BadInput where a question cannot be asked: one of the test would be found after the whole search."""
     most = max_positions(model)
-    texts = {question.key: question.text for question in questions}
+    texts = {question.key: question.prompt for question in questions}
     for key, choice in choices_of(questions, tokenizer).items():
         num_tokens = len(choice.prompt) + max(len(choice.positive), len(choice.negative))
         if most is not None and num_tokens > most:
@@ -165,6 +182,18 @@ def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> 
                 f" {most} positions",
                 hint="shorten it or leave it out",
             )
+
+
+def check_room(texts: Sequence[str], model: Any, tokenizer: Any, *, max_new_tokens: int) -> None:
+    """Refuse a text that passes the model's positions: transformers only warns, and what follows is noise."""
+    most = max_positions(model)
+    prompts = prompts_of([question_of(text, positive="a", negative="b") for text in texts], tokenizer)
+    longest = max(map(len, prompts))
+    if most is not None and longest + max_new_tokens > most:
+        raise BadInput(
+            f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",
+            hint="take fewer --max-new-tokens or shorter prompts",
+        )
 
 
 def _sigmoid(x: float) -> float:

@@ -94,10 +94,6 @@ class TrialEngine(ABC):
     ) -> list[tuple[int, ...]]:
         """Return the tokens that follow each row's prompt; `on_finished` hears of each as it ends."""
 
-    @abstractmethod
-    def weights_changed(self) -> None:
-        """Forget everything that was computed with other weights."""
-
     def choices(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[int, float]]:
         """Yield (number of a row, log-odds of its positive answer over its negative one)."""
         branches: list[TokenBranch] = []

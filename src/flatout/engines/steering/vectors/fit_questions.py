@@ -9,7 +9,7 @@ from flatout.engines.steering.extract.activations import Activations, extract
 from flatout.engines.steering.extract.positions import read_position
 from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.load_model import LoadedModel
-from flatout.engines.steering.questions import Question, pairs_of
+from flatout.engines.steering.questions import Question, write_prompts
 from flatout.engines.steering.settings import SearchSettings, read_layers
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, method_file
 
@@ -23,7 +23,7 @@ def extract_questions(
     return extract(
         loaded.model,
         loaded.tokenizer,
-        pairs_of(questions, tokenizer=loaded.tokenizer),
+        write_prompts(questions, tokenizer=loaded.tokenizer),
         layers=read_layers(settings.layers),
         position=read_position(settings.position),
         store=ActivationStore(settings.store_folder),

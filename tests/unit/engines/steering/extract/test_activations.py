@@ -16,7 +16,7 @@ from flatout.engines.steering.extract import activations
 from flatout.engines.steering.extract.activations import Activations, choose_batch_tokens, extract
 from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.extract.tokens import encode_ahead
-from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.questions import Question
 from flatout.errors import BadInput
 from tests.support.multiplex import prompts_of, shared_model, tiny_model
 from tests.support.steering import text_of, word_tokenizer
@@ -26,9 +26,9 @@ TEXTS = [text_of(tokens) for tokens in prompts_of(LENGTHS)]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def pairs_of_length(prompt: int, *, count: int = 3) -> list[Pair]:
+def pairs_of_length(prompt: int, *, count: int = 3) -> list[Question]:
     return [
-        Pair(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key=str(number))
+        Question(prompt=text_of(tokens), positive=" t05 t06", negative=" t07", key=str(number))
         for number, tokens in enumerate(prompts_of([prompt + i for i in range(count)]))
     ]
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flatout.engines.steering.extract.tokens import common_tokens, encode, encode_ahead
-from flatout.engines.steering.questions import Pair
+from flatout.engines.steering.questions import Question
 from flatout.errors import BadInput
 from tests.support.steering import word_tokenizer
 
@@ -25,8 +25,8 @@ def test_equal_texts_are_one_sequence() -> None:
 
 def test_pairs_give_all_positive_texts_and_then_all_negative_ones() -> None:
     pairs = [
-        Pair(prompt="t03 t04", positive=" t05", negative=" t06", key="a"),
-        Pair(prompt="t07", positive=" t08", negative=" t09", key="b"),
+        Question(prompt="t03 t04", positive=" t05", negative=" t06", key="a"),
+        Question(prompt="t07", positive=" t08", negative=" t09", key="b"),
     ]
     encoded = encode(pairs, tokenizer=word_tokenizer())
     assert encoded.tokens() == [(3, 4, 5), (7, 8), (3, 4, 6), (7, 9)]
@@ -63,7 +63,7 @@ def test_a_tokenizer_with_a_call_of_its_own_is_called() -> None:
 
 
 def test_texts_that_cannot_be_read_are_refused() -> None:
-    pair = Pair(prompt="t03", positive=" t05", negative=" t06", key="a")
+    pair = Question(prompt="t03", positive=" t05", negative=" t06", key="a")
     with pytest.raises(BadInput, match="no texts"):
         encode([], tokenizer=word_tokenizer())
     with pytest.raises(BadInput, match="text 1 has no tokens: ''"):

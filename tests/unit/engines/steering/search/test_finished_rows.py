@@ -18,9 +18,14 @@ ROWS = [
 ]
 
 
+def add(log: RowLog, rows: list[FinishedRow]) -> None:
+    for row in rows:
+        log.add(row)
+
+
 def test_rows_are_found_again(tmp_path: Path) -> None:
     log = RowLog(tmp_path / "rows")
-    log.add(ROWS)
+    add(log, ROWS)
     for found in (log, RowLog(tmp_path / "rows")):
         assert len(found) == 3
         assert [found.find(row.trial, row.question) for row in ROWS] == ROWS
@@ -29,7 +34,7 @@ def test_rows_are_found_again(tmp_path: Path) -> None:
 
 def test_every_worker_reads_what_all_have_finished(tmp_path: Path) -> None:
     first, second = RowLog(tmp_path, worker="a"), RowLog(tmp_path, worker="b")
-    first.add(ROWS[:1])
+    add(first, ROWS[:1])
     assert second.find(0, "a") is None
     second.reload()
     assert second.find(0, "a") == ROWS[0]
@@ -39,7 +44,7 @@ def test_every_worker_reads_what_all_have_finished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 10, 40])
 def test_a_torn_line_is_never_read_and_never_appended_to(tmp_path: Path, cut: int) -> None:
-    RowLog(tmp_path).add(ROWS)
+    add(RowLog(tmp_path), ROWS)
     path = tmp_path / "0.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     other = RowLog(tmp_path, worker="other")
@@ -47,12 +52,12 @@ def test_a_torn_line_is_never_read_and_never_appended_to(tmp_path: Path, cut: in
     assert path.read_bytes()[-1:] != b"\n", "another worker's file is left alone: it may be writing"
     log = RowLog(tmp_path)
     assert len(log) == 2
-    log.add(ROWS[2:])
+    add(log, ROWS[2:])
     assert len(RowLog(tmp_path)) == 3
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    RowLog(tmp_path).add(ROWS)
+    add(RowLog(tmp_path), ROWS)
     path = tmp_path / "0.jsonl"
     path.write_text(path.read_text().replace('"value": 0.5', '"value": "much"'))
     with pytest.raises(BadInput, match=r"0\.jsonl, line 2: not a finished row"):
@@ -65,7 +70,7 @@ def test_a_killed_process_loses_no_finished_row(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from flatout.engines.steering.search.finished_rows import FinishedRow, RowLog\n"
         "log = RowLog(Path(sys.argv[1]))\n"
-        "for number in range(20): log.add([FinishedRow(trial=number, question='q', value=1.0)])\n"
+        "for number in range(20): log.add(FinishedRow(trial=number, question='q', value=1.0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
@@ -75,7 +80,7 @@ def test_a_killed_process_loses_no_finished_row(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
     log = RowLog(tmp_path)
-    log.add(ROWS[:2])
+    add(log, ROWS[:2])
     path = tmp_path / "0.jsonl"
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -83,7 +88,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
         with pytest.raises(BadInput, match=r"cannot be written.*no row is lost"):
-            log.add(ROWS[2:])
+            add(log, ROWS[2:])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)

@@ -20,7 +20,6 @@ from flatout.engines.steering.search.test_winner import (
     check_harm,
     compare_pairs,
     compare_perplexities,
-    continue_prompts,
 )
 from flatout.engines.steering.settings import make_settings
 from flatout.engines.steering.trials.steered_model import steered_model
@@ -56,10 +55,10 @@ def generated(loaded: LoadedModel, text: str) -> str:
 
 
 def test_examples_are_what_transformers_would_have_said(worker: SearchWorker) -> None:
-    examples = continue_prompts(worker, BEST)
+    examples = winner_module._show_winner(worker, BEST)
     held, loaded = worker.vectors["pca"], worker.loaded
     steering = Steering(layer=2, direction=held.direction(2), amount=1.2 * float(held.norms[2]))
-    assert [example.prompt for example in examples] == [question.text for question in worker.split.fresh[:3]]
+    assert [example.prompt for example in examples] == [question.prompt for question in worker.split.fresh[:3]]
     for example in examples:
         assert example.unsteered == generated(loaded, example.prompt)
         with steered_model(loaded.model, steering):
