@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,12 @@ import torch
 from flatout.data import DeviceDataset, Pad, PadCollate, RaggedArrays, TokenBudgetBatches, prefetch, ragged
 from flatout.data.device_dataset import choose_place, free_device_bytes
 from flatout.errors import BadInput
+from tests.support.gpu import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 CYCLES = 50_000_000  # some tens of milliseconds of a kernel that does nothing
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """Any wait for the GPU raises."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_batches_are_written_into_pinned_memory() -> None:

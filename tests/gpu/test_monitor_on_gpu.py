@@ -11,14 +11,14 @@ import pytest
 
 from flatout.monitor.job import watch as job_module
 from flatout.monitor.job.watch import watch
-from flatout.monitor.meters.gpus import GpuMeter
+from flatout.monitor.meters.gpus import HISTORY_EVERY_S, GpuMeter
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.sampler import Sampler
 from tests.support.gpu import BLOCK_BYTES, rise_of_memory
 
 pytestmark = pytest.mark.gpu
 
-WORK_S = 1.5
+WORK_S = HISTORY_EVERY_S + 0.5  # the driver's history is read again
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from flatout.multiplex.noise.draws import draw_factors, normals, uniforms
 from flatout.multiplex.products import linear as linear_module
 from flatout.multiplex.products.linear import linear
 from flatout.multiplex.rows import Rows, RowTables
+from tests.support.gpu import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -49,12 +50,8 @@ def test_a_gpu_draws_the_numbers_of_a_cpu(
 def test_uniforms_are_those_of_a_cpu_and_wait_for_nothing() -> None:
     keys, positions = torch.arange(50)[:, None] + 2**40, torch.arange(70)[None, :]
     here, there = keys.cuda(), positions.cuda()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         drawn = uniforms(seed=5, keys=here, positions=there)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(drawn.cpu(), uniforms(seed=5, keys=keys, positions=positions))
 
 

@@ -18,6 +18,7 @@ from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import TextRow
+from tests.support.gpu import no_synchronisation
 from tests.support.multiplex import prompts_of, reference_tokens, tiny_model
 from tests.support.steering import text_of, word_tokenizer
 
@@ -40,11 +41,8 @@ def test_a_pass_is_launched_without_waiting_for_the_gpu() -> None:
     reader = LayerReader(tiny_model("llama").cuda(), layers=(0, 1))
     ranges = [(0, 1)] * len(PROMPTS)
     first = reader.read(PROMPTS, ranges=ranges)  # libraries wait once
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         again = reader.read(PROMPTS, ranges=ranges)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, first)
 
 

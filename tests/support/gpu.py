@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 BLOCK_BYTES = 2**30
 TRIES = 5
@@ -32,3 +34,18 @@ def rise_of_memory(used_bytes: Callable[[], int | None]) -> int:
         if rises[-1] >= 0.9 * BLOCK_BYTES:
             break
     return max(rises)
+
+
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Let any wait for the GPU raise."""
+    import torch
+
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it a prototype, once per process
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
