@@ -20,6 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.gpu import no_synchronisation
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "darkroom"
 MODULES = ("histories", "dataset", "model", "train", "fast_model", "fast_data", "fast_step", "every_moment",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from flatout.engines.steering.questions import (
     NEUTRAL,
     Question,
-    write_prompts,
     question_of,
     read_neutral,
     read_questions,
     split_questions,
+    write_prompts,
 )
 from flatout.errors import BadInput
 

@@ -58,7 +58,9 @@ def test_examples_are_what_transformers_would_have_said(worker: SearchWorker) ->
     examples = winner_module._show_winner(worker, BEST)
     held, loaded = worker.vectors["pca"], worker.loaded
     steering = Steering(layer=2, direction=held.direction(2), amount=1.2 * float(held.norms[2]))
-    assert [example.prompt for example in examples] == [question.prompt for question in worker.split.fresh[:3]]
+    assert [example.prompt for example in examples] == [
+        question.prompt for question in worker.split.fresh[:3]
+    ]
     for example in examples:
         assert example.unsteered == generated(loaded, example.prompt)
         with steered_model(loaded.model, steering):
