@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flatout.memory.predict.estimate import MemoryEstimate
     from flatout.memory.predict.steps import Parallel
     from flatout.monitor.past.compare import Comparison
-    from flatout.monitor.past.engine_runs import EngineComparison, EngineSummary, ListedRun
+    from flatout.monitor.past.engine_runs import EngineComparison, RunDigest
     from flatout.monitor.past.summary import Summary
     from flatout.monitor.sample import Sample
     from flatout.monitor.sinks.choice import SinkChoice
@@ -467,35 +467,35 @@ def _address(host: str | None = None, port: int | None = None) -> dict[str, Any]
 
 
 def _writer(as_json: bool) -> Any:
-    from flatout.monitor.terminal.follow import Documents, Lines
+    from flatout.monitor.terminal.follow import Lines, documents
 
-    return Documents(sys.stdout) if as_json else Lines(sys.stdout)
+    return documents(sys.stdout) if as_json else Lines(sys.stdout)
 
 
-def list_runs(root: Path | None = None) -> Sequence[ListedRun]:
+def list_runs(root: Path | None = None) -> Sequence[RunDigest]:
     """List the runs of every verb, the latest first, with what each reported last."""
-    from flatout.monitor.past.engine_runs import listed_runs
+    from flatout.monitor.past.engine_runs import digest_runs
 
-    return listed_runs(root)
+    return digest_runs(root)
 
 
 def report_run(
     run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
-) -> Summary | EngineSummary:
+) -> Summary | RunDigest:
     """Summarise a run that is kept; also write its page and its plots to the files that are named."""
     from flatout.runs import find_run, read_run
 
     folder = find_run(str(run), root)
     kind = read_run(folder).kind
     if kind != "watch":
-        from flatout.monitor.past.engine_runs import summarise_engine
+        from flatout.monitor.past.engine_runs import digest_run
 
         if (html or png) and kind != "steer":
             instead = "flatout adapt evaluate writes its page" if kind == "adapt" else "omit --html and --png"
             raise BadInput(f"{folder.name} ran {kind}, which has no page or plots here", hint=instead)
         if html or png:
             steer_report(folder, html=html, png=png)
-        return summarise_engine(folder)
+        return digest_run(folder)
     from flatout.monitor.past.recorded import read_recorded
     from flatout.monitor.past.summary import summarise
 

@@ -13,7 +13,7 @@ from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_sh
 
 if TYPE_CHECKING:
     from flatout.monitor.past.compare import Comparison, Difference, Unit
-    from flatout.monitor.past.engine_runs import EngineComparison, EngineSummary
+    from flatout.monitor.past.engine_runs import EngineComparison, RunDigest
     from flatout.monitor.past.summary import Summary
 
 
@@ -133,15 +133,16 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "host memory", f"{show_bytes(summary.host_memory_bytes)} at most"
 
 
-def _engine_rows(summary: EngineSummary) -> Iterator[tuple[str, str]]:
+def _engine_rows(digest: RunDigest) -> Iterator[tuple[str, str]]:
     from flatout.units import show_time
 
-    state = summary.state if summary.end in (None, "finished") else f"{summary.state}: {summary.end}"
-    yield "run", f"{summary.name} ({summary.folder}), {summary.kind}, {state}"
-    yield "lasted", UNKNOWN if summary.duration_s is None else show_time(summary.duration_s)
-    yield "steps", UNKNOWN if summary.steps is None else str(summary.steps)
-    yield "step", show_seconds(summary.step_s)
-    for name, value in summary.last.items():
+    run = digest.run
+    state = digest.state if run.end in (None, "finished") else f"{digest.state}: {run.end}"
+    yield "run", f"{run.name} ({digest.folder.name}), {run.kind}, {state}"
+    yield "lasted", UNKNOWN if digest.duration_s is None else show_time(digest.duration_s)
+    yield "steps", UNKNOWN if digest.steps is None else str(digest.steps)
+    yield "step", show_seconds(digest.step_s)
+    for name, value in digest.last.items():
         yield name, f"{value:.4g}"
 
 
@@ -155,7 +156,7 @@ def _engine_table(found: EngineComparison) -> Any:
 
     numbers = ("first", "second")
     table = plain_table("", *numbers, right=numbers)
-    table.add_row("run", *(Text(printable(summary.folder)) for summary in (found.first, found.second)))
+    table.add_row("run", *(Text(printable(each.folder.name)) for each in (found.first, found.second)))
     for name, *values in found.figures:
         cells = [UNKNOWN if value is None else f"{value:.4g}" for value in values]
         table.add_row(Text(printable(name)), *cells)

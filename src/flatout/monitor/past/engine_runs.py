@@ -30,106 +30,78 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ListedRun:
-    """One line of the list of runs."""
+class RunDigest:
+    """What run.json says, and what the run reported last."""
 
     folder: Path
     run: Run
     state: str
     steps: int | None = None
-    figure: tuple[str, float] | None = None  # the loss or score it reported last, with its name
-    duration_s: float | None = None  # None: it died, and nobody knows when
-
-    def to_json(self) -> dict[str, Any]:
-        figures = {"steps": self.steps, "figure": self.figure, "duration_s": self.duration_s}
-        return {"folder": str(self.folder), "state": self.state, **figures, **encode(self.run)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSummary:
-    """The run of an engine in figures."""
-
-    name: str
-    folder: str
-    kind: str
-    command: tuple[str, ...]
-    state: str
-    end: str | None  # finished, interrupted, or the error
-    started_s: float
-    duration_s: float | None  # what its log counts, resumed parts included
-    steps: int | None = None
     step_s: float | None = None
+    duration_s: float | None = None  # None: it died, and nobody knows when
     last: dict[str, float] = field(default_factory=dict)  # every figure's last known value, by its path
 
+    @property
+    def figure(self) -> tuple[str, float] | None:
+        """The score or loss that stands for the run, with its name; None if it has neither."""
+        found = (item for word in SHOWN_FIRST for item in self.last.items() if word in item[0])
+        return next(found, None)
+
     def to_json(self) -> dict[str, Any]:
-        return {"format": "flatout-engine-summary", "version": 1, **encode(self)}
+        own = {name: getattr(self, name) for name in ("state", "steps", "step_s", "duration_s", "last")}
+        return {
+            "format": "flatout-run-digest",
+            "version": 1,
+            "folder": str(self.folder),
+            **own,
+            **encode(self.run),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineComparison:
     """Two runs of one engine: (name, first, second) of every figure that both or one of them know."""
 
-    first: EngineSummary
-    second: EngineSummary
+    first: RunDigest
+    second: RunDigest
     figures: tuple[tuple[str, float | None, float | None], ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": "flatout-engine-comparison", "version": 1, **encode(self)}
+        runs = {"first": self.first.to_json(), "second": self.second.to_json()}
+        return {"format": "flatout-engine-comparison", "version": 1, **runs, "figures": encode(self.figures)}
 
 
-def listed_runs(root: Path | None = None) -> tuple[ListedRun, ...]:
-    """List every run, the latest first, with what it reported last."""
-    return tuple(_listed(folder, run) for folder, run in list_runs(root))
+def digest_runs(root: Path | None = None) -> tuple[RunDigest, ...]:
+    """Digest every run, the latest first."""
+    return tuple(digest_run(folder, run) for folder, run in list_runs(root))
 
 
-def _listed(folder: Path, run: Run) -> ListedRun:
+def digest_run(folder: Path, run: Run | None = None) -> RunDigest:
+    """Read what a run reported last: a watched one in its channel, an engine's in its log."""
+    run = run or read_run(folder)
     state = state_of(run)
     ended_s = run.ended_s or (time.time() if state == "running" else None)
-    duration_s = None if ended_s is None else ended_s - run.started_s
-    if run.kind != WATCHED:
-        summary = summarise_engine(folder)
-        steps, figure = summary.steps, main_figure(summary.last)
-        duration_s = summary.duration_s if duration_s is None else duration_s
-    else:
-        progress = read_channel(folder / CHANNEL_FILE)
-        steps = None if progress is None else progress.steps
-        loss = None if progress is None else progress.loss
-        figure = None if loss is None else ("loss", loss)
-    return ListedRun(folder=folder, run=run, state=state, steps=steps, figure=figure, duration_s=duration_s)
-
-
-def main_figure(figures: dict[str, float]) -> tuple[str, float] | None:
-    """Pick the score or loss that stands for a run; None if it has neither."""
-    found = (item for word in SHOWN_FIRST for item in figures.items() if word in item[0])
-    return next(found, None)
-
-
-def summarise_engine(folder: Path) -> EngineSummary:
-    """Summarise the run of an engine from its log; raise BadInput if the folder holds none."""
-    run = read_run(folder)
+    wall_s = None if ended_s is None else ended_s - run.started_s
+    if run.kind == WATCHED:
+        reported = read_channel(folder / CHANNEL_FILE)
+        last = {} if reported is None or reported.loss is None else {"loss": reported.loss}
+        steps = None if reported is None else reported.steps
+        return RunDigest(folder=folder, run=run, state=state, steps=steps, duration_s=wall_s, last=last)
     records = list(_records(folder / LOG_FILE))
     by_phase: dict[str, dict[int, Record]] = {}  # the later of two reports of one step counts
     for record in records:
         number = _number_of(record)
         if number is not None:
             by_phase.setdefault(str(record.get("phase", "")), {})[number] = record
-    elapsed = [_span(phase) for phase in by_phase.values()]
-    known = [span for span in elapsed if span is not None]
-    timed = [(steps, spent_s) for _, steps, spent_s in known if steps > 0]
-    duration_s = sum(total_s for total_s, _, _ in known) if known else None
-    if duration_s is None and run.ended_s is not None:
-        duration_s = run.ended_s - run.started_s
-    return EngineSummary(
-        name=run.name,
-        folder=folder.name,
-        kind=run.kind,
-        command=run.command,
-        state=state_of(run),
-        end=run.end,
-        started_s=run.started_s,
-        duration_s=duration_s,
+    spans = [span for phase in by_phase.values() if (span := _span(phase)) is not None]
+    timed = [(steps, spent_s) for _, steps, spent_s in spans if steps > 0]
+    return RunDigest(
+        folder=folder,
+        run=run,
+        state=state,
         steps=sum(max(phase) for phase in by_phase.values()) if by_phase else None,
         step_s=sum(s for _, s in timed) / sum(n for n, _ in timed) if timed else None,
+        duration_s=sum(total_s for total_s, _, _ in spans) if spans else wall_s,  # resumed parts included
         last=_last_figures(records),
     )
 
@@ -142,7 +114,7 @@ def compare_engines(first: Path, second: Path) -> EngineComparison:
             f"{first.name} ran {kinds[0]} and {second.name} {kinds[1]}: their figures mean different things",
             hint="compare two runs of the same verb",
         )
-    a, b = summarise_engine(first), summarise_engine(second)
+    a, b = digest_run(first), digest_run(second)
     rows: list[tuple[str, float | None, float | None]] = [
         ("duration_s", a.duration_s, b.duration_s),
         ("steps", a.steps, b.steps),

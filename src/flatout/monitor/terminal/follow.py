@@ -9,7 +9,6 @@ verdict whenever it becomes another one.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import deque
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import RECENT_S, Sampler
+from flatout.monitor.sinks.files import JsonLines
 from flatout.monitor.terminal.keyboard import Keyboard, standard_input
 from flatout.monitor.terminal.live_line import live_line
 from flatout.monitor.terminal.screen import Screen
@@ -186,12 +186,7 @@ class Lines:
         self._stream.flush()
 
 
-class Documents:
-    """Writes every sample as one JSON document a line."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __call__(self, samples: tuple[Sample, ...]) -> None:
-        self._stream.write(json.dumps(samples[-1].to_json(), separators=(",", ":")) + "\n")
-        self._stream.flush()
+def documents(stream: TextIO) -> Writer:
+    """Make a writer of every sample as one JSON document a line."""
+    sink = JsonLines(stream)
+    return lambda samples: sink(samples[-1])

@@ -10,23 +10,22 @@ import pytest
 from flatout.errors import BadInput
 from flatout.monitor.past.engine_runs import (
     compare_engines,
-    listed_runs,
-    main_figure,
-    summarise_engine,
+    digest_run,
+    digest_runs,
 )
 from tests.support.monitor import engine_run, epochs, kept_run, phases, story
 
 
 def test_a_run_of_an_engine_has_its_last_figures_and_the_time_of_a_step(tmp_path: Path) -> None:
-    found = summarise_engine(engine_run(tmp_path, epochs(0.1, 0.25, 0.5), kind="evolve"))
-    assert (found.kind, found.state, found.end) == ("evolve", "ended", "finished")
+    found = digest_run(engine_run(tmp_path, epochs(0.1, 0.25, 0.5), kind="evolve"))
+    assert (found.run.kind, found.state, found.run.end) == ("evolve", "ended", "finished")
     assert (found.steps, found.step_s, found.duration_s) == (3, 4.0, 12.0)
     assert found.last == {"reward_train": 0.25, "reward_heldout": 0.5, "statistics/update_norm": 0.5}
-    assert found.to_json()["format"] == "flatout-engine-summary"
+    assert found.to_json()["format"] == "flatout-run-digest"
 
 
 def test_phases_add_up_and_a_step_that_was_done_again_counts_once(tmp_path: Path) -> None:
-    found = summarise_engine(engine_run(tmp_path, phases(), kind="adapt"))
+    found = digest_run(engine_run(tmp_path, phases(), kind="adapt"))
     assert (found.steps, found.duration_s) == (25, 14.0)
     assert found.step_s == pytest.approx(0.6)
     assert found.last == {"phase1/losses/qa": 1.25, "phase2/losses/qa": 0.5}
@@ -35,8 +34,8 @@ def test_phases_add_up_and_a_step_that_was_done_again_counts_once(tmp_path: Path
 def test_a_run_without_a_log_has_what_its_header_says(tmp_path: Path) -> None:
     folder = engine_run(tmp_path, [], kind="steer")
     (folder / "log.jsonl").unlink()
-    found = summarise_engine(folder)
-    assert (found.kind, found.steps, found.duration_s, found.last) == ("steer", None, 90.0, {})
+    found = digest_run(folder)
+    assert (found.run.kind, found.steps, found.duration_s, found.last) == ("steer", None, 90.0, {})
 
 
 def test_runs_of_all_verbs_stand_in_one_list(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_runs_of_all_verbs_stand_in_one_list(tmp_path: Path) -> None:
     engine_run(tmp_path, epochs(0.1, 0.5), kind="evolve")
     engine_run(tmp_path, phases(), kind="adapt", ended=False, pid=os.getpid())
     engine_run(tmp_path, [], kind="steer", ended=False)
-    found = {each.run.kind: each for each in listed_runs(tmp_path)}
+    found = {each.run.kind: each for each in digest_runs(tmp_path)}
     assert found.keys() == {"watch", "evolve", "adapt", "steer"}
     assert {kind: each.state for kind, each in found.items()} == {
         "watch": "ended",
@@ -54,7 +53,7 @@ def test_runs_of_all_verbs_stand_in_one_list(tmp_path: Path) -> None:
     }
     assert (found["evolve"].steps, found["evolve"].figure) == (2, ("reward_heldout", 0.5))
     assert (found["adapt"].steps, found["adapt"].figure) == (25, ("phase1/losses/qa", 1.25))
-    assert (found["evolve"].duration_s, found["steer"].duration_s) == (90.0, None)
+    assert (found["evolve"].duration_s, found["steer"].duration_s) == (8.0, None)
     document = found["evolve"].to_json()
     assert (document["kind"], document["end"], document["steps"]) == ("evolve", "finished", 2)
 
@@ -78,5 +77,5 @@ def test_runs_of_two_kinds_cannot_be_compared(tmp_path: Path) -> None:
         compare_engines(evolve, watched)
 
 
-def test_a_run_without_scores_has_no_main_figure() -> None:
-    assert main_figure({"tokens_per_s": 3.0}) is None
+def test_a_run_without_scores_has_no_main_figure(tmp_path: Path) -> None:
+    assert digest_run(engine_run(tmp_path, [{"step": 1, "tokens_per_s": 3.0}], kind="adapt")).figure is None

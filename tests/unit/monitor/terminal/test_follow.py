@@ -8,7 +8,7 @@ import os
 import pty
 import signal
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,9 +18,10 @@ from flatout.monitor.past.playback import Playback
 from flatout.monitor.sample import Sample
 from flatout.monitor.terminal.follow import (
     ENDED_BY_SIGNAL,
-    Documents,
     Lines,
     LiveSource,
+    Writer,
+    documents,
     follow_live,
     follow_replay,
     obey,
@@ -32,7 +33,7 @@ from tests.support.monitor import story
 from tests.support.monitor_played import Played, PlayedClock, played_gpu
 
 
-def written(samples: tuple[Sample, ...], writer: type[Lines] | type[Documents]) -> list[str]:
+def written(samples: tuple[Sample, ...], writer: Callable[[TextIO], Writer]) -> list[str]:
     clock = PlayedClock()
     stream = io.StringIO()
     source = Playback(samples, speed=1e12, clock=clock)
@@ -67,7 +68,7 @@ def test_the_missing_driver_is_told_once() -> None:
 
 def test_every_document_is_a_sample() -> None:
     samples = story(seconds=5)
-    lines = written(samples, Documents)
+    lines = written(samples, documents)
     assert [Sample.from_json(json.loads(line)) for line in lines] == list(samples)
 
 
@@ -76,7 +77,7 @@ def test_lines_end_with_the_job() -> None:
     last = samples[-1]
     assert last.job is not None
     ended = replace(last, time_s=last.time_s + 1, job=replace(last.job, state="died"))
-    assert len(written((*samples, ended), Documents)) == 6
+    assert len(written((*samples, ended), documents)) == 6
 
 
 def test_a_signal_ends_lines_with_its_number(played: Played) -> None:
