@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_one_line(tiny: Path, run: Path, tmp_path: Path) 
     assert "cannot be read at 'x'" in refused("search", *given, "--layers", "1,x")
     assert "SQLite locks" in refused("search", *given, "--device", "cpu", "--storage", "sqlite:///a.db")
     assert "has seed=0, and 5 is given" in refused("search", run, "--seed", 5)
-    assert "no study at" in refused("report", tmp_path)
+    assert "a study of flatout steer is needed" in refused("report", tmp_path)
     assert "either --run or --vectors" in refused("apply", "is", "--model", tiny / "model")
     applied = ("apply", "is the sky", "--model", tiny / "model", "--run", run, "--device", "cpu")
     assert "a prompt of 3 tokens and 126 more pass the model's 128" in refused(

@@ -17,7 +17,7 @@ from flatout.errors import BadInput
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
-    """The stack of decoder blocks of a causal language model."""
+    """Find the stack of decoder blocks of a causal language model."""
     config = _text_config(model)
     depth = getattr(config, "num_hidden_layers", None)
     if depth is None:
@@ -37,7 +37,7 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 
 
 def chosen_layers(layers: Literal["all"] | Sequence[int], *, num_layers: int) -> tuple[int, ...]:
-    """Layer numbers from 0, sorted; below 0 they count from the last."""
+    """Resolve layers to numbers from 0, sorted; numbers below 0 count from the last."""
     if isinstance(layers, str):
         if layers != "all":
             raise BadInput(f"layers={layers!r} is unknown", hint='give "all" or a list of numbers')
@@ -50,7 +50,7 @@ def chosen_layers(layers: Literal["all"] | Sequence[int], *, num_layers: int) ->
 
 
 def hidden_of(output: Any) -> Tensor:
-    """Hidden states [rows, tokens, width] of what a block gives: a tensor, or a tuple that begins so."""
+    """Return hidden states [rows, tokens, width] of a block's output: a tensor, or the first of a tuple."""
     hidden = output[0] if isinstance(output, tuple) else output
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
         raise BadInput(f"a block gives a {type(output).__name__}, not hidden states [rows, tokens, width]")
@@ -63,7 +63,7 @@ def width_of(model: nn.Module) -> int:
 
 
 def max_positions(model: nn.Module) -> int | None:
-    """The longest text that the model was made for, in tokens; None where its config says none."""
+    """Return the longest text that the model was made for, in tokens; None where its config does not say."""
     most = getattr(_text_config(model), "max_position_embeddings", None)
     return most if isinstance(most, int) and most > 0 else None
 
@@ -75,7 +75,7 @@ def end_tokens(model: Any) -> tuple[int, ...]:
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where token numbers go: beside the embedding, wherever the rest of a sharded model lies."""
+    """Return the device of token numbers: the embedding's, wherever the rest of a sharded model lies."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     device: torch.device = embedding.weight.device
     return device

@@ -89,7 +89,7 @@ def read_questions(path: Path | str) -> list[Question]:
 
 
 def _objects(content: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Each object of a file and where it stands."""
+    """Yield each object of a file and where it stands."""
     if content.lstrip().startswith("["):
         try:
             found = json.loads(content)
@@ -158,7 +158,7 @@ def split_questions(
 
 
 def _cuts(count: int, shares: Sequence[float]) -> list[int]:
-    """Where to cut `count` items; no part with a share stays empty."""
+    """Return where to cut `count` items; no part with a share stays empty."""
     sizes = [
         round(count * last) - round(count * first) for first, last in pairwise((0.0, *accumulate(shares)))
     ]

@@ -15,7 +15,7 @@ from flatout.errors import BadInput, import_extra
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> bytes:
-    """The content of a safetensors file."""
+    """Return the content of a safetensors file."""
     save: Any = import_extra("safetensors.torch", extra="steering").save
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content: bytes = save(plain, metadata=dict(metadata))

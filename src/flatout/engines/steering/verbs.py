@@ -189,10 +189,8 @@ def apply(
     )
     loaded = _load(model, device=device, dtype=dtype)
     check_room(prompts, loaded.model, loaded.tokenizer, max_new_tokens=max_new_tokens)
-    engine = HookedTrials(loaded.model, slots=1)  # in half precision the neighbours of a row change its tokens
-    return list(
-        continue_prompts(engine, loaded.tokenizer, prompts, steering, max_new_tokens=max_new_tokens)
-    )
+    engine = HookedTrials(loaded.model, slots=1)  # in half precision, neighbours change a row's tokens
+    return list(continue_prompts(engine, loaded.tokenizer, prompts, steering, max_new_tokens=max_new_tokens))
 
 
 def report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:

@@ -117,7 +117,7 @@ def test_what_apply_cannot_do_is_named(tiny: Path, run: tuple[Path, StudyRecord]
         ({"vectors": vectors}, "no layer or no strength"),
         ({"vectors": vectors, "layer": 9, "strength": 1.0}, "no vector for layer 9"),
         ({"vectors": vectors, "layer": 1, "strength": 1.0, "mode": "twist"}, "mode 'twist'"),
-        ({"run": tmp_path}, "no study at"),
+        ({"run": tmp_path}, "a study of flatout steer is needed"),
     ):
         with pytest.raises(BadInput, match=words):
             verbs.apply(["is"], model=tiny / "model", device="cpu", **changes)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_a_run_without_a_winner_cannot_be_applied(
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no study at"):
+    with pytest.raises(BadInput, match="a study of flatout steer is needed"):
         verbs.report(tmp_path)
 
 

@@ -71,7 +71,7 @@ class Activations:
         return self.rows(0, half), self.rows(half, 2 * half)
 
     def rows(self, first: int, last: int) -> Activations:
-        """Texts `first` to `last`, without copying them."""
+        """Return texts `first` to `last`, without copying them."""
         return Activations(
             values=self.values[first:last],
             layers=self.layers,
@@ -91,7 +91,7 @@ def extract(
     store: ActivationStore | None = None,
     on_count: Callable[[int, int], None] = lambda done, total: None,
 ) -> Activations:
-    """Activations of texts or pairs after the blocks `layers`, read at `position`.
+    """Extract activations of texts, or of both answers of questions, after blocks `layers` at `position`.
 
     `on_count(done, total)` counts texts.  With a `store`, texts that it has are not computed and
     what is computed is kept there.
@@ -151,7 +151,7 @@ def extract(
 
 
 def _show_shared(shared: Sequence[Decision[bool]]) -> str:
-    """What was decided, window by window, with the reason of the first that shares."""
+    """Say what was decided, window by window, with the reason of the first that shares."""
     first = max(shared, key=lambda decision: decision.value)
     if len(shared) == 1:
         return str(first)
@@ -176,7 +176,7 @@ def choose_batch_tokens(batch_tokens: int | None, model: nn.Module) -> Decision[
 
 
 class _Collector:
-    """Values of texts, or of pairs, filled sequence by sequence; sequences are numbered as they come."""
+    """Collects values sequence by sequence; sequences are numbered as they come."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _Collector:
 
 
 class _StoreWriter:
-    """Rows on their way into a store, gathered until they are worth a file."""
+    """Gathers rows for a store until they are worth a file."""
 
     def __init__(self, store: ActivationStore, origin: Origin, *, layers: Sequence[int]) -> None:
         self._store, self._origin, self._layers = store, origin, layers

@@ -58,7 +58,7 @@ class Work:
         )
 
     def apart(self) -> list[Work]:
-        """The sequences each by itself."""
+        """Take a fork apart into single sequences."""
         return [
             Work(numbers=(number,), tokens=(tokens,), ranges=(one,))
             for number, tokens, one in zip(self.numbers, self.tokens, self.ranges, strict=True)
@@ -168,7 +168,7 @@ class BatchRunner:
         return []
 
     def _compute(self, batch: Sequence[Work]) -> Tensor | None:
-        """Values of a batch; None if it does not fit.  On return nothing holds the memory it had taken."""
+        """Compute a batch; None if it does not fit.  On return nothing holds the memory it had taken."""
         try:
             if batch[0].prefix:
                 return self._reader.read_forks([one.fork() for one in batch])
@@ -230,7 +230,7 @@ class BatchRunner:
 
 
 def _by_kind(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
-    """Forks, and single sequences: a batch holds one kind."""
+    """Separate forks from single sequences: a batch holds one kind."""
     forks: list[Work] = []
     others: list[Work] = []
     for one in work:

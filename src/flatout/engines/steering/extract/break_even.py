@@ -26,7 +26,7 @@ def storing_pays(
     write_bytes_per_s: float | None = None,
     read_bytes_per_s: float | None = None,
 ) -> Decision[bool]:
-    """Whether activations that are used `uses` times again should be stored."""
+    """Decide whether to store activations that are used `uses` times again."""
     if num_bytes < 0 or recompute_s < 0 or uses < 0:
         raise BadInput(f"num_bytes={num_bytes}, recompute_s={recompute_s} and uses={uses} start at 0")
     measured = write_bytes_per_s is not None and read_bytes_per_s is not None

@@ -60,7 +60,7 @@ class Columns:
     def of(
         cls, ranges: Sequence[tuple[int, int]], *, offsets: Sequence[int], device: torch.device
     ) -> Columns:
-        """Token ranges of texts whose first token stands at column `offset` of its row."""
+        """Take token ranges of texts whose first token stands at column `offset` of its row."""
         firsts = [first + offset for (first, _), offset in zip(ranges, offsets, strict=True)]
         lasts = [last + offset for (_, last), offset in zip(ranges, offsets, strict=True)]
         row, first, last = send(torch.tensor([range(len(firsts)), firsts, lasts]), device)
@@ -68,7 +68,7 @@ class Columns:
         return cls(row=row, first=first, last=last, single=single)
 
     def read(self, hidden_BTD: Tensor) -> Tensor:
-        """The wanted positions, [B, D] in the type of the layer."""
+        """Return the wanted positions, [B, D] in the type of the layer."""
         first_B, last_B = self.first.to(hidden_BTD.device), self.last.to(hidden_BTD.device)
         if self.single:
             return hidden_BTD[self.row.to(hidden_BTD.device), first_B]
@@ -146,7 +146,7 @@ class LayerReader:
         return all(type(layer) in plain for layer in self._cache().layers)
 
     def _cache(self) -> Any:
-        """An empty cache for the model's layers."""
+        """Make an empty cache for the model's layers."""
         return import_extra("transformers", extra="steering").DynamicCache(config=self.model.config)
 
     @torch.no_grad()

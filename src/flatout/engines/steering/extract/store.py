@@ -157,7 +157,7 @@ class ActivationStore:
         )
 
     def _load(self, shard: Shard, layer: int) -> Tensor:
-        """One layer of a shard as a view of the mapped file, which stays open: every layer is wanted next."""
+        """Map one layer of a shard; the file stays open, since the next layer is wanted next."""
         file = self._open.pop(shard.path.name, None)
         if file is None:
             safetensors: Any = import_extra("safetensors", extra="steering")
@@ -186,7 +186,7 @@ class ActivationStore:
 
 
 class _Rate:
-    """Bytes per second over all that was moved; None before anything was."""
+    """Measures bytes per second over all that was moved; None before anything was."""
 
     def __init__(self) -> None:
         self._bytes, self._seconds = 0, 0.0

@@ -49,7 +49,7 @@ class ShardPlaces:
     row: Ints
 
     def complete(self) -> Ints:
-        """Texts of which every layer was found."""
+        """Return the texts of which every layer was found."""
         return np.flatnonzero((self.shard != NOWHERE).all(axis=1))
 
 
@@ -69,16 +69,16 @@ class ShardIndex:
             self._seen[name] = read_shard(self._folder / name)
 
     def shards(self, space: str | None = None) -> list[Shard]:
-        """The shards of a space, or all of them."""
+        """List the shards of a space, or all of them."""
         found = [shard for shard in self._seen.values() if shard is not None]
         return [shard for shard in found if space in (None, shard.space)]
 
     def unreadable(self) -> list[str]:
-        """Files with the name of a shard that are not shards: foreign, of another version, or damaged."""
+        """List files with the name of a shard that are not: foreign, of another version, or damaged."""
         return sorted(name for name, shard in self._seen.items() if shard is None)
 
     def find(self, space: str, *, keys: Sequence[bytes], layers: Sequence[int]) -> ShardPlaces:
-        """Where the wanted layers of the wanted texts lie."""
+        """Find where the wanted layers of the wanted texts lie."""
         shape = (len(keys), len(layers))
         shard_NL, row_NL = np.full(shape, NOWHERE), np.zeros(shape, dtype=np.int64)
         shards = tuple(self.shards(space))
@@ -93,7 +93,7 @@ class ShardIndex:
 
 
 def read_shard(path: Path) -> Shard | None:
-    """The header and keys of a shard; None for a file that is none or cannot be read."""
+    """Read the header and keys of a shard; None for a file that is not one or cannot be read."""
     safetensors: Any = import_extra("safetensors", extra="steering")
     try:
         num_bytes = path.stat().st_size

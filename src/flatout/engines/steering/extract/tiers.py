@@ -33,7 +33,7 @@ class Tier:
             raise BadInput(f"tier {self.device}: torch sees no GPU", hint='take Tier(device="cpu", ...)')
 
     def hold(self, block: Tensor) -> Tensor:
-        """The block in this tier's memory; on the host page-locked where there is a GPU to copy to."""
+        """Copy a block into this tier; on the host page-locked where there is a GPU to copy to."""
         if torch.device(self.device).type != "cpu":
             return block.to(self.device, non_blocking=True)
         # A copy even from the host: what the disk tier gives is a view of a mapped file.
@@ -49,7 +49,7 @@ class Tiers:
         self._held: tuple[OrderedDict[Hashable, Tensor], ...] = tuple(OrderedDict() for _ in self.tiers)
 
     def fetch(self, key: Hashable, load: Callable[[], Tensor]) -> Tensor:
-        """The block `key`; `load` maps it from the disk if no tier holds it."""
+        """Return the block `key`; `load` maps it from the disk if no tier holds it."""
         level = self.level_of(key)
         if level == 0:
             self._held[0].move_to_end(key)
@@ -63,11 +63,11 @@ class Tiers:
             held.pop(key, None)
 
     def held_bytes(self) -> tuple[int, ...]:
-        """Bytes in each tier."""
+        """Count the bytes in each tier."""
         return tuple(sum(block.nbytes for block in held.values()) for held in self._held)
 
     def level_of(self, key: Hashable) -> int | None:
-        """The tier that holds a block; None if only the disk does."""
+        """Return the tier that holds a block; None if only the disk does."""
         return next((level for level, held in enumerate(self._held) if key in held), None)
 
     def _place(self, key: Hashable, block: Tensor, *, level: int) -> Tensor:

@@ -42,7 +42,7 @@ class Encoded:
     pairs: tuple[tuple[int, int], ...]  # sequences that share a prompt
 
     def tokens(self) -> list[tuple[int, ...]]:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         return [tuple(self.sequences[row].tolist()) for row in self.row_of]
 
 
@@ -128,7 +128,7 @@ def _check(texts: Sequence[str] | Sequence[Question]) -> None:
 
 
 def _cut_windows(texts: Sequence[str] | Sequence[Question], characters: int | None) -> list[Sequence[int]]:
-    """Places of texts of similar length, some `characters` of them together; all if None."""
+    """Cut texts, by their places, into windows of similar length and some `characters`; one if None."""
     whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
     if characters is None or sum(map(len, whole)) <= characters:
         return [range(len(texts))]
@@ -146,7 +146,7 @@ def _cut_windows(texts: Sequence[str] | Sequence[Question], characters: int | No
 
 
 def _window_end(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:
-    """Where a window that begins at `start` ends: with its characters, and not between equal texts."""
+    """Return where a window that begins at `start` ends: after its characters, never between equal texts."""
     end, taken = start, 0
     while end < len(order) and (taken < characters or whole[order[end]] == whole[order[end - 1]]):
         taken += len(whole[order[end]])
@@ -155,7 +155,7 @@ def _window_end(order: Sequence[int], start: int, whole: Sequence[str], *, chara
 
 
 def _tokenize(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:
-    """Each text tokenised on its own; one that a chat template began keeps the one start token it has."""
+    """Tokenise each text on its own; one that a chat template began keeps the one start token it has."""
     start: str | None = getattr(tokenizer, "bos_token", None)
     begun = [start is not None and text.startswith(start) for text in texts]
     found: list[Tokens] = [np.empty(0, dtype=np.int64)] * len(texts)
@@ -170,7 +170,7 @@ def _tokenize(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:
 
 
 def _call_tokenizer(texts: list[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
-    """Token numbers by the tokenizer's own call; by its backend where that call adds nothing."""
+    """Call the tokenizer, or its backend where the tokenizer's own call adds nothing."""
     transformers: Any = import_extra("transformers", extra="steering")
     plain, kind = transformers.PreTrainedTokenizerFast, type(tokenizer)
     directly = isinstance(tokenizer, plain) and all(

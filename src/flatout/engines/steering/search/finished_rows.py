@@ -53,7 +53,7 @@ class RowLog:
         return len(self._rows)
 
     def find(self, trial: int | None, question: str) -> FinishedRow | None:
-        """The row if it has finished."""
+        """Return a row if it has finished."""
         return self._rows.get((trial, question))
 
     def add(self, row: FinishedRow) -> None:

@@ -118,7 +118,7 @@ class HalvedSearch:
         self.on_event(Event(kind="round", num_done=ended, num_total=max(trials, sum(counts.values()))))
 
     def _run_bracket(self, trials: Sequence[Trial]) -> None:
-        """Rungs until every trial has ended; rows that are kept from before are not run again."""
+        """Climb rungs until every trial has ended; rows that are kept from before are not run again."""
         by_number = {trial.number: trial for trial in trials}
         bracket = Bracket(list(by_number), num_questions=len(self.questions), halving=self._halving)
         while not bracket.is_over:
@@ -173,7 +173,7 @@ class HalvedSearch:
             self._scorer.score(self._engine, [wanted[place] for place in missing], on_score=scored)
 
     def _steering(self, trial: Trial) -> Steering:
-        """One object for each trial: rows that share it are one trial to the engine."""
+        """Make one object for each trial: rows that share it are one trial to the engine."""
         if trial.number not in self._steerings:
             self._steerings[trial.number] = steering_of(trial, self._vectors)
         return self._steerings[trial.number]
@@ -203,7 +203,7 @@ class HalvedSearch:
         return found if len(found) == len(questions) else None
 
     def cost_share(self) -> float | None:
-        """Rows run, of asking every trial every question."""
+        """Return the share of rows run, of asking every trial every question."""
         asked, log = self.study.num_asked(), self.study.rows
         log.reload()
         run = sum(

@@ -35,7 +35,7 @@ class Halving:
             )
 
     def ladder(self, num_questions: int) -> tuple[int, ...]:
-        """Questions answered by the end of each rung; the last is all of them."""
+        """Return the questions answered by the end of each rung; the last is all of them."""
         if num_questions < 1:
             raise BadInput("a search without questions", hint="give at least one")
         counts = (num_questions // self.factor**step for step in reversed(range(self.rungs)))
@@ -72,22 +72,22 @@ class Bracket:
         return "running" not in self._states.values()
 
     def state(self, trial: int) -> State:
-        """Where a trial stands."""
+        """Return where a trial stands."""
         return self._states[trial]
 
     def mean(self, trial: int) -> float | None:
-        """Over the questions it has answered; None for none, and for a failed trial."""
+        """Return a trial's mean over the questions it has answered; None for none, and for a failed trial."""
         values = self._values[trial]
         if not values or self._states[trial] == "failed":
             return None
         return math.fsum(values.values()) / len(values)
 
     def num_answered(self, trial: int) -> int:
-        """How many questions a trial has answered."""
+        """Count the questions that a trial has answered."""
         return len(self._values[trial])
 
     def pending(self) -> list[tuple[int, int]]:
-        """(trial, question) rows that the rung still wants, the trials of a question together."""
+        """List the (trial, question) rows that the rung still wants, the trials of a question together."""
         if self.is_over:
             return []
         return [
@@ -98,7 +98,7 @@ class Bracket:
         ]
 
     def answer(self, trial: int, question: int, value: float) -> None:
-        """The value of a row; one that is no number fails its trial."""
+        """Take in the value of a row; one that is not a number fails its trial."""
         if self._states[trial] != "running":
             return  # rows of a failed trial may still be on their way
         if not math.isfinite(value):

@@ -117,7 +117,7 @@ def _has_vectors(settings: SearchSettings) -> bool:
 
 
 def _earlier_s(settings: SearchSettings, study: SearchStudy) -> float | None:
-    """How long earlier calls searched; None where one was killed before it could say."""
+    """Return how long earlier calls searched; None where one was killed before it could say."""
     asked = study.num_asked()
     if not asked:
         return 0.0
@@ -127,20 +127,20 @@ def _earlier_s(settings: SearchSettings, study: SearchStudy) -> float | None:
 
 
 def _batch_trials(settings: SearchSettings, placement: Placement) -> int:
-    """Trials that are halved together: many fill the batch, but the sampler learns between brackets."""
+    """Choose how many trials are halved together: many fill the batch, but the sampler learns in between."""
     share = math.ceil(settings.trials / (2 * len(placement.replicas)))
     return max(1, min(MOST_BATCH_TRIALS, share))
 
 
 def joining_command(settings: Path) -> list[str]:
-    """The command that adds a worker to a search, here or on another machine."""
+    """Return the command that adds a worker to a search, here or on another machine."""
     return [sys.executable, "-m", "flatout", "steer", "search", str(settings), "--join"]
 
 
 def _crew(
     settings: SearchSettings, placement: Placement, path: Path, *, on_progress: OnProgress
 ) -> Crew | RayCrew:
-    """The workers beside this one."""
+    """Plan the workers beside this one."""
     command = joining_command(path)
     if settings.ray is None:
         return Crew(command, plan_workers(placement, cores=os.cpu_count() or 1), on_progress=on_progress)

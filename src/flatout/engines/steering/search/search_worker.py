@@ -103,5 +103,5 @@ def study_of(settings: SearchSettings, *, worker: str) -> SearchStudy:
 
 
 def storage_of(settings: SearchSettings) -> str:
-    """The address of the study's storage, or the path of its journal."""
+    """Return the address of the study's storage, or the path of its journal."""
     return settings.storage or str(settings.folder / "study.journal")

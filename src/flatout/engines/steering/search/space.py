@@ -64,7 +64,7 @@ class Space:
         strength: tuple[float, float] = (0.0, 0.5),
         where: Sequence[Where] = ("last-and-generated",),
     ) -> Space:
-        """All that `vectors` (by method) offer, or some of their layers."""
+        """Take all that `vectors` (by method) offer, or some of their layers."""
         if not vectors:
             raise BadInput("no vectors to search over", hint="fit at least one method")
         common = set.intersection(*(set(one.layers) for one in vectors.values()))
@@ -90,7 +90,7 @@ class Space:
         )
 
     def _layer(self, trial: Any) -> int:
-        """A number where layers are evenly spaced: neighbours behave alike, and a sampler can use that."""
+        """Suggest a number where layers are evenly spaced: a sampler then knows that neighbours are alike."""
         ordered = sorted(self.layers)
         steps = {after - before for before, after in pairwise(ordered)}
         if len(steps) > 1:

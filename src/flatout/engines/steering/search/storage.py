@@ -92,7 +92,7 @@ def hide_password(url: str) -> str:
 
 
 def _storage_errors(optuna: Any) -> tuple[type[Exception], ...]:
-    """What storages raise when they are not there; their packages are imported only if they are used."""
+    """Return what storages raise when they are not there; their packages are imported only if used."""
     found: list[type[Exception]] = [OSError, optuna.exceptions.StorageInternalError]
     for module, name in (("sqlalchemy.exc", "SQLAlchemyError"), ("grpc", "RpcError")):
         if module.split(".")[0] in sys.modules:

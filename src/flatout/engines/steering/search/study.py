@@ -65,11 +65,11 @@ class SearchStudy:
                 )
 
     def num_asked(self) -> int:
-        """Trials of all workers that have a configuration."""
+        """Count the trials of all workers that have a configuration."""
         return sum(read_trial(one.number, one.params) is not None for one in self._trials())
 
     def open_brackets(self) -> list[list[Trial]]:
-        """Every bracket of ours with a trial that has not ended, whole; what was never begun is failed."""
+        """Return our brackets that have a trial that has not ended, whole; fail what was never begun."""
         brackets: dict[int, list[Trial]] = defaultdict(list)
         is_open: set[int] = set()
         for one in self._mine():
@@ -95,28 +95,28 @@ class SearchStudy:
         return asked
 
     def report(self, number: int, *, value: float, num_questions: int) -> None:
-        """An intermediate mean; Optuna keeps the first of a step."""
+        """Report an intermediate mean; Optuna keeps the first of a step."""
         held = self._trial(number)
         if not held.state.is_finished() and num_questions not in held.intermediate_values:
             optuna = import_extra("optuna", extra="steering")
             optuna.trial.Trial(self.study, held._trial_id).report(value, num_questions)
 
     def complete(self, number: int, value: float) -> None:
-        """A trial has answered every question."""
+        """End a trial that has answered every question."""
         if not self._trial(number).state.is_finished():
             self.study.tell(number, value)
 
     def prune(self, number: int) -> None:
-        """A trial was not good enough to go on; Optuna keeps its last intermediate mean."""
+        """End a trial that is not good enough to go on; Optuna keeps its last intermediate mean."""
         if not self._trial(number).state.is_finished():
             self.study.tell(number, state=self._states.PRUNED)
 
     def fail(self, number: int, reason: str) -> None:
-        """A trial gave no number: it has no value, which is not the value 0."""
+        """End a trial that gave no number: it has no value, which is not the value 0."""
         self._fail_unfinished(self._trial(number), reason)
 
     def best(self) -> tuple[Trial, float] | None:
-        """The complete trial with the highest mean; the earlier of equals."""
+        """Return the complete trial with the highest mean; the earlier of equals."""
         found: tuple[Trial, float] | None = None
         for one in self._trials():
             trial = read_trial(one.number, one.params)
@@ -130,7 +130,7 @@ class SearchStudy:
         return {state: states.count(state) for state in dict.fromkeys(STATES.values())}
 
     def records(self) -> tuple[TrialRecord, ...]:
-        """Every trial that has a configuration; a pruned one has its mean over what it was asked."""
+        """Record every trial that has a configuration; a pruned one has its mean over what it was asked."""
         records = []
         for one in self._trials():
             trial = read_trial(one.number, one.params)
@@ -153,7 +153,7 @@ class SearchStudy:
         return tuple(records)
 
     def open_workers(self) -> set[str]:
-        """Names of the other workers with trials that have not ended."""
+        """Name the other workers with trials that have not ended."""
         found = {one.user_attrs.get(WORKER) for one in self._trials() if not one.state.is_finished()}
         return {name for name in found if name is not None and name != self._worker}
 
@@ -170,7 +170,7 @@ class SearchStudy:
             self.study.tell(one.number, state=self._states.FAIL)
 
     def _seeded(self, bracket: int) -> optuna.samplers.BaseSampler:
-        """TPE, seeded for the bracket: after a restart it must not draw the first one again."""
+        """Make a TPE sampler seeded for the bracket: after a restart it must not draw the first one again."""
         digest = hashlib.sha256(f"{self.seed}:{self._worker}:{bracket}".encode()).digest()
         samplers: Any = import_extra("optuna.samplers", extra="steering")
         made: optuna.samplers.BaseSampler = samplers.TPESampler(

@@ -131,7 +131,7 @@ def compare_pairs(steered: Sequence[float], unsteered: Sequence[float], *, seed:
 def compare_perplexities(
     steered: Sequence[tuple[float, int]], unsteered: Sequence[tuple[float, int]], *, seed: int = 0
 ) -> Interval:
-    """Perplexity, steered over unsteered, from each text's (log-likelihood, tokens)."""
+    """Compare perplexities, steered over unsteered, from each text's (log-likelihood, tokens)."""
     counts = [count for _, count in unsteered]
     if not counts or counts != [count for _, count in steered] or min(counts) < 1:
         raise BadInput(
@@ -173,7 +173,7 @@ def measure_harm(
     plain: Sequence[tuple[float, int]] | None = None,
     seed: int = 0,
 ) -> Interval | None:
-    """The perplexity of neutral texts under a trial, over the unsteered model's; None if it is infinite."""
+    """Measure the perplexity of neutral texts under a trial, over the plain model's; None if infinite."""
     steered = engine.log_likelihoods(texts, steering_of(trial, vectors))
     unsteered = engine.log_likelihoods(texts, None) if plain is None else plain
     found = compare_perplexities(steered, unsteered, seed=seed)

@@ -129,7 +129,7 @@ class BranchScorer:
             self._trunks.keep(trunk, held[trunk])
 
     def _compute_trunks(self, trunks: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Tensor]:
-        """The keys and values of trunks, [L, 2, K, length, E] each, by one plain forward."""
+        """Compute the keys and values of trunks, [L, 2, K, length, E] each, by one plain forward."""
         decoder = self._decoder
         longest = max(len(trunk) for trunk in trunks)
         cache = Cache.empty(decoder, slots=len(trunks), max_tokens=longest)
@@ -145,7 +145,7 @@ class BranchScorer:
     def _read(
         self, x: Tensor, branches: Sequence[TokenBranch], layout: _Layout
     ) -> list[tuple[int, list[float]]]:
-        """Logits exist at the wanted positions alone, and never for all of them at once."""
+        """Read the targets' log-probabilities; logits exist at wanted positions alone, never all at once."""
         owners, rows, columns, tokens = [], [], [], []
         for number, (row, first) in layout.starts.items():
             for index, token in branches[number].targets:
@@ -201,7 +201,7 @@ class _Layout:
         self._holders, self._places = holders.to(device), places.to(device)
 
     def places(self, decoder: Decoder) -> tuple[forward.Place, ...]:
-        """Blocks of one kind share one `Place`."""
+        """Place the branch tokens; blocks of one kind share one `Place`."""
         write = torch.arange(self.num_trunk, self.end, device=self.tokens.device)
         made: dict[tuple[object, ...], forward.Place] = {}
         places = []
@@ -218,7 +218,7 @@ class _Layout:
         return tuple(places)
 
     def _visible(self, attention: Attention) -> Tensor:
-        """[n, T, S]: the trunk and the own branch, up to the own position.
+        """Mask [n, T, S]: a token sees its trunk and its own branch, up to its own position.
 
         Padding sees padding: a softmax over nothing would be NaN, and 0 times NaN is NaN.
         """
@@ -260,14 +260,14 @@ class _SteeredTokens:
         tables: RowTables,
         deltas: forward.Deltas,
     ) -> Tensor:
-        """A block of `forward`, and what its tokens add."""
+        """Run a block of `forward`, and add what its tokens add."""
         x = forward.run_block(block, x, keys, values, place, tables, deltas)
         added = self._added.get(id(block))
         return x if added is None else x + added[self._entry]
 
 
 def _rows_of(branches: Sequence[TokenBranch]) -> list[_Trunk]:
-    """Branches behind their trunks, rows of like size beside one another."""
+    """Put branches behind their trunks, rows of like size beside one another."""
     by_trunk: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, one in enumerate(branches):
         by_trunk[one.trunk].append(number)
@@ -289,7 +289,7 @@ def _rows_of(branches: Sequence[TokenBranch]) -> list[_Trunk]:
 
 
 def _num_fitting(lengths: Sequence[int], batch_tokens: int) -> int:
-    """How many of some ascending lengths fit a batch padded to the last of them; at least one."""
+    """Count how many of some ascending lengths fit a batch padded to the last of them; at least one."""
     count = 1
     while count < len(lengths) and (count + 1) * lengths[count] <= batch_tokens:
         count += 1

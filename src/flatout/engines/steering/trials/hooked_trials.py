@@ -87,12 +87,12 @@ class HookedTrials(TrialEngine):
 
 
 def _prompt_length(branch: TokenBranch) -> int:
-    """The prompt that lets the hook steer from the branch's first steered token on."""
+    """Return the prompt length that lets the hook steer from the branch's first steered token on."""
     includes_last = branch.steering is not None and branch.steering.where != "generated"
     return len(branch.trunk) + branch.first_steered + includes_last
 
 
 def _until_end(tokens: Sequence[int], ends: set[int]) -> tuple[int, ...]:
-    """Up to the first end token, which is kept."""
+    """Cut after the first end token."""
     end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tuple(tokens[: end + 1])

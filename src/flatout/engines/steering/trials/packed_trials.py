@@ -94,7 +94,7 @@ class PackedTrials(TrialEngine):
         return [found[number] for number in range(len(rows))]
 
     def _begin(self, generator: Generator, rows: Sequence[TextRow]) -> list[_StartedRow]:
-        """The rows with the tokens that no trial changes.
+        """Start the rows with the tokens that no trial changes.
 
         Where generated tokens alone are steered, the first of them comes from the plain prompt: it is
         generated once for each prompt, and steering starts at it.
@@ -111,7 +111,7 @@ class PackedTrials(TrialEngine):
         ]
 
     def _generator_for(self, layers: set[int]) -> Generator:
-        """The generator, made again only where a layer has no table yet."""
+        """Return the generator, made again only where a layer has no table yet."""
         known = self._tables.of_layer.keys()
         if self._generator is None or not layers <= known:
             self._tables = SteeringTables(layers | known, num_entries=self._slots, decoder=self.decoder)
@@ -140,7 +140,7 @@ class _StartedRow:
         return len(self.tokens) >= max_new_tokens or any(token in ends for token in self.tokens)
 
     def request(self, variant: int | None, *, max_new_tokens: int) -> Request:
-        """What is left to generate; tokens before the first steered one are shared."""
+        """Ask for what is left to generate; tokens before the first steered one are shared."""
         prompt = (*self.row.prompt, *self.tokens)
         everywhere = self.row.steering is not None and self.row.steering.where == "all"
         return Request(
@@ -153,10 +153,10 @@ class _StartedRow:
 
 
 class _EntryQueue:
-    """Which entry of the tables each trial owns.
+    """Gives each trial an entry of the tables.
 
     All entries are written at once before the first row runs.  Where there are more trials than entries, one
-    that has no running row gives its entry up, and only the layers that change are written.
+    that has no running row gives its entry up.
     """
 
     def __init__(self, queue: Sequence[_StartedRow], tables: SteeringTables, num_entries: int) -> None:
@@ -165,7 +165,6 @@ class _EntryQueue:
         self._tables = tables
         trials = {id(one.row.steering): one.row.steering for one in self._queue}
         seated = [one for one in trials.values() if one is not None][:num_entries]
-        self._held: list[Steering] = seated  # by entry
         self._entry = {id(steering): entry for entry, steering in enumerate(seated)}
         # Trials (by id) with an entry and no running row, the oldest first.
         self._idle = dict.fromkeys(self._entry)
@@ -174,7 +173,7 @@ class _EntryQueue:
         tables.write(seated)
 
     def requests(self, max_new_tokens: int) -> Iterator[Request]:
-        """Drawn from as slots become free."""
+        """Yield requests as slots become free."""
         for one in self._queue:
             request = one.request(self._enter(one.row.steering), max_new_tokens=max_new_tokens)
             self._running[id(request)] = one
@@ -188,14 +187,13 @@ class _EntryQueue:
             left = next(iter(self._idle))  # fewer trials run than there are slots, and so entries
             entry = self._entry[name] = self._entry.pop(left)
             del self._idle[left]
-            self._tables.replace(entry, before=self._held[entry], after=steering)
-            self._held[entry] = steering
+            self._tables.replace(entry, steering)
         self._idle.pop(name, None)
         self._num_running[name] += 1
         return self._entry[name]
 
     def leave(self, completion: Completion) -> _StartedRow:
-        """The row that has ended; once no row of its trial runs, another may take its entry."""
+        """Return the row that has ended; once no row of its trial runs, another may take its entry."""
         one = self._running.pop(id(completion.request))
         name = id(one.row.steering)
         if one.row.steering is not None:

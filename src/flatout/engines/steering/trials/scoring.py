@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
-from flatout.engines.steering.questions import Question, write_prompts, question_of
+from flatout.engines.steering.questions import Question, question_of, write_prompts
 from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow, TrialEngine
@@ -39,7 +39,7 @@ class Scorer(Protocol):
     """A way to judge rows; larger is better."""
 
     def recipe(self) -> Mapping[str, str]:
-        """What the values depend on, beside model and question."""
+        """Name what the values depend on, beside model and question."""
 
     def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         """Call `on_score` with each row's number as soon as it is known."""
@@ -55,11 +55,11 @@ class MultipleChoice:
         self._choices: dict[str, AnswerPair] = {}
 
     def recipe(self) -> Mapping[str, str]:
-        """Said in one line."""
+        """Name it in one line."""
         return {"score": f"multiple choice toward {self._toward}, system {self._system!r}"}
 
     def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
-        """One forward over the answers' tokens for a batch of rows."""
+        """Score rows by a forward over the answers' tokens."""
         absent = {question.key: question for _, question in rows if question.key not in self._choices}
         self._choices.update(choices_of(list(absent.values()), self._tokenizer, system=self._system))
         packed = [
@@ -72,7 +72,7 @@ class MultipleChoice:
 
 
 class Judged:
-    """Whatever `judge(question, text)` makes of the generated text; ValueError says that it has no answer.
+    """What `judge(question, text)` makes of the generated text; it raises ValueError where it has no answer.
 
     `name` stands for the judge in a study: change it when the judge changes.
     """
@@ -92,11 +92,11 @@ class Judged:
         self._max_new_tokens, self._system = max_new_tokens, system
 
     def recipe(self) -> Mapping[str, str]:
-        """Said in one line."""
+        """Name it in one line."""
         return {"score": f"{self._name} of {self._max_new_tokens} tokens, system {self._system!r}"}
 
     def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
-        """One generation for all rows; each is judged as its text ends."""
+        """Generate all rows together; each is judged as its text ends."""
         prompts = prompts_of([question for _, question in rows], self._tokenizer, system=self._system)
         packed = [
             TextRow(prompt=prompt, steering=steering)
@@ -117,7 +117,7 @@ class Judged:
 def prompts_of(
     questions: Sequence[Question], tokenizer: Any, *, system: str | None = None
 ) -> list[tuple[int, ...]]:
-    """The questions' prompts in tokens, in the tokenizer's own chat template where it has one."""
+    """Encode the questions' prompts, in the tokenizer's chat template where it has one."""
     if not questions:
         return []
     pairs = write_prompts(questions, tokenizer=tokenizer, system=system)
@@ -143,7 +143,7 @@ def continue_prompts(
 def choices_of(
     questions: Sequence[Question], tokenizer: Any, *, system: str | None = None
 ) -> dict[str, AnswerPair]:
-    """The questions in tokens, by key.
+    """Encode questions and answers, by key.
 
     Prompt and answer are tokenised together, as the model would have read them.  Where the tokenizer joins
     the end of the prompt with the answer, the prompt ends before the joint.
@@ -171,7 +171,7 @@ def choices_of(
 
 
 def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> None:
-    """BadInput where a question cannot be asked: one of the test would be found after the whole search."""
+    """Raise BadInput for a question that cannot be asked: the test's would show after the whole search."""
     most = max_positions(model)
     texts = {question.key: question.prompt for question in questions}
     for key, choice in choices_of(questions, tokenizer).items():

@@ -138,7 +138,7 @@ class _TokenPlaces:
         self._last = torch.where(inside & (inside.cumsum(1) <= lengths[:, None]), columns, -1).amax(1)
 
     def steered(self, where: Where) -> Tensor:
-        """Which tokens of the running call are steered, [B, T]."""
+        """Return which tokens of the running call are steered, [B, T]."""
         if self.columns is None or self._last is None:
             raise BadInput(
                 "a part of the model was called", hint="call the model that steered_model was given"
@@ -191,7 +191,7 @@ class _TurningHook:
         return torch.where(where[..., None], moved, hidden)
 
     def _move(self, device: torch.device) -> None:
-        """Once: later calls find everything in place."""
+        """Move to the device once: later calls find everything in place."""
         if self._unit.device != device:
             self._unit, self._vector = self._unit.to(device), self._vector.to(device)
             self._amount, self._member = self._amount.to(device), self._member.to(device)

@@ -87,7 +87,7 @@ class Steering:
 
 
 def turn(hidden: Tensor, *, unit: Tensor, vector: Tensor, amount: Tensor, mode: Turn) -> Tensor:
-    """Hidden states [B, T, D] steered everywhere: `unit` and `vector` [B, 1, D], `amount` [B, 1, 1]."""
+    """Steer hidden states [B, T, D] everywhere: `unit` and `vector` [B, 1, D], `amount` [B, 1, 1]."""
     wide = hidden.float()
     if mode == "norm-preserving":
         moved = wide + vector
@@ -125,8 +125,7 @@ class SteeringTables:
         layer, entry = places.to(self._storage.device)
         self._storage[layer, entry] = added.to(self._storage)
 
-    def replace(self, entry: int, *, before: Steering, after: Steering) -> None:
+    def replace(self, entry: int, steering: Steering) -> None:
         """Give an entry to another steering."""
-        self.of_layer[before.layer][entry] = 0
-        table = self.of_layer[after.layer]
-        table[entry] = after.added().to(table)
+        self._storage[:, entry] = 0
+        self.of_layer[steering.layer][entry] = steering.added().to(self._storage)

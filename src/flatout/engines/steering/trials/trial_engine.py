@@ -128,7 +128,7 @@ class TrialEngine(ABC):
 
 
 def _branches_of(row: ChoiceRow) -> list[TokenBranch]:
-    """One branch where one token decides, else one for each answer."""
+    """Make one branch where one token decides, else one for each answer."""
     prompt, steering = row.choice.prompt, row.steering
     head, positive, negative = row.choice.decisive()
     own = prompt if steering is not None and steering.where == "all" else prompt[-1:]
@@ -153,7 +153,7 @@ def _branches_of(row: ChoiceRow) -> list[TokenBranch]:
 
 
 def _log_odds(parts: Mapping[int, Sequence[float]]) -> float:
-    """log p(positive) - log p(negative) of one row, from its one branch or its two."""
+    """Return log p(positive) - log p(negative) of one row, from its one branch or its two."""
     if len(parts) == 1:
         positive, negative = parts[0]
         return positive - negative

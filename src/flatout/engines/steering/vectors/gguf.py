@@ -119,7 +119,7 @@ class _Cursor:
         return self.take(SCALARS[kind])
 
     def _count(self, count: int) -> int:
-        """A count that a damaged file makes too large must cost no time and no memory."""
+        """Refuse a count beyond the end at once: a damaged file must cost no time and no memory."""
         if count > len(self.content) - self.at:
             raise struct.error(f"{count} values reach beyond the end")
         return count

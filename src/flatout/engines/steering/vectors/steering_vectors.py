@@ -45,21 +45,21 @@ class SteeringVectors:
             raise BadInput(f"norms are {tuple(self.norms.shape)} for {len(self.layers)} layers")
 
     def place_of(self, layer: int) -> int:
-        """Which row of `values` and `norms` belongs to a layer."""
+        """Return which row of `values` and `norms` belongs to a layer."""
         if layer not in self.layers:
             raise BadInput(f"there is no vector for layer {layer}", hint=f"there are {list(self.layers)}")
         return self.layers.index(layer)
 
     def direction(self, layer: int) -> Tensor:
-        """The unit direction of a layer, [D]."""
+        """Return the unit direction of a layer, [D]."""
         return self.values[self.place_of(layer)]
 
     def norm(self, layer: int) -> float:
-        """The mean norm of the residual stream at a layer: what strength 1 adds."""
+        """Return the mean norm of the residual stream at a layer: what strength 1 adds."""
         return float(self.norms[self.place_of(layer)])
 
     def added(self, *, layer: int, strength: float) -> Tensor:
-        """What a strength adds after block `layer`, [D]."""
+        """Return what a strength adds after block `layer`, [D]."""
         place = self.place_of(layer)
         return strength * self.norms[place] * self.values[place]
 
@@ -115,7 +115,7 @@ def load_methods(folder: Path, *, methods: Sequence[str]) -> dict[str, SteeringV
 
 
 def method_file(folder: Path, method: str) -> Path:
-    """Where a folder keeps the vectors of a method."""
+    """Return where a folder keeps the vectors of a method."""
     return folder / f"{method}.safetensors"
 
 
@@ -160,7 +160,7 @@ def fit(positive: Activations, negative: Activations, *, method: str, seed: int 
 
 
 def _directions(positive_NLD: Tensor, negative_NLD: Tensor, method: str) -> Tensor:
-    """Directions [L, D] of any length, as many layers at a time as the memory for their copies allows."""
+    """Compute directions [L, D] of any length, as many layers at a time as memory for their copies allows."""
     bytes_of_layer = (len(positive_NLD) + len(negative_NLD)) * positive_NLD.shape[2] * 8
     layers = max(1, CHUNK_BYTES // bytes_of_layer)
     found = []
@@ -174,7 +174,7 @@ def _directions(positive_NLD: Tensor, negative_NLD: Tensor, method: str) -> Tens
 
 
 def _norms(values_NLD: Tensor) -> Tensor:
-    """Lengths [N, L] in float32: squares of bfloat16 have too few digits, those of float16 overflow."""
+    """Compute lengths [N, L] in float32: squares of bfloat16 lose digits, those of float16 overflow."""
     return torch.stack([layer_ND.float().norm(dim=1) for layer_ND in values_NLD.unbind(1)], dim=1)
 
 

@@ -148,7 +148,7 @@ def count_weights_bytes(folder: Path, *, dtype: DTypeOrAuto, gpus: Sequence[GpuR
 
 
 def _capability(gpu: GpuRoom) -> tuple[int, int]:
-    """A GPU that does not tell its compute capability is taken for one that has bfloat16."""
+    """Read the compute capability; a GPU that does not tell it is taken for one that has bfloat16."""
     major, _, minor = (gpu.capability or "8.0").partition(".")
     return int(major), int(minor)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.steering.report.record import load_record, save_record
+from flatout.engines.steering.report.record import Interval, Retest, load_record, save_record
 from flatout.errors import BadInput
 from tests.support.steering import hostile_study, study
 
@@ -52,3 +52,18 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
         save_record(study(), tmp_path / "file" / "result.json")
+
+
+def test_the_headline_says_what_is_known() -> None:
+    assert "raises the answer preference by 0.93 on 50 fresh questions" in study().headline()
+    assert "not been tested on fresh questions" in study(retest=None).headline()
+    assert study(best=None).headline() == "No trial has been scored yet."
+    around = Interval(value=0.02, low=-0.1, high=0.14)
+    retest = Retest(num_questions=50, baseline=around, steered=around, difference=around)
+    assert "within the noise" in study(retest=retest).headline()
+    below = Interval(value=-0.4, low=-0.5, high=-0.3)
+    retest = Retest(num_questions=50, baseline=around, steered=around, difference=below)
+    assert "lowers the answer preference by 0.4" in study(retest=retest).headline()
+    alone = Interval(value=0.9, low=None, high=None)
+    few = study(retest=Retest(num_questions=2, baseline=alone, steered=alone, difference=alone))
+    assert "2 fresh questions are too few to tell" in few.headline()

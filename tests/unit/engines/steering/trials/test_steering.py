@@ -54,7 +54,7 @@ def test_an_entry_adds_at_its_own_layer_until_another_takes_it_over() -> None:
     assert torch.equal(tables.of_layer[1][1], second.added())
     assert not tables.of_layer[1][0].any() and not tables.of_layer[0][1:].any()
     address = tables.of_layer[1].data_ptr()
-    tables.replace(1, before=second, after=third)
+    tables.replace(1, third)
     assert torch.equal(tables.of_layer[0][1], third.added()) and not tables.of_layer[1].any()
     assert tables.of_layer[1].data_ptr() == address
     tables.write([])
