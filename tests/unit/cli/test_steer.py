@@ -139,7 +139,7 @@ def test_what_cannot_be_done_is_one_line(tiny: Path, run: Path, tmp_path: Path) 
         *applied, "--max-new-tokens", 126
     )
     assert "finite strength" in refused(*applied, "--strength", "nan")
-    assert "is no lowest and highest" in refused("search", *given, "--strength", "0:inf")
+    assert "is not a lowest and a highest number" in refused("search", *given, "--strength", "0:inf")
     assert "--max-new-tokens 0" in refused("apply", "is", "--model", tiny / "model", "--max-new-tokens", 0)
 
 
