@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import BadInput, import_extra
 from flatout.memory.jobs.job import Job
-from flatout.memory.jobs.user_errors import calling
+from flatout.user_code import calling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.errors import BadInput
 from flatout.memory.jobs.example_batch import maker_of, mapped, tensors_of
 from flatout.memory.jobs.job import Job
-from flatout.memory.jobs.user_errors import calling
+from flatout.user_code import calling
 
 if TYPE_CHECKING:
     import torch

@@ -30,7 +30,7 @@ from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
 from flatout.memory.jobs.from_objects import copied, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.jobs.user_errors import calling
+from flatout.user_code import calling
 
 PARTS = ("model", "batch", "loss", "optimizer")
 SPELLINGS = {"make_model": "model", "make_batch": "batch", "make_optimizer": "optimizer"}

@@ -20,13 +20,13 @@ from flatout.hardware.device import Device, device_of_driver
 from flatout.hardware.nvml import read_gpus
 from flatout.hardware.snapshot import GpuSnapshot
 from flatout.memory.jobs.job import Job, Recipe, Sizes
-from flatout.memory.jobs.user_errors import calling
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.probe.cuda_context import Reading, context_of, reading_of
 from flatout.memory.probe.probe_results import Measured, Receipt, store_receipt
 from flatout.memory.process.isolated_process import check_backward, check_cuda, in_fresh_process
 from flatout.units import show_bytes
+from flatout.user_code import calling
 
 if TYPE_CHECKING:
     from flatout.memory.jobs.step import Parts

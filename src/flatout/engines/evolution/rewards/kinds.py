@@ -17,17 +17,14 @@ pattern reads any text in linear time, so that no output of a model, however odd
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from flatout.errors import BadInput
-from flatout.memory.jobs.user_errors import calling
+from flatout.user_code import import_user_module
 
 # A minus after a digit, a letter or a closing bracket is an operator: "16-3" ends with 3, not with -3.
 _SIGN = r"(?:(?<![\w)\]])[-+\u2212])?"
@@ -152,18 +149,8 @@ def import_named(name: str, *, what: str) -> object:
     place, _colon, attribute = name.partition(":")
     if not place or not attribute:
         raise BadInput(f"{name!r} does not name a {what}", hint="write it as package.module:name")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    with calling(f"importing {place}"):
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # the module is there, and what it imports is not
-            raise BadInput(
-                f"there is no module {error.name!r} for the {what} {name!r}",
-                hint="run where its file lies, or put its folder on PYTHONPATH",
-            ) from None
+    hint = f"run where the {what}'s file lies, or put its folder on PYTHONPATH"
+    module = import_user_module(place, hint=hint)
     if not hasattr(module, attribute):
         raise BadInput(f"{place} has no {attribute!r}", hint=f"define the {what} at the top of the module")
     found: object = getattr(module, attribute)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.errors import BadInput
 from flatout.plugins import load_plugins
+from flatout.user_code import make_importable
 
 GROUP = "flatout.evolution_tasks"
 OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, SentenceTranslation)
@@ -81,7 +81,7 @@ def _class_named(name: str) -> object:
     if not file.is_file():
         raise BadInput(f"there is no file {place} for the task {name!r}", hint="check the path")
     # Found by its name, so that the processes that compute rewards find it too.
-    sys.path.insert(0, str(file.parent.resolve()))
+    make_importable(str(file.parent.resolve()))
     return import_named(f"{file.stem}:{attribute}", what="task")
 
 

@@ -120,7 +120,7 @@ def test_a_class_of_the_users_is_named_by_module_or_file(
         find_task("my_rhymes:Nothing")
     with pytest.raises(BadInput, match=r"no file .*absent\.py for the task"):
         find_task(f"{tmp_path}/absent.py:Rhymes")
-    with pytest.raises(BadInput, match="no module 'no_such_module' for the task"):
+    with pytest.raises(BadInput, match=r"no module 'no_such_module' .*the task's file"):
         find_task("no_such_module:Rhymes")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from flatout.errors import BadInput, FlatoutError, MissingExtra
-from flatout.memory.jobs.user_errors import calling
+from flatout.user_code import calling, import_user_module
 
 
 def raised(what: str, code: str, path: Path) -> FlatoutError:
@@ -84,3 +85,17 @@ def test_code_that_wants_a_gpu_is_told_so(tmp_path: Path) -> None:
     error = raised("the batch maker", "import torch\ntorch.ones(2).cuda()\n", path)
     assert error.message.startswith("the batch maker needs a GPU: ")
     assert error.hint == f"make everything on the CPU, Flatout places it; at {path}:2"
+
+
+def test_a_module_is_found_where_we_are_and_an_absent_one_is_told_from_one_that_lacks_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here_user_code.py").write_text("VALUE = 3\n")
+    (tmp_path / "needy_user_code.py").write_text("import absent_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert import_user_module("here_user_code", hint="").VALUE == 3
+    with pytest.raises(BadInput, match=r"there is no module 'no_such_user_code' \(look elsewhere\)"):
+        import_user_module("no_such_user_code", hint="look elsewhere")
+    with pytest.raises(BadInput, match="ModuleNotFoundError: No module named 'absent_package'"):
+        import_user_module("needy_user_code", hint="look elsewhere")

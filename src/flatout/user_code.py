@@ -1,22 +1,45 @@
-"""Where the user's own code is called: what it raises becomes one line with the place it came from.
+"""Where the user's own code is imported and called: what it raises becomes one line with its place.
 
-A model's module, its build function and its batch maker are run by Flatout but written by someone else.
-Their errors are shown as theirs: type, message, file and line, and a way on where the cause is known.
+A model's module, its build function, a batch maker, a reward or a task are run by Flatout but written by
+someone else.  Their errors are shown as theirs: type, message, file and line, and a way on where the cause is
+known.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from flatout.errors import BadInput, FlatoutError, MissingExtra
 
 OPTIONAL = ("transformers", "peft", "lightning", "pytorch_lightning", "accelerate", "bitsandbytes")
 NEEDS_GPU = ("not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver", "no CUDA-capable")
-_OURS = Path(__file__).parents[1]  # the memory room
+_OURS = Path(__file__).parent
+
+
+def import_user_module(dotted: str, *, hint: str) -> ModuleType:
+    """Import a module of the user's, as `python -m` finds it; `hint` says what to do where there is none."""
+    make_importable(os.getcwd())
+    with calling(f"importing {dotted}"):
+        try:
+            return importlib.import_module(dotted)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
+                raise  # the module is there, and what it imports is not
+            raise BadInput(f"there is no module {error.name!r}", hint=hint) from None
+
+
+def make_importable(folder: str) -> None:
+    """Let modules in a folder be imported by their names, here and in processes that this one spawns."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 @contextmanager
