@@ -44,7 +44,7 @@ def make_importable(folder: str) -> None:
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Turn whatever user code raises inside into a `FlatoutError` that names `what` was called."""
+    """Turn whatever the user's code raises inside into a `FlatoutError` that names `what`."""
     try:
         yield
     except FlatoutError:
@@ -74,7 +74,7 @@ def _described(error: Exception, *, what: str) -> FlatoutError:
 
 
 def _place(error: Exception) -> str:
-    """file:line of the deepest frame that is the user's: neither Python's, nor a package's, nor ours."""
+    """Return file:line of the deepest frame outside Python, installed packages and this room."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

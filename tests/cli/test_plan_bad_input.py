@@ -62,13 +62,13 @@ def test_a_config_that_is_not_there(tmp_path: Path) -> None:
 
 def test_yaml_that_does_not_parse(conf: Path) -> None:
     (conf / "config.yaml").write_text("a: [1\nb: {\n")
-    assert refused(conf).startswith("config.yaml is not YAML that can be read: line 2: ")
+    assert refused(conf).startswith("config.yaml is not valid YAML: line 2: ")
 
 
 def test_json_that_does_not_parse(conf: Path) -> None:
     (conf / "config.yaml").unlink()
     (conf / "config.json").write_text('{"per_device_train_batch_size": 4,}')
-    assert refused(conf).startswith("config.json is not JSON that can be read: line 1: ")
+    assert refused(conf).startswith("config.json is not valid JSON: line 1: ")
 
 
 def test_a_config_without_the_keys(conf: Path) -> None:

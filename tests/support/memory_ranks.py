@@ -107,10 +107,10 @@ def least_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor
     return min(watched_step(model, optimizer, batch) for _ in range(NUM_WATCHED))
 
 
-def ddp(*, as_view: bool) -> dict[str, Any]:
+def ddp() -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
 
-    model = DistributedDataParallel(Model(), bucket_cap_mb=BUCKET_MIB, gradient_as_bucket_view=as_view)
+    model = DistributedDataParallel(Model(), bucket_cap_mb=BUCKET_MIB)
     optimizer = torch.optim.AdamW(model.parameters())
     batch = make_batch(BATCH)
     for _ in range(3):
@@ -159,8 +159,7 @@ def rank(number: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
     found = {
-        "ddp": ddp(as_view=False),
-        "ddp as view": ddp(as_view=True),
+        "ddp": ddp(),
         "fsdp2": fsdp2(Model()),
         "fsdp2 partly frozen": fsdp2(PartlyFrozen()),
     }

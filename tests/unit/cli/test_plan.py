@@ -248,7 +248,7 @@ def test_lengths_decide_and_are_told(conf: Path, tmp_path: Path, monkeypatch: py
     assert "the longest of 100 in lengths.csv" in shown
     (tmp_path / "lengths.csv").write_text("none\nat all\n")
     line = one_line(run("fit", conf, *ON_24GB, "--lengths", tmp_path / "lengths.csv"))
-    assert "line 2: 'at all' is no length" in line
+    assert "line 2: 'at all' is not a length" in line
 
 
 def test_a_job_without_a_length_cannot_take_lengths(conf: Path, tmp_path: Path) -> None:

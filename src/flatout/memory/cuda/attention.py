@@ -78,7 +78,7 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
 
 
 def install_natively(library: torch.library.Library) -> None:
-    """On CUDA itself PyTorch chooses; of plain attention it is noted where a mask is added in place."""
+    """On CUDA PyTorch chooses; note only when plain attention runs, since it adds its mask in place."""
     plain = aten._scaled_dot_product_attention_math.default
 
     def attention(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ _plain: list[None] = []  # one for each plain attention that is running
 
 
 def adds_in_place() -> bool:
-    """Whether a plain attention is running: it adds the mask in place, except for tensors without data."""
+    """Whether plain attention is running, which on real tensors adds its mask in place."""
     return bool(_plain)
 
 
@@ -106,7 +106,7 @@ def _adding_in_place() -> Iterator[None]:
 
 
 def _reads(mask: Tensor | None) -> bool:
-    """Whether fused kernels read this mask: rows must lie in one piece."""
+    """Whether fused kernels can read this mask: its rows must be contiguous."""
     return mask is None or mask.shape[-1] == 1 or mask.stride(-1) == 1
 
 
@@ -124,7 +124,7 @@ def _flash(
 
 
 def _aligned_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A bias as efficient attention reads it: rows are aligned."""
+    """Return the bias with aligned rows, as efficient attention reads it."""
     bias = _as_bias(mask, query)
     length = bias.shape[-1]
     if length % 8:
@@ -137,14 +137,14 @@ def _needs_backward(*tensors: Tensor) -> bool:
 
 
 def _as_bias(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask as the kernels read it: added to the scores."""
+    """Return the mask as an additive bias."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.empty_like(mask, dtype=query.dtype)  # one kernel writes 0 or minus infinity
 
 
 def backward_workspace(func: Any, args: Any) -> tuple[tuple[int, ...], ...]:
-    """Accumulators of a fused backward: groups of blocks, one group after the other."""
+    """Return the accumulators of a fused backward: groups of blocks, one group after the other."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
     rows = batch * heads * length

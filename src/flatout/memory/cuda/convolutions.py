@@ -59,7 +59,7 @@ Group = tuple[Block, ...]
 
 
 def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Of `aten.convolution`."""
+    """Blocks that `aten.convolution` takes."""
     x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
     if _is_channels_last(x):
@@ -91,7 +91,7 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """The gradient in the order of the input, held until all gradients are done."""
+    """A copy of the gradient in the input's memory order, held until all gradients are done."""
     gradient, x, groups = args[0], args[1], args[9]
     if _in_order_of(x, gradient) or (_is_depthwise(x, groups) and not _is_channels_last(x)):
         return ()
@@ -99,7 +99,7 @@ def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
-    """Of `aten.convolution_backward`: a group for each gradient, of the input, of the weight, of the bias."""
+    """Blocks of `aten.convolution_backward`: a group each for the gradients of input, weight and bias."""
     gradient, x, weight, groups = args[0], args[1], args[2], args[9]
     if _is_depthwise(x, groups):
         of_input, of_weight = _depthwise_backward(x, weight)
@@ -159,7 +159,7 @@ def _known(block: Block) -> int:
 
 
 def _bias_gradient(gradient: Tensor, num_multiprocessors: int) -> Group:
-    """Partial sums, where channels lie last."""
+    """Partial sums, for channels-last gradients."""
     channels = gradient.shape[1]
     if not _is_channels_last(gradient):
         return ()
@@ -175,7 +175,7 @@ def _with_partial_sums(
     *,
     beside: int,
 ) -> Block:
-    """One block: the partial sums, and what else is copied."""
+    """One block: the partial sums and the copies beside them."""
     taps = math.prod(weight.shape[2:])
     if _is_image(x, weight, transposed) and taps * _load(x) <= LARGEST_SHARED:
         padded = taps * _load(x)
@@ -208,7 +208,7 @@ def _depthwise_backward(x: Tensor, weight: Tensor) -> tuple[Group, Group]:
 
 
 def _turned_weight(x: Tensor, weight: Tensor, groups: int) -> Group:
-    """PyTorch brings the weight into the order of the input for the time of the call."""
+    """A copy of the weight in the input's memory order, for the time of the call."""
     if not _is_channels_last(x) or _is_depthwise(x, groups) or math.prod(weight.shape[2:]) == 1:
         return ()
     if weight.is_contiguous(memory_format=torch.channels_last):
@@ -217,7 +217,7 @@ def _turned_weight(x: Tensor, weight: Tensor, groups: int) -> Group:
 
 
 def _padded_input(x: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """Channels last, but not a multiple of what a load takes: copied with more channels."""
+    """Channels-last inputs whose channels are not a multiple of a load are copied with padding."""
     if x.dtype.itemsize > 2 or weight.shape[1] != x.shape[1] or x.shape[1] % 8 == 0:
         return ()
     multiple = 4 if x.dtype is torch.float16 and x.shape[1] < FEW_CHANNELS else 8
@@ -225,7 +225,7 @@ def _padded_input(x: Tensor, weight: Tensor) -> tuple[int, ...]:
 
 
 def _padded_result(x: Tensor, weight: Tensor, num_output: int) -> tuple[int, ...]:
-    """Channels last, and as many results as are not a multiple of what is written at once."""
+    """Channels-last results whose channels are not a multiple of a store are written with padding."""
     channels = weight.shape[0]
     if not _is_half(x) or weight.shape[1] != x.shape[1] or channels % 8 == 0 or channels < 8:
         return ()
@@ -260,7 +260,7 @@ def _is_half(x: Tensor) -> bool:
 
 
 def _is_image(x: Tensor, weight: Tensor, transposed: bool) -> bool:
-    """What is read or written: few channels on one side of the weight."""
+    """Whether an image is read or written: few channels on one side of the weight."""
     reads = transposed or weight.shape[1] == x.shape[1]  # not a part of the channels, as in groups
     return weight.shape[0] < FEW_CHANNELS or (reads and weight.shape[1] < FEW_CHANNELS)
 
@@ -274,13 +274,13 @@ def _is_read_directly(x: Tensor, weight: Tensor, stride: Any) -> bool:
 
 
 def _is_lean(x: Tensor, weight: Tensor, stride: Any, transposed: bool) -> bool:
-    """Whether a float32 image's weight takes nothing: in two dimensions, or of one position."""
+    """Whether the weight gradient of a float32 image takes nothing: in 2D, or with one position."""
     in_plane = x.dim() == 4 or _is_product(weight, stride)
     return transposed or (in_plane and _is_read_directly(x, weight, stride))
 
 
 def _written(x: Tensor, weight: Tensor, read: Tensor, *, channels: int, positions: int, copied: int) -> Block:
-    """What is read and the weight are copied, and what is written as well, but where it may be few."""
+    """Input and weight are copied; the result too, unless it has few channels and positions."""
     narrow = NARROW if math.prod(weight.shape[2:]) > 1 else NARROW_PRODUCT
     if _is_half(x) or not FEW_CHANNELS <= channels <= narrow:
         return copied
@@ -297,7 +297,7 @@ def _is_product(weight: Tensor, stride: Any) -> bool:
 
 
 def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> bool:
-    """Whether a kernel of one position is no plain product: rows are not aligned, and channels many."""
+    """Whether a kernel of one position needs copies: its rows are not aligned and its channels many."""
     if _is_aligned(x) or _is_point(x):
         return False
     if in_backward:
@@ -306,7 +306,7 @@ def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> 
 
 
 def _sums_samples(x: Tensor, weight: Tensor) -> bool:
-    """Whether the gradient of such a weight is a product for each sample, however few, and their sum."""
+    """Whether the weight gradient is one product per sample, and their sum, even for few samples."""
     if not _is_half(x):
         thin = weight.shape[1] <= THIN or weight.shape[0] % _load(x)
         return not thin and weight.numel() < MANY_WEIGHTS
@@ -318,7 +318,7 @@ def _sums_samples(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_point(x: Tensor) -> bool:
-    """An image of one position, for which such a kernel is one product."""
+    """Whether the image has one position, so that the kernel is one product."""
     return math.prod(x.shape[2:]) == 1
 
 
@@ -327,7 +327,7 @@ def _is_odd(x: Tensor) -> bool:
 
 
 def _load(x: Tensor) -> int:
-    """How many channels a load takes."""
+    """Return how many channels one load takes."""
     return ALIGNED_BYTES // x.dtype.itemsize
 
 
@@ -352,7 +352,7 @@ def _gradient_elements(gradient: Tensor, x: Tensor, weight: Tensor, transposed: 
 
 
 def _padded_output(num_output: int, x: Tensor, weight: Tensor) -> int:
-    """An image of fewer than four channels out is written with as many as a load takes."""
+    """An output of fewer than four channels is written with as many as a load takes."""
     channels = weight.shape[0]
     return num_output // channels * _load(x) if channels < FEW_CHANNELS else num_output
 

@@ -60,7 +60,7 @@ def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
 
 
 def either(count: int, below: int, bytes_below: int, bytes_from: int) -> int:
-    """A kernel's choice by a count: one amount below a bound, another from there on."""
+    """One amount below a bound, another from there on: a kernel's choice by a count."""
     return bytes_below if count < below else bytes_from
 
 

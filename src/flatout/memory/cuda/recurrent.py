@@ -62,7 +62,7 @@ _lasting: list[Tensor] = []
 
 
 def lasting() -> tuple[Tensor, ...]:
-    """What cuDNN keeps for the rest of the process."""
+    """Return the blocks that cuDNN keeps for the rest of the process."""
     return tuple(_lasting)
 
 
@@ -101,7 +101,7 @@ def _run(
 
 
 def _cast(params: Sequence[Tensor]) -> list[Tensor]:
-    """The weights as cuDNN wants them: in one flat buffer of the dtype it computes in."""
+    """Return the weights as cuDNN wants them: one flat buffer in the dtype it computes in."""
     kind = params[0].device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else params[0].dtype
     # nn.LSTM and its kin lay their weights out flat, but not in bfloat16: those are copied at every call
@@ -204,7 +204,7 @@ def _padded_workspace(
     hidden: int,
     dtype: torch.dtype,
 ) -> tuple[float, int]:
-    """Values per unit of the output, and per state."""
+    """Return the values per unit of the output, and per state."""
     alone = num_layers == 1 and not bidirectional
     if alone and dtype.itemsize == 2 and _is_persistent(kind, x, hidden):
         return PERSISTENT[kind]
@@ -217,7 +217,7 @@ def _padded_workspace(
 
 
 def _is_persistent(kind: str, x: Tensor, hidden: int) -> bool:
-    """As PyTorch asks cuDNN for it on GPUs of the datacentre line, of one layer in half precision."""
+    """Whether PyTorch asks cuDNN for persistent kernels: datacentre GPUs, one layer, half precision."""
     rows, width = x.shape[1], x.shape[2]
     if kind == "gru" or hidden % 128 or width % 128 or hidden > 1024 or rows % 8 or rows > 128:
         return False
@@ -225,7 +225,7 @@ def _is_persistent(kind: str, x: Tensor, hidden: int) -> bool:
 
 
 class _Reshaped(torch.autograd.Function):
-    """A copy of another shape: rows without their padding, or with it again."""
+    """A copy in another shape: rows packed without padding, or padded again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:

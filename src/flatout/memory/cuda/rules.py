@@ -62,7 +62,7 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
 
 
 def install_natively(*, compute_capability: tuple[int, int]) -> None:
-    """For tensors without data on CUDA, once: PyTorch chooses by itself, except where it has no answer.
+    """Install the rules for fake CUDA tensors once: PyTorch chooses, except where it has no answer.
 
     It adds neither bias nor mask in place to them, knows neither what cuDNN keeps of a recurrent layer nor
     how the fused layers of a transformer run, and sees the weights of a recurrent layer as one.
@@ -86,7 +86,7 @@ def install_natively(*, compute_capability: tuple[int, int]) -> None:
 
 
 def install_for_no_data() -> None:
-    """What no tensor without data can do by itself, on the CPU or on CUDA; once for a process."""
+    """Install what fake tensors need on any device; once per process."""
     if _without_data:
         return
     _without_data.append(None)
@@ -99,7 +99,7 @@ def install_for_no_data() -> None:
 
 
 def _install_no_capture() -> None:
-    """An optimizer asks CUDA whether a graph is being recorded, which a child of who used CUDA cannot ask."""
+    """Keep optimizers from asking CUDA about graph capture, which a forked child cannot do."""
     optimizer: Any = torch.optim.Optimizer
     for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
         if hasattr(optimizer, name):  # the first until torch 2.12
@@ -126,7 +126,7 @@ def _answer_groups(library: torch.library.Library) -> None:
 
 
 def after_imports() -> None:
-    """Rules for libraries that are loaded by the time a model is built."""
+    """Apply the rules for libraries that building the model has imported."""
     loaded: list[tuple[str, Any]] = list(sys.modules.items())
     for name, module in loaded:
         # transformers takes tensors without data for a compiler's and then keeps masks it would drop
@@ -154,7 +154,7 @@ def _install_autocast(library: torch.library.Library) -> None:
 
 
 def _install_autocast_questions() -> None:
-    """The step runs under autocast of the CPU, which stands for CUDA's: what is asked of no device is of it.
+    """Let the CPU's autocast stand for CUDA's when no device is named.
 
     Questions that name CUDA are left alone: `torch.utils.checkpoint` would switch CUDA's own autocast on.
     """
@@ -211,7 +211,7 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As PyTorch has it, but a bias is added in place, which it avoids for tensors without data."""
+    """PyTorch's linear, with the bias added in place, which PyTorch avoids for fake tensors."""
     if bias is None or x.dim() < 3 or x.is_contiguous():
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         result: Tensor = aten.linear.default._op_dk(composite, x, weight, bias)
@@ -226,7 +226,7 @@ def _grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Rows of a result begin at multiples of 16 bytes."""
+    """Return an empty result whose rows begin at multiples of 16 bytes."""
     groups = [len(offs)] if offs is not None and left.dim() == right.dim() == 2 else []
     if left.dim() == right.dim() == 3:
         groups = [left.shape[0]]

@@ -105,7 +105,7 @@ class Workspaces:
             self._rules[func] = _attention_backward(func)
 
     def before(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """What is made before the results; the last group is held until they are done."""
+        """Blocks made before the results; the last group is held until the results are done."""
         rule = self._copies.get(func)
         return () if rule is None else rule(args, kwargs)
 
@@ -117,12 +117,12 @@ class Workspaces:
         return None if place is None else _element_bytes(args, kwargs, place)
 
     def of(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """What is taken once the results are there."""
+        """Blocks taken after the results exist."""
         rule = self._rules.get(func)
         return () if rule is None else rule(args, kwargs)
 
     def lasting(self, func: Any, *, in_backward: bool) -> tuple[int, ...]:
-        """Blocks that the library takes with this operation and never gives back."""
+        """Blocks that the library takes with this operation and keeps."""
         if func not in PRODUCTS:
             return ()
         thread = "backward" if in_backward else "forward"
@@ -147,7 +147,7 @@ class Workspaces:
         return ((Formula("partial sums", numbers),),)
 
     def _layer_norm_backward(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """Sums by blocks of rows for weight and bias, and what summing those takes, one after the other."""
+        """Sums by blocks of rows for weight and bias, then what summing those takes."""
         x, normalized, weight, mask = args[1], args[2], args[5], args[7]
         width = math.prod(normalized)
         if weight is None or not (mask[1] or mask[2]) or width // WARP >= self.num_multiprocessors // 2:
@@ -179,7 +179,7 @@ def _loss_by_element(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _element_bytes(args: Any, kwargs: Any, place: int) -> int | None:
-    """Of a loss for each element; None where that is the result (reduction 0)."""
+    """Bytes of a per-element loss; None when that is the result itself (reduction 0)."""
     x, target = args[0], args[1]
     if (args[place] if len(args) > place else kwargs.get("reduction", 1)) == 0:
         return None
@@ -188,14 +188,14 @@ def _element_bytes(args: Any, kwargs: Any, place: int) -> int | None:
 
 
 def _distances(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Squares to be summed, then both inputs with two columns more, of which one product is taken."""
+    """Squares to be summed, then both inputs with two more columns for one product."""
     left, right = args[0], args[1]
     sizes = [(x.numel() + 2 * x.numel() // x.shape[-1]) * x.dtype.itemsize for x in (left, right)]
     return ((_bytes_of(left),), (_bytes_of(right),), (_bytes_of(left), *sizes))
 
 
 def _roll(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """What is not in rows is copied; then a result for each dimension, of which the last is the answer."""
+    """A contiguous copy if needed, then one result per dimension; the last is the answer."""
     x, dims = args[0], (args[2] if len(args) > 2 else kwargs.get("dims", ()))
     between = (_bytes_of(x),) * (len(dims) - 1)
     copy = _in_one_piece(x)
@@ -229,6 +229,6 @@ def _layer_norm_copies(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _in_one_piece(*tensors: Tensor) -> tuple[Group, ...]:
-    """Copies of those that are not contiguous, held together."""
+    """Copies of the tensors that are not contiguous, held together."""
     copies = tuple(x.numel() * x.dtype.itemsize for x in tensors if not x.is_contiguous())
     return (copies,) if copies else ()

@@ -66,7 +66,7 @@ def _zeros(parameter: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def eight_bit_named(name: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None:
-    """The optimizer a config calls `name`, as Hugging Face or bitsandbytes spell it; None: none of these."""
+    """Return the optimizer a config calls `name` (Hugging Face or bitsandbytes spelling), or None."""
     word = name.casefold()
     for prefix in PREFIXES:
         word = word.removeprefix(prefix)
@@ -77,7 +77,7 @@ def eight_bit_named(name: str) -> Callable[[list[torch.nn.Parameter]], torch.opt
 
 
 def _installed(parameters: Iterable[torch.nn.Parameter], *, paged: bool) -> torch.optim.Optimizer | None:
-    """bitsandbytes' own, for a run on a GPU; None where the package is not installed."""
+    """Return bitsandbytes' own optimizer for a run on a GPU; None if the package is not installed."""
     if not torch.cuda.is_available() or importlib.util.find_spec(PACKAGE) is None:
         return None
     optimizers: Any = importlib.import_module(f"{PACKAGE}.optim")
@@ -87,7 +87,7 @@ def _installed(parameters: Iterable[torch.nn.Parameter], *, paged: bool) -> torc
 
 
 def without_data(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-    """What stands for `optimizer` in a trace: bitsandbytes' eight-bit ones are replaced, others kept."""
+    """Return what a trace steps: a stand-in for bitsandbytes' eight-bit optimizers, others as they are."""
     if optimizer is None or not type(optimizer).__module__.startswith(PACKAGE):
         return optimizer
     settings: Any = getattr(optimizer, "args", None)

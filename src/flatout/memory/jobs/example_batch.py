@@ -34,7 +34,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 def leading_size(batch: Any) -> int:
-    """The batch size of an example: the leading size that most of its tensors have, the first of equals."""
+    """Return the batch size of an example: the leading size of most of its tensors."""
     sizes = Counter(int(tensor.shape[0]) for tensor in tensors_of(batch) if tensor.dim() > 0)
     if not sizes:
         raise BadInput(
@@ -45,7 +45,7 @@ def leading_size(batch: Any) -> int:
 
 
 def resized(batch: Any, *, batch_size: int, example_size: int) -> Any:
-    """The example with `batch_size` rows where it has `example_size`."""
+    """Return the example with `batch_size` rows instead of `example_size`."""
     import torch
 
     def with_rows(tensor: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def resized(batch: Any, *, batch_size: int, example_size: int) -> Any:
 
 
 def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[..., Any], dict[str, int]]:
-    """`make_batch(**sizes)` and its sizes, from a batch maker or an example batch.
+    """Return `make_batch(**sizes)` and its sizes, from a batch maker or an example batch.
 
     The sizes of a batch maker are its parameters with their defaults; `batch_size` needs none.  One with a
     single parameter of another name gets the batch size there.
@@ -109,7 +109,7 @@ def _adapted(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, i
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with `function` applied to every tensor; mappings come back as dicts."""
+    """Apply `function` to every tensor of a structure; mappings come back as dicts."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -31,7 +31,7 @@ COUNTS_FROM_PADDING = ("roberta", "camembert", "mpnet", "roberta-xl")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One kind of head: how transformers calls it, and how its architectures' names end."""
+    """A kind of head: its auto class in transformers, and how names of its architectures end."""
 
     auto_class: str
     endings: tuple[str, ...]
@@ -66,7 +66,7 @@ def is_config(name: str) -> bool:
 
 
 def job_of_config(name: str, *, task: str | None = None, padded: bool = True) -> Job:
-    """The job of a folder; `task` (one of TASKS) where its architectures name no head with a loss."""
+    """Return the job of a config folder; `task` names the head if its architectures do not."""
     folder = Path(name) if Path(name).is_dir() else Path(name).parent
     raw = _read(folder / "config.json")
     chosen = _task(raw, task=task, folder=folder)
@@ -114,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is not JSON: {error}") from error
     if not isinstance(raw, dict) or "model_type" not in raw:
         raise BadInput(
-            f"{path} has no model_type, so it is no model's config",
+            f"{path} has no model_type, so it is not a model's config",
             hint="name the folder that save_pretrained wrote, or a build function",
         )
     return raw
@@ -132,13 +132,13 @@ def _task(raw: dict[str, Any], *, task: str | None, folder: Path) -> str:
                 return name
     named = ", ".join(map(str, architectures)) or "no architecture"
     raise BadInput(
-        f"{folder / 'config.json'} names {named}, which has no loss that is known here",
+        f"{folder / 'config.json'} names {named}, whose loss Flatout does not know",
         hint=f"say the task: one of {', '.join(TASKS)}",
     )
 
 
 def _complete(config: Any, *, task: str) -> None:
-    """Give a config the tokens that its head cannot be stepped without; which ids they are is no matter."""
+    """Fill in token ids that the head needs for a step; any id will do."""
     if task == "sequence-classification" and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders refuse batches of more than one row without it
     if task == "seq2seq-lm" and getattr(config, "decoder_start_token_id", None) is None:
@@ -168,7 +168,7 @@ def _batches(config: Any, *, task: str, padded: bool) -> tuple[Callable[..., Any
 
 
 def _positions(text: Any) -> int | None:
-    """How long a text may be; RoBERTa and its kin count positions from behind the padding token's id.
+    """Return the longest text; RoBERTa and its kin count positions from behind the padding id.
 
     None where a config sets no limit: T5 and XLNet count distances, not positions.
     """
@@ -191,7 +191,7 @@ def _refuse_beyond_positions(text: Any, **lengths: int) -> None:
 
 
 def _tokens(text: Any, shape: tuple[int, int]) -> Tensor:
-    """Random ids that mean nothing special: an end-of-text in the middle changes what some models do."""
+    """Return random ids without special tokens: an end-of-text in the middle changes what some models do."""
     import torch
 
     special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 MAKE_A_BATCH = "name a batch maker, pkg.module:make_batch, with def make_batch(*, batch_size): ..."
 
 
-def is_module(shape: type) -> bool:
-    """Whether a class is a LightningModule, by what it can do."""
-    from torch import nn
-
-    return issubclass(shape, nn.Module) and all(
-        callable(getattr(shape, method, None)) for method in ("training_step", "configure_optimizers")
-    )
-
-
 def job_of_class(
     shape: type[nn.Module],
     *,
@@ -39,7 +30,7 @@ def job_of_class(
     make_batch: Any = None,
     name: str,
 ) -> Job:
-    """The job of a class: built with the settings' `model` section (Lightning CLI's init_args, or as it is).
+    """Return the job of a class, built with the settings' `model` section (or its init_args).
 
     Batches come from `make_batch`, the class's own `make_batch`, or its `example_input_array`.
     """
@@ -95,7 +86,7 @@ def job(
 
 
 def optimizer_in(given: Any, *, name: str) -> torch.optim.Optimizer:
-    """The one optimizer in any of the shapes configure_optimizers may return."""
+    """Return the one optimizer in whatever configure_optimizers returned."""
     import torch
 
     found: list[torch.optim.Optimizer] = []
@@ -125,11 +116,11 @@ def _training_loss(module: Any, batch: Any, *, name: str) -> Tensor:
 
 
 def _log_nothing(*_arguments: Any, **_options: Any) -> None:
-    """In place of `self.log`, which wants a Trainer."""
+    """Stand in for `self.log`, which wants a Trainer."""
 
 
 def _arguments(shape: type, settings: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """What the class is built with; a required argument that the settings lack is named."""
+    """Return the arguments of the class; refuse with the names of those that the settings lack."""
     section = settings.get("model")
     section = section if isinstance(section, Mapping) else {}
     given = section.get("init_args", {}) if "class_path" in section else section
@@ -152,7 +143,7 @@ def _arguments(shape: type, settings: Mapping[str, Any], *, name: str) -> dict[s
 
 
 def _example(make_module: Callable[[], nn.Module], *, name: str) -> Any:
-    """The module's example_input_array, from an instance without data, filled with harmless values."""
+    """Return the module's example_input_array, filled with harmless values."""
     import torch
 
     with torch.device("meta"), calling(f"building {name} to see its example_input_array"):

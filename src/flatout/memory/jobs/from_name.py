@@ -28,7 +28,7 @@ from typing import Any
 from flatout.errors import BadInput
 from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
-from flatout.memory.jobs.from_objects import copied, optimizer_maker, own_loss
+from flatout.memory.jobs.from_objects import copied, is_lightning, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.user_code import calling
 
@@ -46,7 +46,7 @@ def load_job(
     task: str | None = None,
     padded: bool = True,
 ) -> tuple[Job, Recipe]:
-    """The job that a name stands for, and the recipe its build function gave (else the default one).
+    """Return the job behind a name, and the recipe of its build function (or the default).
 
     `settings` go to the build function or the LightningModule; `sizes` replace those of the job.
     `make_batch` names a batch maker for a LightningModule; `task` and `padded` are for config folders
@@ -69,9 +69,9 @@ def load_job(
 def _job_of_class(
     found: type, *, name: str, settings: Mapping[str, Any] | None, make_batch: str | None
 ) -> Job:
-    if not from_lightning.is_module(found):
+    if not is_lightning(found):
         raise BadInput(
-            f"{name} is a module without training_step and configure_optimizers: no LightningModule",
+            f"{name} is a module without training_step and configure_optimizers: not a LightningModule",
             hint="name a function that returns (model, batch maker, loss, optimizer)",
         )
     maker = _named(make_batch) if make_batch is not None else None
@@ -92,7 +92,7 @@ def _job_of_build(build: Any, *, name: str, settings: Mapping[str, Any] | None) 
 
 
 def _arguments(build: Any, settings: Mapping[str, Any] | None, *, name: str) -> tuple[Any, ...]:
-    """The settings, if the function takes an argument; a second required one cannot be met."""
+    """Return the settings if the function takes an argument; refuse a second required one."""
     parameters = [
         p
         for p in inspect.signature(build).parameters.values()
@@ -110,7 +110,7 @@ def _arguments(build: Any, settings: Mapping[str, Any] | None, *, name: str) -> 
 
 
 def _interpreted(result: Any, *, name: str) -> tuple[Job, Recipe]:
-    """A job and a recipe from whatever a build function returned."""
+    """Return a job and a recipe from whatever a build function returned."""
     if isinstance(result, Job):
         return result, Recipe()
     if (
@@ -183,7 +183,7 @@ def _with_sizes(job: Job, sizes: Mapping[str, int]) -> Job:
 
 
 def _check_batch(job: Job, *, name: str) -> None:
-    """Make one batch: a maker that wants a GPU or other sizes, or makes nothing, is told here."""
+    """Make one batch, so that a maker that wants a GPU or other sizes is refused early."""
     with calling(f"the batch maker of {name}"):
         batch = job.make_batch(**job.sizes)
     tensors = list(tensors_of(batch))
@@ -201,11 +201,11 @@ def _check_batch(job: Job, *, name: str) -> None:
 
 
 def _named(name: str) -> Any:
-    """The object behind `pkg.module:attribute` or `path/to/file.py:attribute`."""
+    """Return the object behind `pkg.module:attribute` or `path/to/file.py:attribute`."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise BadInput(
-            f"{name!r} names no model: it is no folder with a config.json and has no ':function'",
+            f"{name!r} does not name a model: it is not a folder with a config.json and has no ':function'",
             hint="pkg.module:build, path/to/file.py:build, or a folder with a config.json",
         )
     module = _file_module(Path(place)) if place.endswith(".py") else _module(place)
@@ -242,7 +242,7 @@ def _module(dotted: str) -> ModuleType:
 
 
 def _file_module(path: Path) -> ModuleType:
-    """A file as a module; its folder is importable, as it is for `python path/to/file.py`."""
+    """Import a file as a module, with its folder importable as for `python path/to/file.py`."""
     import cloudpickle
 
     path = path.resolve()

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import BadInput
-from flatout.memory.jobs import from_lightning
 from flatout.memory.jobs.example_batch import maker_of
 from flatout.memory.jobs.job import Job, adamw
 
@@ -42,7 +41,7 @@ def job_of(
     batch_size: int | None = None,
     name: str | None = None,
 ) -> Job:
-    """The job that trains a model on batches like `batch` (an example, or a function that makes one).
+    """Return the job that trains a model on batches like `batch` (an example or a batch maker).
 
     `model_or_step` is a module, a LightningModule, or a function `step(batch)` that returns the loss.
     `optimizer` is an instance (its class, settings and parameter groups are kept), a class, a function of the
@@ -53,7 +52,9 @@ def job_of(
     make_batch, sizes = maker_of(batch, batch_size=batch_size)
     if isinstance(model_or_step, nn.Module):
         model = model_or_step
-        if from_lightning.is_module(type(model)) and loss is None:
+        if is_lightning(type(model)) and loss is None:
+            from flatout.memory.jobs import from_lightning
+
             return from_lightning.job(
                 lambda: copied(model),
                 make_batch=make_batch,
@@ -80,8 +81,17 @@ def job_of(
     )
 
 
+def is_lightning(found: type) -> bool:
+    """Whether a class is a LightningModule, by the two methods that matter."""
+    from torch import nn
+
+    return issubclass(found, nn.Module) and all(
+        callable(getattr(found, method, None)) for method in ("training_step", "configure_optimizers")
+    )
+
+
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
-    """What the model itself returns as its loss: `.loss`, `["loss"]`, or a scalar."""
+    """Return the model's own loss: `.loss`, `["loss"]`, or a scalar."""
     import torch
 
     if isinstance(batch, Mapping):
@@ -95,12 +105,13 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor:
         return loss
     shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(output).__name__
     raise BadInput(
-        f"{type(model).__name__} returns {shown}, which is no loss", hint="give loss=lambda model, batch: ..."
+        f"{type(model).__name__} returns {shown}, which is not a loss",
+        hint="give loss=lambda model, batch: ...",
     )
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy with tensors of its own on the default device; see the module's docstring."""
+    """Return a deep copy with its own tensors on the default device; see the module's docstring."""
     import torch
     from torch import nn
 
@@ -134,7 +145,7 @@ def _fresh(tensor: Tensor) -> Tensor:
 
 
 def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer:
-    """`make_optimizer(trainable)` from an optimizer, its class, a function of the parameters, or None."""
+    """Return `make_optimizer(trainable)` from an optimizer, its class, a function, or None."""
     import torch
 
     if optimizer is None:
@@ -153,7 +164,7 @@ def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer
 
 
 def _like(optimizer: torch.optim.Optimizer, model: nn.Module) -> MakeOptimizer:
-    """The same optimizer over a copy's parameters, group by group, without its state."""
+    """Return a maker of the same optimizer over a copy's parameters, without its state."""
     position = {id(p): at for at, p in enumerate(p for p in model.parameters() if p.requires_grad)}
     groups = [
         ({key: value for key, value in group.items() if key != "params"}, [id(p) for p in group["params"]])
@@ -224,7 +235,7 @@ def _job_of_step(
 
 
 def _used(step: Callable[[Any], Any]) -> dict[str, Any]:
-    """What a step names: closure and globals of a function, attributes of a method's object."""
+    """Return what a step names: closure, globals, and the attributes of a method's object."""
     if isinstance(step, types.MethodType):
         owner = step.__self__
         function = step.__func__
@@ -248,7 +259,7 @@ def _used(step: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _rebound(step: Callable[[Any], Any], replaced: Mapping[int, Any]) -> Callable[[Any], Any]:
-    """The step with other objects in place of those it names."""
+    """Return the step with other objects in place of those it names."""
     if isinstance(step, types.MethodType):
         owner = step.__self__
         if id(owner) in replaced:

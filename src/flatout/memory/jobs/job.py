@@ -29,7 +29,7 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def optimizer_named(name: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
-    """The optimizer a config calls `name`, as Hugging Face spells them or as torch does; None: not known.
+    """Return the optimizer a config calls `name` (Hugging Face or torch spelling), or None.
 
     Adam in eight bits is planned by its arithmetic, whether or not bitsandbytes is installed (`eight_bit`).
     """

@@ -65,7 +65,7 @@ class Simulation:
 
 
 def round_bytes(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What a request takes at least: the next multiple of 512 bytes; nothing for nothing."""
+    """Round requests up to multiples of 512 bytes."""
     return -(-num_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
@@ -77,7 +77,7 @@ def allocated_series(events: NDArray[np.int64], block_bytes: NDArray[np.int64]) 
 
 
 def peak_allocated(events: NDArray[np.int64], num_bytes: NDArray[np.int64]) -> int:
-    """The most bytes in use at once, without rests that stay with their block: at most what is simulated."""
+    """Return the most bytes in use at once, a lower bound of what a simulation says."""
     if not len(events):
         return 0
     return int(allocated_series(events, round_bytes(num_bytes)).max(initial=0))
@@ -195,7 +195,7 @@ class _Pools:
         self.num_flushes = 0
 
     def grow(self, need: int) -> int:
-        """A free block of at least `need`, made of memory of the driver's; 0 where there is none."""
+        """Return a free block of at least `need` from the driver's memory; 0 if there is none."""
         key = self.obtain(need)
         if not key:
             self.num_flushes += 1

@@ -3,8 +3,7 @@
 A trace gives the storages, the simulated allocator the block that each is given (a block may be larger than
 its storage) and the segments that hold the blocks.  *Allocated* is the sum of the blocks in use, *reserved*
 what the allocator took from the driver, and the *process* takes the CUDA context on top, which no allocator
-sees.  What libraries keep from the first matrix product on is part of the trace; further blocks that were
-measured can be given as constants.
+sees.  What libraries keep from the first matrix product on is part of the trace.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from flatout.codec import encode
 from flatout.decisions import Decision
-from flatout.memory.predict.allocator import Simulation, allocated_series, simulate
+from flatout.memory.predict.allocator import allocated_series, simulate
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
 from flatout.units import show_bytes, show_share
@@ -27,7 +26,6 @@ from flatout.units import show_bytes, show_share
 FORMAT = "flatout-memory-estimate"
 VERSION = 1
 MAX_POINTS = 400
-WORKSPACE_OP = "library workspace"
 
 Workspaces = Decision[tuple[int, ...]]
 NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beside those of the trace", source="computed")
@@ -62,7 +60,7 @@ class MemoryEstimate:
     context_bytes: int | None
     process_bytes: int | None
     num_flushes: int
-    fits: bool | None  # None where no capacity was given
+    fits: bool | None  # None: no capacity was asked about
     by_component: dict[Component, int]
     by_phase: dict[Phase, int]
     peak_op: str | None
@@ -90,134 +88,68 @@ class MemoryEstimate:
 def estimate(
     trace: Trace | SizedTrace,
     *,
-    constants: Workspaces | tuple[int, ...] = NO_WORKSPACES,
+    workspaces: Workspaces = NO_WORKSPACES,
     context_bytes: int | None = None,
-    capacity_bytes: int | None = None,
     expandable_segments: bool = False,
     precision: str | None = None,
     device: str | None = None,
 ) -> MemoryEstimate:
-    """The estimate of one traced or replayed step.
-
-    With `capacity_bytes`, what the allocator may reserve is capped at it less the context, as on a GPU of
-    that capacity; `fits` then says whether the step runs at all.
-    """
+    """Return the estimate of one traced or replayed step."""
     found = sized(trace) if isinstance(trace, Trace) else trace
-    workspaces = constants if isinstance(constants, Decision) else _given(constants)
-    log = add_workspaces(found, workspaces.value)
-    cap = None if capacity_bytes is None else capacity_bytes - (context_bytes or 0)
-    done = simulate(log.events, log.num_bytes, cap_bytes=cap, expandable_segments=expandable_segments)
-    if done.out_of_memory_at is not None:
-        # What it would take is asked as well: the numbers are those of a device with room for it.
-        done = simulate(log.events, log.num_bytes, expandable_segments=expandable_segments)
-        fits = False
-    else:
-        fits = True
-    return _describe(
-        found,
-        log,
-        done,
-        fits=None if capacity_bytes is None else fits,
-        context_bytes=context_bytes,
-        workspaces=workspaces,
-        precision=precision,
-        device=device,
-    )
-
-
-def _given(constants: tuple[int, ...]) -> Workspaces:
-    return Decision(value=tuple(constants), reason="given by the caller", source="assumed")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Log:
-    """A sized trace with the libraries' workspaces among its storages, as arrays."""
-
-    events: NDArray[np.int64]
-    num_bytes: NDArray[np.int64]
-    components: NDArray[np.int8]  # of each storage: index into COMPONENTS
-    marks: tuple[tuple[int, str, Phase], ...]
-
-
-def add_workspaces(found: SizedTrace, workspaces: tuple[int, ...] = ()) -> Log:
-    """Workspaces are born with the first forward and never die."""
     trace = found.trace
-    numbers = {component: index for index, component in enumerate(COMPONENTS)}
-    codes = [numbers[storage.component] for storage in trace.storages]
-    codes += [numbers["workspaces"]] * len(workspaces)
-    first = next((at for at, _step, phase in trace.marks if phase == "forward"), len(trace.events))
-    born = len(trace.storages) + np.arange(len(workspaces))
-    return Log(
-        events=np.insert(trace.events, first, born),
-        num_bytes=np.concatenate([found.num_bytes, np.array(workspaces, np.int64)]),
-        components=np.array(codes, np.int8),
-        marks=tuple((at + len(born) if at > first else at, step, phase) for at, step, phase in trace.marks),
-    )
-
-
-def _describe(
-    found: SizedTrace,
-    log: Log,
-    done: Simulation,
-    *,
-    fits: bool | None,
-    context_bytes: int | None,
-    workspaces: Workspaces,
-    precision: str | None,
-    device: str | None,
-) -> MemoryEstimate:
-    series = allocated_series(log.events, done.block_bytes)
-    peak = _peak(log.marks, series)
-    step, phase = _step_and_phase(log.marks, peak)
-    storage = int(log.events[peak]) if len(series) else -1
-    traced = found.trace.storages[storage] if 0 <= storage < len(found.trace.storages) else None
-    process_bytes = None if context_bytes is None else done.peak_reserved_bytes + context_bytes
+    done = simulate(trace.events, found.num_bytes, expandable_segments=expandable_segments)
+    series = allocated_series(trace.events, done.block_bytes)
+    peak = _peak(trace.marks, series)
+    step, phase = _step_and_phase(trace.marks, peak)
+    storage = trace.storages[int(trace.events[peak])] if len(series) else None
     return MemoryEstimate(
         sizes=dict(found.sizes),
-        traced_at=dict(found.trace.sizes),
+        traced_at=dict(trace.sizes),
         precision=precision,
         device=device,
-        num_parameters=found.trace.num_parameters,
-        num_trainable=found.trace.num_trainable,
+        num_parameters=trace.num_parameters,
+        num_trainable=trace.num_trainable,
         peak_allocated_bytes=done.peak_allocated_bytes,
         peak_reserved_bytes=done.peak_reserved_bytes,
         context_bytes=context_bytes,
-        process_bytes=process_bytes,
+        process_bytes=None if context_bytes is None else done.peak_reserved_bytes + context_bytes,
         num_flushes=done.num_flushes,
-        fits=fits,
-        by_component=_at(log, done.block_bytes, peak),
-        by_phase=_phase_peaks(log.marks, series),
-        peak_op=traced.op if traced else WORKSPACE_OP if len(series) else None,
+        fits=None,
+        by_component=_at(trace, done.block_bytes, peak),
+        by_phase=_phase_peaks(trace.marks, series),
+        peak_op=storage.op if storage else None,
         peak_phase=phase,
         peak_step=step,
-        peak_module=traced.module if traced else None,
-        timeline=_timeline(log, done.block_bytes, series, peak),
+        peak_module=storage.module if storage else None,
+        timeline=_timeline(trace, done.block_bytes, series, peak),
         workspaces=workspaces,
-        guesses=found.trace.guesses,
-        native=found.trace.native,
+        guesses=trace.guesses,
+        native=trace.native,
     )
 
 
-def _at(log: Log, block_bytes: NDArray[np.int64], event: int) -> dict[Component, int]:
+def _at(trace: Trace, block_bytes: NDArray[np.int64], event: int) -> dict[Component, int]:
     """Bytes in use by component after `event`."""
     return {
         component: int(values[0]) if len(values) else 0
-        for component, values in _component_series(log, block_bytes, np.array([event])).items()
+        for component, values in _component_series(trace, block_bytes, np.array([event])).items()
     }
 
 
 def _component_series(
-    log: Log, block_bytes: NDArray[np.int64], picked: NDArray[np.int64]
+    trace: Trace, block_bytes: NDArray[np.int64], picked: NDArray[np.int64]
 ) -> dict[Component, NDArray[np.int64]]:
-    if not len(log.events):
+    if not len(trace.events):
         return {component: np.zeros(0, np.int64) for component in COMPONENTS}
-    births = log.events >= 0
-    storages = np.where(births, log.events, ~log.events)
+    numbers = {component: index for index, component in enumerate(COMPONENTS)}
+    components = np.array([numbers[storage.component] for storage in trace.storages], np.int8)
+    births = trace.events >= 0
+    storages = np.where(births, trace.events, ~trace.events)
     moved = np.where(births, block_bytes[storages], -block_bytes[storages])
-    codes = log.components[storages]
+    codes = components[storages]
     return {
         component: np.cumsum(np.where(codes == index, moved, 0))[picked]
-        for index, component in enumerate(COMPONENTS)
+        for component, index in numbers.items()
     }
 
 
@@ -230,7 +162,7 @@ def _step_and_phase(marks: tuple[tuple[int, str, Phase], ...], event: int) -> tu
 
 
 def _phase_peaks(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) -> dict[Phase, int]:
-    """The most bytes in use in each phase, of whichever step; what is there at its start counts."""
+    """Return the most bytes in use in each phase, in either step, from its start on."""
     peaks: dict[Phase, int] = {}
     starts: list[tuple[int, Phase]] = [(0, "setup"), *((at, phase) for at, _step, phase in marks)]
     for (start, phase), (end, _next) in zip(starts, [*starts[1:], (len(series), "setup")], strict=True):
@@ -240,7 +172,7 @@ def _phase_peaks(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.i
 
 
 def _peak(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) -> int:
-    """The event at the peak; of both steps the next one, if it reaches as high as the first."""
+    """Return the event at the peak; the second step's, if it reaches as high as the first."""
     if not len(series):
         return 0
     start, end = _bounds(marks, "next", len(series))
@@ -249,16 +181,16 @@ def _peak(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) 
     return int(series.argmax())
 
 
-def _timeline(log: Log, block_bytes: NDArray[np.int64], series: NDArray[np.int64], peak: int) -> Timeline:
+def _timeline(trace: Trace, block_bytes: NDArray[np.int64], series: NDArray[np.int64], peak: int) -> Timeline:
     """The step in which the peak lies."""
-    step, _phase = _step_and_phase(log.marks, peak)
-    start, end = _bounds(log.marks, step, len(series))
+    step, _phase = _step_and_phase(trace.marks, peak)
+    start, end = _bounds(trace.marks, step, len(series))
     picked = _thin_out(series[start:end], MAX_POINTS) + start
-    by_component = _component_series(log, block_bytes, picked)
+    by_component = _component_series(trace, block_bytes, picked)
     return Timeline(
         step=step,
         events=tuple((picked - start).tolist()),
-        phases=tuple((at - start, phase) for at, name, phase in log.marks if name == step),
+        phases=tuple((at - start, phase) for at, name, phase in trace.marks if name == step),
         by_component={name: tuple(values.tolist()) for name, values in by_component.items()},
         peak=int(np.flatnonzero(picked == peak)[0]) if start <= peak < end else None,
     )
@@ -297,10 +229,6 @@ def _heading(found: MemoryEstimate) -> list[str]:
     lines.append(f"reserved   {show_bytes(found.peak_reserved_bytes):>9}")
     context = f"with {show_bytes(found.context_bytes)} of CUDA context"
     lines.append(f"process    {show_bytes(found.process_bytes):>9}  {context if found.context_bytes else ''}")
-    if found.fits is False:
-        lines.append("does not fit")
-    elif found.num_flushes:
-        lines.append(f"fits, but hands cached memory back (flushes: {found.num_flushes})")
     if found.workspaces.source == "assumed":
         lines.append(f"workspaces: {found.workspaces.reason}")
     if found.native:

@@ -93,7 +93,7 @@ class BatchBounds:
 
 
 def traced(recipe: Recipe) -> Recipe:
-    """The recipe with no more accumulation than memory can tell apart."""
+    """Return the recipe with no more accumulation than memory can tell apart."""
     return dataclasses.replace(recipe, accumulation=min(recipe.accumulation, TRACED_ACCUMULATION))
 
 
@@ -148,7 +148,7 @@ class Forecaster(TracedSteps):
         trace = self.trace(recipe, self._complete(_with_longest(sizes, lengths)))
         return estimate(
             trace,
-            constants=workspaces_for(self.device),
+            workspaces=workspaces_for(self.device),
             context_bytes=self.context.value,
             expandable_segments=self.expandable_segments,
             precision=recipe.precision,
@@ -163,7 +163,7 @@ class Forecaster(TracedSteps):
         sizes: Sizes | None = None,
         lengths: Mapping[int, int] | None = None,
     ) -> Largest:
-        """The largest batches within `cap_bytes` of the allocator; `limit` alone is not traced itself."""
+        """Return the largest batches within `cap_bytes` of the allocator; all but `limit` are traced."""
         wanted = self._complete(_with_longest(sizes, lengths))
 
         def search(within_bytes: int) -> CapSearch:
@@ -198,7 +198,7 @@ class Forecaster(TracedSteps):
     def _verified(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int
     ) -> tuple[int, int | None]:
-        """The batch, or one near it, whose own trace stays within the cap, and what that reserves.
+        """Return the batch, or one near it, whose own trace stays within the cap, and what it reserves.
 
         Too large ones are lowered until they fit; one that leaves much free is raised as long as it fits.
         """
@@ -221,14 +221,14 @@ class Forecaster(TracedSteps):
         return best
 
     def _never_flushes(self, step: SizedTrace, cap_bytes: int) -> bool:
-        """Not the same as reserving less than the cap: an expandable segment asks for all of a request."""
+        """Whether the step runs without a flush (expandable segments may flush below the cap)."""
         done = self.simulate(step, cap_bytes=cap_bytes)
         return done.out_of_memory_at is None and not done.num_flushes
 
     def _trained(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int, *, at_least: int
     ) -> tuple[int, int | None]:
-        """The batch, or one below, whose own trace trains for several steps, and its flushes in a step.
+        """Return the batch, or one below, whose own trace trains for several steps, and its flushes.
 
         A guess is commonly right or one percent off; where it is not, as where a kernel changes between the
         small traces and the large batch, larger and larger steps down find one that trains.
@@ -255,12 +255,12 @@ class Forecaster(TracedSteps):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The names the job's batch maker understands, with the job's own values."""
+        """The sizes of the job's batch maker, with the job's own values."""
         return self.job.sizes
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What of the answers so far is a guess that may be too low, each as a clause."""
+        """What in the answers so far may be too low, each as a clause."""
         return caveats_of(self.guesses, device=None if self._profile else self.device)
 
     def of_stage(self, name: str) -> Forecaster:
@@ -271,7 +271,7 @@ class Forecaster(TracedSteps):
         self._stages[name] = other
 
     def peak_bytes(self, sizes: Sizes, *, recipe: Recipe) -> Peak:
-        """What one step needs at these sizes, `batch_size` among them."""
+        """Return what one step needs at these sizes, `batch_size` among them."""
         recipe = traced(recipe)
         at = (_without_batch(recipe, sizes), sizes[BATCH])
         if at not in self._peaks:
@@ -301,7 +301,7 @@ class Forecaster(TracedSteps):
         return flushes is not None and not (flushes and self.expandable_segments)
 
     def largest_within(self, sizes: Sizes, *, recipe: Recipe, capacity_bytes: int) -> BatchBounds:
-        """The largest batches for which `trains` holds, and for which the process never holds more."""
+        """Return the largest batch that trains, and the largest that never holds more."""
         recipe = traced(recipe)
         what = _without_batch(recipe, sizes)
         if (what, capacity_bytes) not in self._bounds:
@@ -312,7 +312,7 @@ class Forecaster(TracedSteps):
         return self._bounds[what, capacity_bytes]
 
     def step_s(self, sizes: Sizes, *, recipe: Recipe) -> float | None:
-        """Seconds of a micro-batch, carried on from the larger probe in proportion to the batch.
+        """Return the seconds of a micro-batch, scaled from the larger probe by the batch size.
 
         None where nothing was measured.
         """
@@ -329,7 +329,7 @@ class Forecaster(TracedSteps):
         return sized(self.trace(recipe, {**self.sizes, **sizes}))
 
     def _is_replayed(self, sizes: Sizes, recipe: Recipe) -> bool:
-        """Where a replay is at hand, or a batch too large to be made; else these very sizes are traced."""
+        """Whether the step is replayed: a replay is at hand, or the batch is too large to make."""
         what = _without_batch(recipe, sizes)
         if (what, sizes[BATCH]) in self._traced_at:
             return False
@@ -349,7 +349,7 @@ class Forecaster(TracedSteps):
         return BatchBounds(safe=found.safe or None, tight=found.tight or None)
 
     def _beside_bytes(self, sizes: Sizes, recipe: Recipe) -> int:
-        """What a process takes beside what was traced: the context, and what a real run had in excess."""
+        """Return what a process takes beside the trace: the context, and a real run's excess."""
         context = self._context_bytes(recipe, sizes)
         if not self._profile:
             return context
@@ -408,7 +408,7 @@ def estimate_job(
     lengths: Mapping[int, int] | None = None,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
-    """What one step of `job` takes on `device`, which is one of `ranks`."""
+    """Return the memory of one step of `job` on `device`, one of `ranks`."""
     forecaster = Forecaster(
         job,
         device=device,
@@ -432,7 +432,7 @@ def largest_batch(
     native: bool = False,
     lengths: Mapping[int, int] | None = None,
 ) -> Largest:
-    """The largest batch of `job` within `cap_bytes` of the allocator."""
+    """Return the largest batch of `job` within `cap_bytes` of the allocator."""
     forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments, native=native)
     return forecaster.largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes, lengths=lengths)
 

@@ -4,7 +4,6 @@ DDP.  Every rank holds everything; the reducer holds flat buckets of all gradien
 
     buckets = the gradients' bytes, from construction on, in one bucket for the first step and cut into
               buckets of 1 MiB and then 25 MiB, in the order in which gradients come, for the next
-    with gradient_as_bucket_view a gradient is moved into its bucket as it comes and lives there
     at construction parameters and buffers are broadcast through flat copies of 250 MiB, two at a time
 
 A bucket is closed by the gradient with which it reaches its size.  Gradients of one dtype are assumed, and
@@ -63,7 +62,6 @@ def with_ddp(
     *,
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
-    gradient_as_bucket_view: bool = False,
 ) -> Trace:
     """The trace of one rank of DistributedDataParallel."""
     steps = steps_of(trace)
@@ -89,9 +87,6 @@ def with_ddp(
         rebuilt = bucket_sizes(sizes, limits=[first_bucket_bytes, bucket_bytes])
         numbers = [edit.storage(num_bytes, "gradients", "forward", "DDP bucket") for num_bytes in rebuilt]
         edit.after[steps[1].forward] += [~everything, *numbers]
-    if gradient_as_bucket_view:
-        for step in steps:
-            _move_into_buckets(edit, gradients_of(trace, step))
     return edit.trace()
 
 
@@ -102,33 +97,14 @@ def _in_order_of_reduction(trace: Trace, gradients: Sequence[int]) -> list[int]:
     return parameters[::-1] if sorted(parameters) == sorted(as_they_come) else as_they_come
 
 
-def _move_into_buckets(edit: Edit, gradients: Sequence[int]) -> None:
-    """Gradients that one operation makes, a weight's and its bias's, are there together before they move."""
-    moving: list[int] = []
-    for number, following in zip(gradients, [*gradients[1:], None], strict=True):
-        moving.append(number)
-        after = edit.births[number] + 1
-        if following is None or edit.births[following] != after:
-            for each in moving:
-                edit.end_at(each, after)
-            moving = []
-
-
-def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[Unit] | None = None) -> Trace:
-    """The trace of the first of `ranks` ranks under `fully_shard`, which holds the largest chunks.
-
-    Without `units` they come from the parameters' module names in the trace, if it has them; padding is then
-    that of flat parameters, because a trace has no shapes.
-    """
-    if ranks < 1:
-        raise BadInput(f"ranks={ranks} must be at least 1")
+def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[Unit]) -> Trace:
+    """Return the trace of the first of `ranks` ranks under `fully_shard`, which holds the largest chunks."""
     if ranks == 1:
         return trace
-    found = tuple(units) if units is not None else units_of_trace(trace)
-    _check_units(trace, found)
+    _check_units(trace, units)
     steps = steps_of(trace)
     edit = Edit(trace)
-    _shard_what_lasts(edit, found, steps, ranks)
+    _shard_what_lasts(edit, units, steps, ranks)
     previous: list[int] = []
     for step in steps:
         if step.num_backwards > 1:
@@ -137,20 +113,8 @@ def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[Unit] | None = None)
             )
         for shard in previous:
             edit.after[step.start].append(~shard)
-        previous = _Sharded(edit, step, found, ranks).run()
+        previous = _Sharded(edit, step, units, ranks).run()
     return edit.trace()
-
-
-def units_of_trace(trace: Trace) -> tuple[Unit, ...]:
-    """Units by the module names of the parameters' storages; those without a name are the root's."""
-    if 0 < trace.num_trainable < trace.num_parameters:
-        raise BadInput("a trace does not say which parameters are frozen", hint="give the units of the model")
-    pieces: dict[str, list[Piece]] = {ROOT: []}
-    for storage in trace.storages:
-        if storage.component == "parameters":
-            piece = Piece(shape=(storage.num_bytes,), element_bytes=1)
-            pieces.setdefault(block_of_name(storage.module or ""), []).append(piece)
-    return tuple(Unit(name=name, pieces=tuple(each)) for name, each in pieces.items())
 
 
 def _check_units(trace: Trace, units: Sequence[Unit]) -> None:

@@ -187,7 +187,7 @@ class TracedSteps:
 
 
 def _unknown_sizes(names: Sequence[str], job: Job) -> BadInput:
-    return BadInput(f"{', '.join(names)} is no size of {job.name}", hint=f"it has {', '.join(job.sizes)}")
+    return BadInput(f"{', '.join(names)} is not a size of {job.name}", hint=f"it has {', '.join(job.sizes)}")
 
 
 def _accumulates(recipe: Recipe) -> bool:

@@ -80,12 +80,6 @@ class Edit:
         if number in self.deaths:
             self.dropped.add(self.deaths[number])
 
-    def end_at(self, number: int, at: int) -> None:
-        """Let a storage die before event `at`, as a temporary."""
-        self.drop_death(number)
-        self.before[at].append(~number)
-        self.storages[number] = dataclasses.replace(self.storages[number], component="temporaries")
-
     def trace(self) -> Trace:
         events: list[int] = []
         marks: list[tuple[int, str, Phase]] = []

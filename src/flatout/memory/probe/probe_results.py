@@ -143,8 +143,7 @@ def correct(
 
     At a probed batch the result is what was measured, and at a larger one never below it.  Allocated bytes
     that the trace did not have are counted under "workspaces" and keep the sum of the components; where the
-    trace had too many, the components are left as traced.  Whether it fits is asked again: a correction
-    knows no capacity.
+    trace had too many, the components are left as traced.
     """
     _check_match(estimate, receipt, at_probes)
     batches = [probe.batch_size for probe in receipt.probes]
@@ -173,7 +172,6 @@ def correct(
         peak_reserved_bytes=reserved,
         context_bytes=context,
         process_bytes=None if context is None else reserved + context,
-        fits=False if estimate.fits is False and reserved >= estimate.peak_reserved_bytes else None,
         by_component=components,
         workspaces=Decision(
             value=(*estimate.workspaces.value, *((more,) if more > 0 else ())),

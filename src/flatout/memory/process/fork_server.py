@@ -100,7 +100,7 @@ def answer_from_server(parcel: bytes) -> tuple[str, Any]:
         answer: tuple[str, Any] = here.recv()
     except (EOFError, OSError):
         raise ChildDied(
-            "the process that was started for the model ended and said nothing",
+            "the process that was started for the model exited without an answer",
             hint="most often the system has run out of memory",
         ) from None
     except BaseException:  # an interrupt: nobody waits for the answer any more
@@ -130,7 +130,7 @@ def _connected() -> tuple[Connection, int]:
             there.close()
             _end(server, is_of_no_use=True)
     raise ChildDied(
-        "the process that was to be started for the model does not start",
+        "the process for the model does not start",
         hint=f"see what it wrote; it is {sys.executable} with the paths of this process",
     )
 

@@ -117,7 +117,7 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
     except EOFError:
         process.join()
         raise ChildDied(
-            f"the process that traced the model ended with code {process.exitcode} and said nothing",
+            f"the process that traced the model exited with code {process.exitcode} without an answer",
             hint="a negative code is a signal; -9 is most often the system running out of memory",
         ) from None
     finally:

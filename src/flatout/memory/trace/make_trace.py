@@ -89,7 +89,7 @@ def check_kind(device: Device | None, *, name: str, capability: tuple[int, int])
     if device is not None and wanted is not None and wanted != capability:
         raise BadInput(
             f"a native trace is of the GPU that is here, {name}, and not of {device.name}",
-            hint=f"leave native out to plan for {device.name}, or name no GPU",
+            hint=f"omit native to plan for {device.name}, or name no GPU",
         )
 
 

@@ -197,7 +197,7 @@ def _save(edits: Sequence[FileEdit], *, root: Path, config: str | None, now: dat
         folder = _fresh_folder(kept, now.strftime("%Y%m%dT%H%M%S.%fZ"))
     except OSError as error:
         raise BadInput(
-            f"no backup can be made in {root / BACKUPS}: {error.strerror}", hint="nothing was written"
+            f"cannot make a backup in {root / BACKUPS}: {error.strerror}", hint="nothing was written"
         ) from None
     files = tuple(
         SavedFile(
@@ -271,7 +271,7 @@ def check_writable(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise BadInput(f"{path} is not there any more", hint="nothing was written") from None
+        raise BadInput(f"{path} is gone", hint="nothing was written") from None
     if not stat.S_ISREG(mode):
         raise BadInput(f"{path} is not a plain file", hint="nothing was written")
     # The superuser may write everything, but a file without any permission to write was meant to stay.

@@ -70,7 +70,7 @@ class Document:
     sections: dict[str, Literal["mapping", "list"]] = field(default_factory=dict)
 
     def find(self, key: str) -> Scalar:
-        """The scalar at a dotted key, or BadInput that names what is there instead."""
+        """Return the scalar at a dotted key; BadInput names what is there instead."""
         found = self.scalars.get(key)
         if found is not None:
             return found
@@ -106,7 +106,7 @@ def package_header(document: Document) -> str | None:
 
 
 def nearest_hint(key: str, keys: dict[str, Scalar] | list[str]) -> str:
-    """The keys that come closest, in words; a key of the same last name goes first."""
+    """Return a hint with the closest keys; one of the same last name comes first."""
     names = list(keys)
     if not names:
         return "it holds no values at all"
@@ -145,7 +145,7 @@ def decode_text(data: bytes, *, name: str) -> str:
 
 
 def parse_document(text: str, *, name: str, format: Format) -> Document:  # noqa: A002
-    """Map a text; one that cannot be parsed is BadInput with the line."""
+    """Map a text; BadInput names the line that cannot be parsed."""
     found = _json_scalars(text, name) if format == "json" else _yaml_scalars(text, name)
     document = Document(name=name, text=text, format=format)
     for key, item in found:
@@ -157,7 +157,7 @@ def parse_document(text: str, *, name: str, format: Format) -> Document:  # noqa
 
 
 def plain_value(text: str) -> Value:
-    """What an unquoted scalar means."""
+    """Return the value of an unquoted scalar."""
     word = text.strip()
     if word.casefold() in _WORDS:
         return _WORDS[word.casefold()]
@@ -187,9 +187,9 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
     except YAMLError as error:
         problem = _first_problem(error)
         hint = "write spaces instead of the tab" if r"'\t'" in problem else None
-        raise BadInput(f"{name} is not YAML that can be read: {problem}", hint=hint) from None
+        raise BadInput(f"{name} is not valid YAML: {problem}", hint=hint) from None
     except (ValueError, IndexError, RecursionError) as error:  # the composer's own way of giving up
-        raise BadInput(f"{name} is not YAML that can be read: {type(error).__name__}") from None
+        raise BadInput(f"{name} is not valid YAML: {type(error).__name__}") from None
     if root is None:
         raise BadInput(f"{name} is empty")
     if root.id == "scalar":
@@ -288,7 +288,7 @@ def _json_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
     try:
         root = json.loads(text[begin:])
     except json.JSONDecodeError as error:
-        raise BadInput(f"{name} is not JSON that can be read: line {error.lineno}: {error.msg}") from None
+        raise BadInput(f"{name} is not valid JSON: line {error.lineno}: {error.msg}") from None
     except RecursionError:
         raise BadInput(f"{name} is nested too deeply") from None
     if not isinstance(root, (dict, list)):
@@ -304,7 +304,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _json_walk(text: str, at: int, key: str, num_ignored: int) -> tuple[dict[str, Any], int]:
-    """What is found from `at` on, by key, and where it ends.  The text is known to be JSON."""
+    """Return what is found from `at` on, by key, and where it ends, in a text known to be JSON."""
     if text[at] not in "{[":
         value, end = json.JSONDecoder().raw_decode(text, at)
         quotes: Quotes = "double" if text[at] == '"' else "plain"
@@ -350,7 +350,7 @@ class Edited:
 
 
 def edit_scalars(document: Document, changes: Mapping[str, Value]) -> Edited:
-    """The text of `document` with the values at these dotted keys replaced."""
+    """Return the text of `document` with the values at these dotted keys replaced."""
     found = {key: check_editable(document, key) for key in changes}
     text = document.text
     for key, scalar in sorted(found.items(), key=lambda item: -item[1].start):
@@ -362,7 +362,7 @@ def edit_scalars(document: Document, changes: Mapping[str, Value]) -> Edited:
 
 
 def check_editable(document: Document, key: str) -> Scalar:
-    """The value at a key; BadInput where its characters are not to be replaced."""
+    """Return the value at a key; BadInput if its characters must not be replaced."""
     scalar = document.find(key)
     where = f"{key} in {document.name} (line {scalar.line})"
     if scalar.alias_of is not None:
@@ -378,7 +378,7 @@ def check_editable(document: Document, key: str) -> Scalar:
 
 
 def written(value: Value, *, over: Scalar, document: Document) -> str:
-    """The characters of `value` in the place of `over`."""
+    """Return the characters of `value` in the place of `over`."""
     bare = _bare(value)
     if over.quotes == "single":
         if _ESCAPED.search(bare):

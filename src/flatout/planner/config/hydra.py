@@ -32,7 +32,7 @@ class _Entry:
 
 
 def chosen_groups(given: Mapping[str, Value], *, root: Path) -> dict[str, str | None]:
-    """The keys of `given` that name a group: what is given for one chooses a file of it."""
+    """Return the keys of `given` that name a group, with the file chosen for each."""
     found = {}
     for key, value in given.items():
         folder = root / key.removeprefix("+").partition("@")[0]
@@ -50,7 +50,7 @@ def chosen_groups(given: Mapping[str, Value], *, root: Path) -> dict[str, str | 
 def hydra_layers(
     path: Path, *, root: Path, notes: list[str], choices: Mapping[str, str | None] | None = None
 ) -> list[Layer]:
-    """The files of the config at `path`, in the order in which they are merged.
+    """Return the files of the config at `path` in merge order.
 
     `choices` are the options of groups that the job is started with.
     """

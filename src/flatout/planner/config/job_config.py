@@ -78,7 +78,7 @@ class Stage:
         return found
 
     def followers(self, place: Place) -> set[str]:
-        """Keys that take what stands at a place through `${...}`, directly or through others."""
+        """Return the keys that follow a place through `${...}`, directly or through others."""
         moved = {key for key, found in self.values.items() if found.place == place}
         following = {
             key: set(_INTERPOLATION.findall(found.value))
@@ -135,7 +135,7 @@ def read_config(
 
 
 def main_file(conf: Path) -> Path:
-    """The file of CONF that is read first."""
+    """Return the file of CONF that is read first."""
     if not conf.exists():
         raise BadInput(f"no config at {conf}", hint="give a YAML or JSON file, or a folder with config.yaml")
     if not conf.is_dir():

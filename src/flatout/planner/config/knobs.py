@@ -137,7 +137,7 @@ class Mapped:
 
 
 def recognise(config: JobConfig) -> Decision[Style]:
-    """Which style a config is written in."""
+    """Recognise the style of a config."""
     keys = set(config.stages[0].values)
     own = sorted(
         keys & {HUGGING_FACE.keys[knob][0] for knob in ("batch_size", "eval_batch_size", "accumulation")}
@@ -163,7 +163,7 @@ def recognise(config: JobConfig) -> Decision[Style]:
 
 
 def find_key(knob: str, stage: Stage, *, style: Style, mapped: Mapped) -> str | None:
-    """The key of a knob in this stage; None when there is none, BadInput when there are two."""
+    """Return the key of a knob in this stage; None if there is none, BadInput if there are two."""
     if knob in mapped.keys:
         key = mapped.keys[knob]
         if key not in stage.values:
@@ -188,7 +188,7 @@ def find_key(knob: str, stage: Stage, *, style: Style, mapped: Mapped) -> str | 
 
 
 def section_of(knob: str, stage: Stage, *, style: Style) -> str | None:
-    """Where a batch or accumulation would stand, if a section stands there, such as one value per epoch."""
+    """Return the key of a section in the place of a batch size or accumulation (one value per epoch)."""
     if knob not in ("batch_size", "accumulation"):
         return None
     names = (*style.keys.get(knob, ()), *LAST_NAMES[knob])
@@ -197,7 +197,7 @@ def section_of(knob: str, stage: Stage, *, style: Style) -> str | None:
 
 
 def is_evaluation(key: str) -> bool:
-    """Whether a word of the key says so: `val_loader` and `testLoader` do, `value_head` does not.
+    """Whether a word of the key says evaluation: `val_loader` and `testLoader` do, `value_head` does not.
 
     `gradient_clip_val` is the name of a knob, and no evaluation.
     """
@@ -214,7 +214,7 @@ def _eval_section(stage: Stage) -> str | None:
 
 
 def missing_knob(knob: str, stage: Stage, *, config: JobConfig, style: Style) -> BadInput:
-    """The error for a knob that a plan cannot do without."""
+    """Return the error for a knob that every plan needs."""
     looked = dict.fromkeys([*style.keys.get(knob, ()), *LAST_NAMES.get(knob, (knob,))])
     nearest = nearest_hint(knob, list(stage.values))
     return BadInput(
@@ -224,13 +224,13 @@ def missing_knob(knob: str, stage: Stage, *, config: JobConfig, style: Style) ->
 
 
 def read_mapping(path: Path) -> Mapped:
-    """A mapping file."""
+    """Read a mapping file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"no mapping file at {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML that can be read: {error}") from None
+        raise BadInput(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     shapes: dict[str, type] = {"model": str, "stages": str, "ranks": int, "knobs": dict}

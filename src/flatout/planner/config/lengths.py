@@ -52,15 +52,8 @@ class Lengths:
 
         return longest(self.counts)
 
-    def cut(self, most: int) -> Lengths:
-        """Sequences as a job sees them that cuts at `most`."""
-        counts: Counter[int] = Counter()
-        for length, count in self.counts.items():
-            counts[min(length, most)] += count
-        return Lengths(source=self.source, counts=dict(counts))
-
     def of_batches(self, batch_size: int) -> BatchLengths:
-        """How long batches of so many rows drawn at random are."""
+        """Return how long batches of so many random rows are."""
         lengths = sorted(length for length, count in self.counts.items() if count)
         total = self.num_sequences
         shares, seen = [], 0
@@ -82,7 +75,7 @@ class Lengths:
 
 
 def with_lengths(settings: Settings, lengths: Lengths, *, job_sizes: Mapping[str, int]) -> Settings:
-    """Settings in which the longest sequence is the length, as far as a stage does not cut it."""
+    """Return settings whose length is the longest sequence, unless a stage cuts it."""
     if LENGTH not in job_sizes:
         raise BadInput(
             f"--lengths {lengths.source}: the job has no size {LENGTH!r} to give it to",
@@ -101,7 +94,7 @@ def with_lengths(settings: Settings, lengths: Lengths, *, job_sizes: Mapping[str
 
 
 def read_lengths(path: Path) -> Lengths:
-    """A file of lengths, or of lengths with how often each occurs."""
+    """Read a file of lengths, with or without counts."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -130,7 +123,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, int, str]]:
         if number == 1 and not any(re.fullmatch(r"-?\d+", word) for word in words):
             continue  # the names of the columns
         if len(words) > 2 or not all(re.fullmatch(r"-?\d+", word) for word in words):
-            raise BadInput(f"{where}: {line.strip()[:40]!r} is no length", hint=f"give {FORMATS}")
+            raise BadInput(f"{where}: {line.strip()[:40]!r} is not a length", hint=f"give {FORMATS}")
         yield int(words[0]), int(words[1]) if len(words) == 2 else 1, where
 
 
@@ -138,12 +131,10 @@ def _json(text: str, path: Path) -> Iterator[tuple[int, int, str]]:
     try:
         found: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadInput(
-            f"--lengths {path} is not JSON that can be read: line {error.lineno}: {error.msg}"
-        ) from None
+        raise BadInput(f"--lengths {path} is not valid JSON: line {error.lineno}: {error.msg}") from None
     items = found.items() if isinstance(found, dict) else ((length, 1) for length in found)
     for length, count in items:
         whole = re.fullmatch(r"-?\d+", str(length)) and type(count) is int and type(length) is not bool
         if not whole:
-            raise BadInput(f"{path}: {length!r}: {count!r} is no length", hint=f"give {FORMATS}")
+            raise BadInput(f"{path}: {length!r}: {count!r} is not a length", hint=f"give {FORMATS}")
         yield int(length), count, str(path)

@@ -53,7 +53,7 @@ PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting(Generic[Kind]):
-    """A value, in words where it came from, and the place to write another; None: there is no such place."""
+    """A value, where it came from in words, and the place to write another (None: nowhere)."""
 
     value: Kind
     source: str
@@ -112,7 +112,7 @@ class OpenedConfig:
     def settings(self, *, ranks: int | None = None) -> Settings:
         """The knobs of every stage."""
         if ranks is not None and ranks < 1:
-            raise BadInput(f"--ranks {ranks} is no number of processes", hint="give 1 or more")
+            raise BadInput(f"--ranks {ranks} is not a number of processes", hint="give 1 or more")
         sharded = sharding_note(self.config.stages[0])
         notes = [*self.config.notes, *([sharded] if sharded else [])]
         stages = tuple(self._look(stage, notes).settings(self.config) for stage in self.config.stages)
@@ -166,7 +166,7 @@ def open_config(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """Finds knobs of one stage and reads them as the type they must have."""
+    """Finds the knobs of one stage and reads each as its type."""
 
     stage: Stage
     style: Style
@@ -216,7 +216,7 @@ class _Look:
         if found is None and key is not None:
             written = self.stage.values[key]
             raise BadInput(
-                f"{knob} at {written.where} is {written.value!r}, which leads to no value of this config",
+                f"{knob} at {written.where} is {written.value!r}, which refers to no value in this config",
                 hint=f"give the one that the job is started with: --set {key}=VALUE",
             )
         if found is not None and found.num_ignored:
@@ -224,7 +224,7 @@ class _Look:
         return None if found is None or found.value is None else found
 
     def shown(self, knob: str) -> Found | None:
-        """A knob that is only shown: two candidates are then no reason to stop."""
+        """Find a knob that is only shown, so that two candidates are no error."""
         try:
             return self.found(knob)
         except BadInput:
@@ -238,7 +238,7 @@ class _Look:
             section = section_of(knob, self.stage, style=self.style)
             if section is not None:
                 raise BadInput(
-                    f"{knob} at {section} holds several values, and a plan is made for one",
+                    f"{knob} at {section} holds several values; a plan needs one",
                     hint=f"name one of them: --knob {knob}={section}.KEY, or write a number",
                 )
             assumed = self.style.assumed.get(knob)
@@ -281,8 +281,8 @@ class _Look:
             if word not in PRECISIONS:
                 known = ", ".join(dict.fromkeys(PRECISIONS.values()))
                 raise BadInput(
-                    f"precision at {found.where} is {found.value!r}, which no plan is made for",
-                    hint=f"plans are made for {known}; --set {found.key}=bf16 tries one",
+                    f"precision at {found.where} is {found.value!r}, which is not supported",
+                    hint=f"supported are {known}; --set {found.key}=bf16 tries one",
                 )
             return Setting(value=PRECISIONS[word], source=found.where, place=found.place)
         switches: tuple[Precision, ...] = ("bf16", "fp16", "tf32")
@@ -305,13 +305,13 @@ class _Look:
 
 
 def number_of(found: Found) -> int | float | None:
-    """A number, also one that stands in quotes; None for anything else."""
+    """Return a number, quoted or not; None for anything else."""
     value = plain_value(found.value) if isinstance(found.value, str) else found.value
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def with_job_sizes(settings: Settings, sizes: Mapping[str, int]) -> Settings:
-    """Settings in which every size of the job has a value: the config's, else the job's own."""
+    """Return settings in which every size of the job has a value: the config's, else the job's own."""
     own = {
         name: Setting(value=value, source=f"the job's own (another with --set +{name}=N)")
         for name, value in sizes.items()
@@ -322,7 +322,7 @@ def with_job_sizes(settings: Settings, sizes: Mapping[str, int]) -> Settings:
 
 
 def find_ranks(stage: Stage, mapped: Mapped, *, given: int | None) -> Decision[int]:
-    """As the command line says, the mapping file, or the devices and nodes of a Lightning config."""
+    """Return the ranks from the command line, the mapping file, or a Lightning config's devices."""
     if given is not None:
         return Decision(value=given, reason="given on the command line", source="assumed")
     if mapped.ranks is not None:
@@ -342,7 +342,7 @@ def find_ranks(stage: Stage, mapped: Mapped, *, given: int | None) -> Decision[i
 
 
 def _count(found: Found) -> int | None:
-    """As Lightning reads it: 2 and "2" are two of them, "0,3" is a list, -1 and "auto" are what there is."""
+    """Count devices as Lightning does: 2 and "2" are two, "0,3" is a list, -1 and "auto" are all."""
     value = found.value
     if isinstance(value, str) and "," in value:
         return len([word for word in value.split(",") if word.strip()]) or None
@@ -351,7 +351,7 @@ def _count(found: Found) -> int | None:
 
 
 def sharding_note(stage: Stage) -> str | None:
-    """That the config spreads the model over its processes, which no plan does."""
+    """Return a note if the config shards the model, which a plan does not."""
     for key in STRATEGIES:
         found = stage.values.get(key)
         words = "" if found is None or not found.value else f"{key}={found.value}".casefold()

@@ -11,9 +11,8 @@ from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.predict.forecast import Forecaster, traced
 from flatout.planner.config.settings import Setting, StageSettings
-from flatout.planner.fit.fits import Budget, Judge
+from flatout.planner.fit.fits import Budget, Judge, room
 from flatout.planner.fit.remedies import does_not_fit
-from flatout.planner.fit.show import room
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,9 @@ from flatout.errors import BadInput
 from flatout.planner.config.documents import Value
 from flatout.planner.config.job_config import Place
 from flatout.planner.config.settings import Setting, Settings, StageSettings
-from flatout.planner.fit.fits import Budget, Forecast
+from flatout.planner.fit.fits import Budget, Forecast, device_notes
 from flatout.planner.fit.progress import Progress
 from flatout.planner.fit.search import GroupSearch, expected_traces
-from flatout.planner.fit.show import device_notes
 from flatout.planner.fit.suggestions import NAMES, Fit, GroupFit, Wish, learning_rate_rule
 
 ALLOWED = ("checkpointing", "eval_batch_size")  # beside the sizes of the job
@@ -30,7 +29,7 @@ def fit_settings(
     wish: Wish | None = None,
     progress: Progress | None = None,
 ) -> Fit:
-    """Suggestions for every group of stages, or BatchDoesNotFit with what would."""
+    """Return suggestions for every group of stages; BatchDoesNotFit says what would help."""
     wish, progress = wish or Wish(), progress or Progress()
     ranks = settings.ranks.value
     _check_wish(wish, ranks=ranks, forecast=forecast)
@@ -96,7 +95,7 @@ def _notes(
     yield from settings.notes
     unknown = {name for stage in settings.stages for name in stage.sizes} - set(forecast.sizes)
     for name in sorted(unknown):
-        yield f"{name} is no size of the job, so it has no part in the estimate"
+        yield f"{name} is not a size of the job, so the estimate ignores it"
     for group in groups:
         for stage, sizes in group.lowered.items():
             for name, value in sizes.items():
@@ -114,7 +113,7 @@ def _notes(
 
 
 def changes_of(fit: Fit, *, choose: str | None = None) -> dict[Place, Value]:
-    """What to write where, for the chosen suggestion; values that already stand there are left out."""
+    """Return what to write where for the chosen suggestion, without values that stay."""
     wanted: dict[Place, Value] = {}
     for group in fit.groups:
         chosen = group.suggestion(choose)

@@ -16,7 +16,7 @@ tenth of what is free for head room, whatever the margin, or is safe, and the pl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.settings import StageSettings
-from flatout.units import show_share
+from flatout.units import show_bytes, show_share
 
 DEFAULT_MARGIN = 0.85
 SURE_MARGIN = 0.9  # the head room that is left beyond it stands in for a guess
@@ -113,7 +113,7 @@ def _empty_device(device: Device, *, margin: float) -> Budget:
 
 
 def _budget_here(snapshot: Snapshot, *, margin: float, ranks: int) -> Budget:
-    """Of several ranks the one with the least room decides; a single one runs on the first GPU."""
+    """Return the budget of the tightest of the GPUs that the ranks use."""
     hint = "plan for one that is not here: --gpu A100-80GB or --gpu-memory 24GB"
     known = [
         gpu for gpu in snapshot.computing if gpu.memory_total_bytes and gpu.memory_free_bytes is not None
@@ -143,7 +143,7 @@ class Judge:
     forecast: Forecast
 
     def caution(self, stage: StageSettings) -> str | None:
-        """Why the margin is not used up; None where it is."""
+        """Return why the margin is not used up; None if it is."""
         caveats = self.forecast.of_stage(stage.name).caveats
         if self.budget.margin <= SURE_MARGIN or not caveats:
             return None
@@ -151,11 +151,11 @@ class Judge:
         return f"a margin of {show_share(self.budget.margin)} spares {spared}, and {caveats[0]}"
 
     def peak(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
-        """What a step holds where nothing stops it."""
+        """Return what a step holds where nothing stops it."""
         return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
 
     def held(self, peak: Peak) -> Peak:
-        """What a step that fits holds: where it would be more than is free, memory is handed back there."""
+        """Return what a step that fits holds: at the end of free memory, cached blocks are handed back."""
         over = max(0, peak.process_bytes - self.budget.free_bytes.value)
         return dataclasses.replace(
             peak, reserved_bytes=peak.reserved_bytes - over, process_bytes=peak.process_bytes - over
@@ -175,7 +175,7 @@ class Judge:
         return held <= self.budget.free_bytes.value or self.runs(stage, sizes, recipe=recipe)
 
     def _relied_bytes(self, stage: StageSettings) -> int:
-        """The margin, or less of it where a guess needs head room."""
+        """Return the margin, or less where a guess needs head room."""
         sure_bytes = int(self.budget.free_bytes.value * SURE_MARGIN)
         return self.budget.usable_bytes if self.caution(stage) is None else sure_bytes
 
@@ -190,7 +190,7 @@ class Judge:
         return forecast.trains(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
 
     def largest(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> BatchBounds:
-        """The largest batches within the margin, of which `tight` is recommended."""
+        """Return the largest batches within the margin; `tight` is the recommended one."""
         forecast = self.forecast.of_stage(stage.name)
         found = forecast.largest_within(sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes)
         if found.tight is None or found.tight == found.safe:
@@ -206,7 +206,7 @@ class Judge:
     def largest_of_loader(
         self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe
     ) -> BatchBounds:
-        """The same for training and, where it goes through the same loader, evaluation.
+        """Return the same for training and, if it shares the loader, evaluation.
 
         Evaluation is asked whether it takes the batch of training, not how much it would take.
         """
@@ -220,7 +220,7 @@ class Judge:
 
 
 def least(found: Iterable[BatchBounds]) -> BatchBounds:
-    """What the worst of several takes; None where one takes nothing."""
+    """Return the least of several; None if one takes nothing."""
     each = list(found)
     return BatchBounds(safe=_least(one.safe for one in each), tight=_least(one.tight for one in each))
 
@@ -234,7 +234,7 @@ def _least(numbers: Iterable[int | None]) -> int | None:
 def job_sizes(
     stage: StageSettings, forecast: Forecast, *, batch_size: int, over: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """The sizes of a batch: the job's own, the stage's over them, `over` last."""
+    """Return the sizes of a batch: the job's own, the stage's over them, `over` last."""
     own = forecast.of_stage(stage.name).sizes
     known = {name: setting.value for name, setting in stage.sizes.items() if name in own}
     return {**own, **known, **(over or {}), "batch_size": batch_size}
@@ -244,3 +244,19 @@ def evaluation_recipe(stage: StageSettings) -> Recipe:
     return dataclasses.replace(
         stage.recipe, accumulation=1, clip_norm=None, checkpointing=False, mode="evaluate"
     )
+
+
+def room(budget: Budget) -> str:
+    """Say what a device offers."""
+    return (
+        f"{budget.device.name} has {show_bytes(budget.free_bytes.value)} free, "
+        f"{show_bytes(budget.usable_bytes)} at a margin of {show_share(budget.margin)}"
+    )
+
+
+def device_notes(stages: Sequence[StageSettings], budget: Budget) -> Iterator[str]:
+    """Say what a config asks of the device that it does not have."""
+    asking = {stage.precision.source for stage in stages if stage.precision.value in ("bf16", "pure-bf16")}
+    if budget.device.bf16 is False:
+        for source in sorted(asking):
+            yield f"{source} asks for bfloat16, which {budget.device.name} does not have"

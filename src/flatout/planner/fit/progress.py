@@ -16,11 +16,11 @@ SEARCH, PEAK = 5, 1  # traces that a largest batch and a peak take
 
 
 def silent(message: str) -> None:
-    """In the place of somebody who listens."""
+    """Discard the message."""
 
 
 class Progress:
-    """Counts the questions of a plan and says the long ones."""
+    """Counts the questions of a plan and reports those that take long."""
 
     def __init__(
         self, say: Callable[[str], None] = silent, *, clock: Callable[[], float] = time.monotonic
@@ -37,11 +37,11 @@ class Progress:
         self._known: list[tuple[int, float]] = []  # (traces, seconds) of questions that took some
 
     def expect(self, num_traces: Iterable[int]) -> None:
-        """These questions are ahead, each with the traces it takes."""
+        """Announce the questions ahead, each with the traces it takes."""
         self._ahead = list(num_traces)
 
     def ask(self, question: str) -> None:
-        """A question begins, and the one before it has its answer."""
+        """Begin a question; the one before it is answered."""
         now_s = self._clock()
         if self._num_made:
             self._known.append((self._num_made, now_s - self._asked_s))
@@ -50,11 +50,11 @@ class Progress:
         self._num_expected = self._ahead.pop(0) if self._ahead else 1
 
     def count(self, num_traces: int) -> None:
-        """So many traces are going to be made: those that no store had."""
+        """Count traces that are about to be made."""
         self._num_made += num_traces
 
     def work(self, message: str) -> None:
-        """Something that takes a while begins: a trace, or a real run."""
+        """Report work that takes a while: a trace, or a real run."""
         if not self._question:
             self._say(message)
             return
@@ -67,7 +67,7 @@ class Progress:
         self._say(f"[{so_far}] {self._question}: {message}")
 
     def _left_s(self) -> float | None:
-        """None until a question was answered by traces."""
+        """Return the seconds left; None until a question has been answered by traces."""
         if not self._known:
             return None
         each_s = sum(seconds for _, seconds in self._known) / sum(made for made, _ in self._known)

@@ -16,13 +16,12 @@ from flatout.hardware.matching import all_datasheets
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import traced
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes
-from flatout.planner.fit.show import room
+from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes, room
 from flatout.units import show_bytes
 
 
 def does_not_fit(stages: Sequence[StageSettings], *, budget: Budget, forecast: Forecast) -> BatchDoesNotFit:
-    """The error for a group of stages, with what would fit as its hint."""
+    """Return the error for a group of stages, with what would help as its hint."""
     needs = {stage.name: needed_bytes(stage, stage.recipe, forecast=forecast, over={}) for stage in stages}
     worst = max(stages, key=lambda stage: needs[stage.name])
     needed = needs[worst.name]
@@ -37,7 +36,7 @@ def does_not_fit(stages: Sequence[StageSettings], *, budget: Budget, forecast: F
 
 
 def needed_bytes(stage: StageSettings, recipe: Recipe, *, forecast: Forecast, over: Mapping[str, int]) -> int:
-    """What a batch of one needs, in training and, where it shares the loader, in evaluation."""
+    """Return what a batch of one needs, in training and, if it shares the loader, in evaluation."""
     sizes = job_sizes(stage, forecast, batch_size=1, over=over)
     of_stage = forecast.of_stage(stage.name)
     return max(of_stage.peak_bytes(sizes, recipe=one).process_bytes for one in _recipes(stage, recipe))
@@ -55,7 +54,7 @@ def _recipes(stage: StageSettings, recipe: Recipe) -> list[Recipe]:
 
 
 def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> list[str]:
-    """Recipes that fit: checkpointing, bf16, or, where neither does, both."""
+    """Name the recipes that fit: checkpointing, bf16, or both if neither alone does."""
     recipe = stage.recipe
     checkpoints = (False,) if recipe.checkpointing else (False, True)
     casts = (
@@ -92,7 +91,7 @@ def _others(needed: int, stage: StageSettings, *, budget: Budget) -> list[str]:
 
 
 def smallest_gpu(needed: int, *, margin: float, bf16: bool) -> str | None:
-    """The GPU with the least memory on which so much fits, of the latest generation that has it."""
+    """Return the smallest GPU on which so much fits, of the latest generation."""
     fitting = [
         row
         for row in all_datasheets()
@@ -122,7 +121,7 @@ def lower_sizes(
 def _lowered(
     stage: StageSettings, names: Sequence[str], *, budget: Budget, forecast: Forecast
 ) -> dict[str, int] | None:
-    """One size after the other down to 1, the last of them up again as far as it goes."""
+    """Lower one size after the other to 1, then raise the last as far as it goes."""
     judge = Judge(budget=budget, forecast=forecast)
 
     def fits(over: Mapping[str, int]) -> bool:

@@ -140,7 +140,7 @@ class GroupSearch:
         return (*recipes, stage.eval_batch_size is None, id(self.forecast.of_stage(stage.name)))
 
     def _of_all(self, best: Suggestion) -> Suggestion | None:
-        """The suggestion with every stage estimated; None where one needs more than those that decided."""
+        """Estimate every stage; None if one needs more than those that decided."""
         others = [stage for stage in self.stages if stage not in self.deciding]
         if not others:
             return best
@@ -242,7 +242,7 @@ class GroupSearch:
         return all(self._per_rank(stage) == self.common for stage in self.stages)
 
     def _whole(self, checkpointing: bool) -> Suggestion | None:
-        """The whole effective batch in one piece, where no gradients wait, so that more may fit."""
+        """Assess the whole effective batch in one piece, where no gradients wait and more may fit."""
         for stage in self.deciding:
             sizes = self._sizes(stage, batch_size=self.common)
             recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION)
@@ -297,7 +297,7 @@ class GroupSearch:
     def _assess(
         self, batch_size: int, *, checkpointing: bool, accumulations: Mapping[str, int] | None = None
     ) -> Suggestion:
-        """Every stage that decides, at this batch."""
+        """Estimate every stage that decides at this batch."""
         steps = accumulations or {stage.name: self._per_rank(stage) // batch_size for stage in self.stages}
         peaks: dict[str, Peak] = {}
         seconds: list[float | None] = []
@@ -325,7 +325,7 @@ class GroupSearch:
         )
 
     def _fastest(self, found: Mapping[bool, _Best]) -> Suggestion | None:
-        """Of everything that was timed, and that the config can say, the quickest; None where nothing was."""
+        """Return the quickest of what was timed and the config can express; None if nothing was."""
         can_switch = all(stage.checkpointing.place is not None for stage in self.stages)
         timed = []
         for switch, best in ((switch, one.suggestion) for switch, one in found.items()):
@@ -355,7 +355,7 @@ class GroupSearch:
 
 
 def expected_traces(stages: Sequence[StageSettings]) -> list[int]:
-    """Of a group's questions: both sides of checkpointing, the stages that were left out, evaluation."""
+    """Traces of a group's questions: both sides of checkpointing, other stages, evaluation."""
     left_out = [PEAK] if len(stages) > 1 else []
     return [SEARCH, SEARCH, *left_out, PEAK if stages[0].eval_batch_size is None else SEARCH]
 

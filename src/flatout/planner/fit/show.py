@@ -10,10 +10,10 @@ from typing import Literal
 
 from flatout.memory.predict.forecast import BatchBounds, Peak, traced
 from flatout.planner.config.settings import Settings, StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes
+from flatout.planner.fit.fits import Budget, Forecast, Judge, device_notes, evaluation_recipe, job_sizes, room
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.suggestions import largest_divisor
-from flatout.units import show_bytes, show_share
+from flatout.units import show_bytes
 
 # "held back": the stage has room, and another that shares its batch size has not
 Verdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "held back", "unknown"]
@@ -80,7 +80,7 @@ def overview(
 
 
 def _expected_traces(stages: Sequence[StageSettings]) -> Iterator[int]:
-    """A stage that is trained as one before it takes none."""
+    """Traces of every stage; one that trains like an earlier one takes none."""
     known = []
     for stage in stages:
         trained = (stage.recipe, stage.eval_batch, {name: size.value for name, size in stage.sizes.items()})
@@ -146,22 +146,6 @@ def _held_back(stage: StageMemory, stages: tuple[StageMemory, ...]) -> StageMemo
     return stage
 
 
-def room(budget: Budget) -> str:
-    """What a device offers, in words."""
-    return (
-        f"{budget.device.name} has {show_bytes(budget.free_bytes.value)} free, "
-        f"{show_bytes(budget.usable_bytes)} at a margin of {show_share(budget.margin)}"
-    )
-
-
-def device_notes(stages: Sequence[StageSettings], budget: Budget) -> Iterator[str]:
-    """What a config asks of the device that it does not have."""
-    asking = {stage.precision.source for stage in stages if stage.precision.value in ("bf16", "pure-bf16")}
-    if budget.device.bf16 is False:
-        for source in sorted(asking):
-            yield f"{source} asks for bfloat16, which {budget.device.name} does not have"
-
-
 def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) -> list[str]:
     if budget is None or any(stage.verdict == "unknown" for stage in stages):
         return []
@@ -176,7 +160,7 @@ def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) 
 
 
 def _too_much(stage: StageMemory, budget: Budget) -> str:
-    """What needs more than there is, and what would be done about it."""
+    """Say what needs more than there is, and what to do about it."""
     own_size, needed = stage.settings.eval_batch_size, stage.process_bytes
     if own_size is not None and stage.evaluation is not None and stage.evaluation.process_bytes == needed:
         return (
@@ -190,7 +174,7 @@ def _too_much(stage: StageMemory, budget: Budget) -> str:
 
 
 def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:
-    """How much more a device would take than a batch that all stages share."""
+    """Say how much larger a batch shared by all stages could be."""
     largest = [stage.largest.tight for stage in stages if stage.largest is not None]
     worst = min((number for number in largest if number is not None), default=None)
     configured = {stage.settings.batch_size.value for stage in stages}

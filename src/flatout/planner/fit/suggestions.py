@@ -68,7 +68,7 @@ class GroupFit:
         return any(stage.checkpointing.value for stage in self.stages)
 
     def suggestion(self, name: str | None) -> Suggestion:
-        """The suggestion of that name; without one, the first that keeps the effective batch."""
+        """Return the suggestion of that name; without a name, the first that keeps the effective batch."""
         for suggestion in self.suggestions:
             if name in suggestion.names or (name is None and suggestion.keeps_effective_batch):
                 return suggestion
@@ -96,7 +96,7 @@ class Wish:
 
 
 def merged(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
-    """Equal suggestions under all their names, the first one's reason kept."""
+    """Join equal suggestions under all their names, with the first one's reason."""
     found: dict[tuple[object, ...], Suggestion] = {}
     for one in suggestions:
         key = (one.batch_size, tuple(one.accumulations.items()), one.checkpointing)
@@ -163,7 +163,7 @@ def _first(numbers: range, *, largest: int) -> tuple[int, int] | None:
 
 
 def learning_rate_rule(before: int, after: int, *, learning_rate: float | None) -> str:
-    """What is usually done to the learning rate when the effective batch changes; stated, never applied."""
+    """State the usual rule for the learning rate when the effective batch changes."""
     ratio = after / before
     change = f"the effective batch goes from {before} to {after} (×{ratio:.3g})"
     if learning_rate is None:

@@ -62,7 +62,7 @@ class ForecastRequest:
 
 
 def load_forecast(request: ForecastRequest) -> Forecaster:
-    """The memory room behind a plan; a stage whose settings make another model has a forecast of its own."""
+    """Load the forecast of a plan; a stage that trains another model gets its own."""
     job = _job(request, request.values)
     found = _forecast(request, job, request.values)
     differing = _differing(request, job)
@@ -79,7 +79,7 @@ def load_forecast(request: ForecastRequest) -> Forecaster:
 
 
 def describe(job: Job) -> str:
-    """What a model is made of, from a copy without data: another text is another model."""
+    """Describe a model, from a copy without data; another text is another model."""
     return run_in_child(_described, job)
 
 
@@ -96,7 +96,7 @@ def _described(job: Job) -> str:
 
 
 def _differing(request: ForecastRequest, job: Job) -> list[str]:
-    """Stages that differ from the first in more than what a plan varies."""
+    """Return the stages that differ from the first in more than a plan varies."""
     varied = _varied(request, job)
 
     def rest(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -143,7 +143,7 @@ def _trace_cache(request: ForecastRequest, job: Job, values: Mapping[str, Value]
 
 
 def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], None]) -> Job:
-    """The job with the optimizer that its config names, where the job leaves it open."""
+    """Return the job with the optimizer of its config, unless the job names one."""
     if name is None or job.make_optimizer is not adamw:
         return job
     make = optimizer_named(name)
@@ -154,7 +154,7 @@ def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], N
 
 
 def nested(values: Mapping[str, object]) -> dict[str, object]:
-    """Values by dotted key as what they stand for: {"a.b": 1, "c.0": 2} is {"a": {"b": 1}, "c": [2]}."""
+    """Return nested values: {"a.b": 1, "c.0": 2} becomes {"a": {"b": 1}, "c": [2]}."""
     result: dict[str, object] = {}
     for key, value in values.items():
         *path, last = key.split(".")
@@ -169,7 +169,7 @@ def nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _with_lists(value: object) -> object:
-    """Keys that count from 0 are the places of a list."""
+    """Turn keys that count from 0 into a list."""
     if not isinstance(value, dict):
         return value
     inner = {key: _with_lists(item) for key, item in value.items()}

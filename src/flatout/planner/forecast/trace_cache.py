@@ -18,12 +18,12 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
 import sys
 import sysconfig
-import tempfile
 import typing
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,11 +34,12 @@ from typing import Any
 import numpy as np
 
 import flatout
+from flatout.atomic_files import replace_whole
 from flatout.codec import WrongShape, decode, encode
 from flatout.memory.cuda.formulas import Formula
 from flatout.memory.trace.record import Storage, Trace
+from flatout.packages import cache_folder
 
-CACHE_VARIABLE = "FLATOUT_CACHE"
 PACKAGE = Path(flatout.__file__).parent
 ROOMS = ("memory", "hardware")  # whose code makes a trace
 FORMAT = 1
@@ -48,13 +49,8 @@ HEADER = "header"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, WrongShape)
 
 
-def traces_folder() -> Path:
-    named = os.environ.get(CACHE_VARIABLE)
-    return (Path(named) if named else Path.home() / ".cache" / "flatout") / "traces"
-
-
 def checksum_of_rules() -> str:
-    """Of every file that decides how a trace comes out: a rule that changes leaves its traces behind."""
+    """Hash every file that decides how a trace comes out, so that a changed rule drops old traces."""
     found = hashlib.sha256()
     for path in (path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))):
         found.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
@@ -66,11 +62,11 @@ class TraceCache:
 
     def __init__(self, identity: str, *, folder: Path | None = None) -> None:
         self._identity = [identity, checksum_of_rules()]
-        self._folder = folder or traces_folder()
+        self._folder = folder or cache_folder() / "traces"
         self.num_found = 0
 
     def find(self, conditions: object) -> Trace | None:
-        """The trace under these conditions; None where there is none that can be read."""
+        """Return the trace under these conditions; None if there is none that can be read."""
         try:
             with self._path(conditions).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 trace = _trace_of({name: arrays[name] for name in arrays.files})
@@ -80,17 +76,11 @@ class TraceCache:
         return trace
 
     def keep(self, conditions: object, trace: Trace) -> None:
-        """Store a trace; where that cannot be done, the next question takes longer."""
+        """Store a trace, if the disk allows."""
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **_arrays_of(trace))
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=".npz")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    np.savez_compressed(file, allow_pickle=False, **_arrays_of(trace))
-                os.replace(temporary, self._path(conditions))
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            replace_whole(self._path(conditions), content.getvalue())
             self._drop_oldest()
 
     def _path(self, conditions: object) -> Path:
@@ -105,7 +95,7 @@ class TraceCache:
 
 
 def _arrays_of(trace: Trace) -> dict[str, np.ndarray[Any, Any]]:
-    """Storages by column: each a table of its values and a number per storage."""
+    """Return storages by column: a table of values, and a number per storage."""
     arrays: dict[str, np.ndarray[Any, Any]] = {EVENTS: trace.events}
     header: dict[str, Any] = {"columns": {}}
     for field in dataclasses.fields(Storage):
@@ -158,7 +148,7 @@ def fingerprint(
     configs: Iterable[Path] = (),
     options: Mapping[str, object] | None = None,
 ) -> str | None:
-    """The checksum of a job that has been loaded; None where it cannot be told.
+    """Return the checksum of a loaded job; None if it cannot be computed.
 
     `varied` are the keys of `settings` that a plan varies; `configs` are the files that `settings` come from;
     `options` are what else the job was loaded with.
@@ -178,7 +168,7 @@ def fingerprint(
 
 
 def _files(model: str, *, left_out: Collection[Path]) -> dict[str, str] | None:
-    """Path -> checksum of every file that the job may be made from; None: too many to look at."""
+    """Return path -> checksum of every file the job may be made from; None if there are too many."""
     found: dict[str, str] = {}
     num_bytes = num_entries = 0
     for folder in sorted(_folders(model)):
@@ -198,7 +188,7 @@ def _files(model: str, *, left_out: Collection[Path]) -> dict[str, str] | None:
 
 
 def _folders(model: str) -> set[Path]:
-    """A config folder, and the folder of every module that is neither Python's, a package's, nor ours."""
+    """Return the config folder, and the folders of the user's own modules."""
     place = Path(model)
     named = {place if place.is_dir() else place.parent} if place.exists() else set()
     libraries = [Path(path).resolve() for path in sysconfig.get_paths().values()]

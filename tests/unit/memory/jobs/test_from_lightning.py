@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.errors import BadInput
-from flatout.memory.jobs.from_lightning import is_module, job_of_class, optimizer_in
+from flatout.memory.jobs.from_lightning import job_of_class, optimizer_in
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Parts, make_parts, run_step
 
@@ -55,9 +55,9 @@ def stepped(job: Job) -> Parts:
 
 
 def test_a_lightning_module_is_known_by_its_methods() -> None:
-    assert is_module(Classifier)
-    assert not is_module(nn.Linear)
-    assert not is_module(dict)
+    assert is_lightning(Classifier)
+    assert not is_lightning(nn.Linear)
+    assert not is_lightning(dict)
 
 
 def test_a_class_with_a_batch_maker_makes_a_step() -> None:

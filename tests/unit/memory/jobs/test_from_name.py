@@ -223,15 +223,15 @@ def test_a_lightning_module_is_a_name(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "'nowhere' names no model"),
-        ("nowhere:", "names no model"),
+        ("nowhere", "'nowhere' does not name a model"),
+        ("nowhere:", "does not name a model"),
         ("my_no_such_package.models:build", "there is no module 'my_no_such_package'"),
         ("json.my_no_such_module:build", "there is no module 'json.my_no_such_module'"),
         ("my_nowhere.py:build", "my_nowhere.py does not exist"),
         ("json:laods", r"json has no 'laods' \(did you mean json:loads\)"),
         ("json:xyzzy", "json has no 'xyzzy'$"),
         ("json:__name__", "json:__name__ is str, not a function"),
-        ("torch.nn:Linear", "no LightningModule"),
+        ("torch.nn:Linear", "not a LightningModule"),
     ],
 )
 def test_a_name_with_nothing_behind_it_says_what_is_missing(name: str, message: str) -> None:

@@ -122,9 +122,9 @@ def test_the_models_own_loss_is_found_in_every_shape() -> None:
 
 
 def test_a_model_without_a_loss_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"Linear returns \(2, 5\), which is no loss"):
+    with pytest.raises(BadInput, match=r"Linear returns \(2, 5\), which is not a loss"):
         own_loss(nn.Linear(3, 5), torch.ones(2, 3))
-    with pytest.raises(BadInput, match="Identity returns dict, which is no loss"):
+    with pytest.raises(BadInput, match="Identity returns dict, which is not a loss"):
         own_loss(nn.Identity(), ({"logits": torch.ones(2)},))
 
 

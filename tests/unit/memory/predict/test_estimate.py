@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.decisions import Decision
 from flatout.memory.predict.allocator import simulate
-from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, add_workspaces, estimate
+from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, Workspaces, estimate
 from flatout.memory.predict.replay import fit_replay, sized
 from flatout.memory.predict.samples import sample_sizes
 from flatout.memory.trace.record import COMPONENTS, Guess, Trace
@@ -19,10 +18,9 @@ from tests.support.memory import TraceBuilder, layered_step
 MIB = 2**20
 
 
-@given(st.integers(1, 60), st.integers(1, 10), st.lists(st.integers(1, 40 * MIB), max_size=4))
-def test_the_components_add_up_to_the_peak(batch_size: int, num_layers: int, constants: list[int]) -> None:
-    trace = layered_step(batch_size=batch_size, num_layers=num_layers)
-    found = estimate(trace, constants=tuple(constants))
+@given(st.integers(1, 60), st.integers(1, 10))
+def test_the_components_add_up_to_the_peak(batch_size: int, num_layers: int) -> None:
+    found = estimate(layered_step(batch_size=batch_size, num_layers=num_layers))
     assert sum(found.by_component.values()) == found.peak_allocated_bytes
     assert max(found.by_phase.values()) == found.peak_allocated_bytes
     assert found.by_phase[found.peak_phase] == found.peak_allocated_bytes
@@ -52,27 +50,9 @@ def test_it_is_what_the_allocator_does() -> None:
     assert found.fits is None
 
 
-def test_workspaces_are_there_from_the_first_forward_on() -> None:
-    trace = layered_step()
-    bare, full = estimate(trace), estimate(trace, constants=(8 * MIB, 512))
-    assert full.by_component["workspaces"] == bare.by_component["workspaces"] + 8 * MIB + 512
-    assert full.by_phase["setup"] == bare.by_phase["setup"]
-    assert full.by_phase["optimizer"] == bare.by_phase["optimizer"] + 8 * MIB + 512
-    assert full.workspaces.value == (8 * MIB, 512)
-    assert full.workspaces.source == "assumed"
-
-
-def test_the_phases_move_with_the_workspaces_put_before_them() -> None:
-    trace = layered_step()
-    log = add_workspaces(sized(trace), (512, 1024))
-    first = trace.marks[0]
-    assert log.marks == (first, *((at + 2, step, phase) for at, step, phase in trace.marks[1:]))
-    assert log.events[first[0] : first[0] + 2].tolist() == [len(trace.storages), len(trace.storages) + 1]
-
-
 def test_the_source_of_the_workspaces_is_kept() -> None:
-    measured = Decision(value=(4 * MIB,), reason="a probe on this GPU", source="measured")
-    assert estimate(layered_step(), constants=measured).workspaces == measured  # type: ignore[arg-type]
+    measured: Workspaces = Decision(value=(4 * MIB,), reason="a probe on this GPU", source="measured")
+    assert estimate(layered_step(), workspaces=measured).workspaces == measured
 
 
 def test_the_peak_names_its_operation_phase_and_module() -> None:
@@ -107,17 +87,6 @@ def test_the_process_takes_the_context_on_top() -> None:
     assert estimate(layered_step()).process_bytes is None
 
 
-def test_a_capacity_says_whether_it_fits() -> None:
-    trace = layered_step(batch_size=16)
-    needed = estimate(trace).peak_reserved_bytes
-    assert estimate(trace, capacity_bytes=needed).fits is True
-    assert estimate(trace, capacity_bytes=needed, context_bytes=MIB).fits is not None
-    small = estimate(trace, capacity_bytes=needed // 2)
-    assert small.fits is False
-    assert small.peak_reserved_bytes == needed
-    assert "does not fit" in str(small)
-
-
 def test_a_replayed_step_says_where_it_comes_from() -> None:
     replay = fit_replay([layered_step(**s) for s in sample_sizes(dict(layered_step().sizes))])
     found = estimate(replay.at(batch_size=50), precision="bf16", device="A100-80GB")
@@ -133,7 +102,6 @@ def test_a_replayed_step_says_where_it_comes_from() -> None:
 def test_it_reads_as_a_table() -> None:
     found = estimate(
         layered_step(batch_size=8),
-        constants=(8 * MIB,),
         context_bytes=300 * MIB,
         precision="bf16",
         device="A100-80GB",
@@ -160,16 +128,15 @@ def test_guesses_are_counted() -> None:
 
 
 def test_json_is_versioned_and_plain() -> None:
-    found = estimate(layered_step(), constants=(MIB,))
+    found = estimate(layered_step())
     data = json.loads(json.dumps(found.to_json()))
     assert (data["format"], data["version"]) == (FORMAT, 1)
     assert data["by_component"] == found.by_component
-    assert data["workspaces"]["source"] == "assumed"
+    assert data["workspaces"]["source"] == "computed"
     assert set(MemoryEstimate.__dataclass_fields__) <= set(data)
 
 
-@pytest.mark.parametrize("constants", [(), (512,)])
-def test_an_empty_trace_is_an_empty_estimate(constants: tuple[int, ...]) -> None:
-    found = estimate(TraceBuilder().trace(batch_size=1), constants=constants)
-    assert found.peak_allocated_bytes == sum(constants)
+def test_an_empty_trace_is_an_empty_estimate() -> None:
+    found = estimate(TraceBuilder().trace(batch_size=1))
+    assert found.peak_allocated_bytes == 0
     assert str(found)

@@ -13,7 +13,6 @@ from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict import forecast as forecast_module
 from flatout.memory.predict.allocator import simulate
-from flatout.memory.predict.estimate import add_workspaces
 from flatout.memory.predict.forecast import (
     CONTEXT_BYTES,
     KEPT_FREE,
@@ -52,8 +51,8 @@ def test_what_if_is_a_fresh_trace_to_the_byte(
 
 def reserved_at(job: Job, batch_size: int, cap_bytes: int, *, recipe: Recipe | None = None) -> bool:
     """Whether a fresh trace at `batch_size` stays within `cap_bytes` without a flush."""
-    log = add_workspaces(sized(traced(job, recipe, batch_size=batch_size)))
-    done = simulate(log.events, log.num_bytes, cap_bytes=cap_bytes)
+    step = sized(traced(job, recipe, batch_size=batch_size))
+    done = simulate(step.trace.events, step.num_bytes, cap_bytes=cap_bytes)
     return done.out_of_memory_at is None and not done.num_flushes
 
 
@@ -133,7 +132,7 @@ def test_an_estimate_names_the_device_and_adds_the_context() -> None:
 
 
 def test_an_unknown_size_is_refused(forecaster: Forecaster) -> None:
-    with pytest.raises(BadInput, match=r"negatives is no size of job .*batch_size, length"):
+    with pytest.raises(BadInput, match=r"negatives is not a size of job .*batch_size, length"):
         forecaster.what_if(Recipe(), sizes={"negatives": 3})
 
 
@@ -149,7 +148,7 @@ def test_of_a_histogram_the_longest_decides() -> None:
     decided = forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB, lengths=lengths)
     assert decided == forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB, sizes={"length": 48})
     assert decided.safe > 8
-    with pytest.raises(BadInput, match="length is no size of"):
+    with pytest.raises(BadInput, match="length is not a size of"):
         estimate_job(mlp_job(), lengths=lengths)
 
 

@@ -88,7 +88,7 @@ def test_several_knobs_are_replayed_from_one_set_of_traces() -> None:
 
 
 def test_a_knob_is_a_size_of_the_job() -> None:
-    with pytest.raises(BadInput, match="negatives is no size of"):
+    with pytest.raises(BadInput, match="negatives is not a size of"):
         Forecaster(mlp_job(), knobs=("negatives",))
 
 

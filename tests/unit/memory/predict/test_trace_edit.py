@@ -33,17 +33,17 @@ def test_events_go_before_or_after_the_mark() -> None:
     assert made.storages[late].module == "layers.0" and made.storages[held].module is None
 
 
-def test_a_death_can_be_moved() -> None:
+def test_a_death_can_be_dropped_and_a_storage_resized() -> None:
     build = TraceBuilder()
     build.mark("first", "forward")
     moved, other = build.birth(8, "gradients", "gradient"), build.birth(8, "activations", "aten.mm")
     build.death(moved)
     edit = Edit(build.trace(batch_size=1))
-    edit.end_at(moved, 1)
+    edit.drop_death(moved)
     edit.resize(other, 4)
     made = edit.trace()
-    assert made.events.tolist() == [moved, ~moved, other]
-    assert made.storages[moved].component == "temporaries" and made.storages[other].num_bytes == 4
+    assert made.events.tolist() == [moved, other]
+    assert made.storages[other].num_bytes == 4
 
 
 def test_steps_and_their_gradients_are_found() -> None:

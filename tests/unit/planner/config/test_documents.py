@@ -114,7 +114,7 @@ def test_a_text_that_unfolds_without_end_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [1\nb: 2\n", "c is not YAML that can be read: line 2"),
+        ("a: [1\nb: 2\n", "c is not valid YAML: line 2"),
         ("a: 1\n  b: 2\n", "line 2"),
         ("a: 1\t# one\n", "line 1: .* .write spaces instead of the tab"),
         ("a: *nowhere\n", "line 1: found undefined alias"),
@@ -122,7 +122,7 @@ def test_a_text_that_unfolds_without_end_is_refused() -> None:
         ("", "c is empty"),
         ("# only a comment\n", "c is empty"),
         ("just text\n", "one value and no keys"),
-        ("a: \x00\n", "not YAML that can be read"),
+        ("a: \x00\n", "not valid YAML"),
     ],
 )
 def test_yaml_that_cannot_be_used_is_one_sentence(text: str, words: str) -> None:

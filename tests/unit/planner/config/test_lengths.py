@@ -39,12 +39,12 @@ def test_every_way_to_write_lengths(text: str, tmp_path: Path) -> None:
         ("", "holds no sequence"),
         ("length\n", "holds no sequence"),
         ("5,0\n", "holds no sequence"),
-        ("12\nlong\n", "line 2: 'long' is no length"),
-        ("12,3,4\n", "line 1: '12,3,4' is no length"),
+        ("12\nlong\n", "line 2: 'long' is not a length"),
+        ("12,3,4\n", "line 1: '12,3,4' is not a length"),
         ("0\n", "a length of 0 that occurs 1 times"),
-        ("[1.5]", "1.5: 1 is no length"),
-        ('{"12": "2"}', "'12': '2' is no length"),
-        ("[12", "not JSON that can be read: line 1"),
+        ("[1.5]", "1.5: 1 is not a length"),
+        ('{"12": "2"}', "'12': '2' is not a length"),
+        ("[12", "not valid JSON: line 1"),
     ],
 )
 def test_what_is_no_file_of_lengths_is_said_in_one_line(text: str, words: str, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_every_precision_of_a_recipe_can_be_written() -> None:
 
 def test_a_precision_that_no_plan_is_made_for(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"precision at precision \(c.yaml:2\) is '64-true', which no plan is made for"
+        BadInput, match=r"precision at precision \(c.yaml:2\) is '64-true', which is not supported"
     ):
         stage_of(tmp_path, "batch_size: 1\nprecision: 64-true\n")
 
@@ -303,7 +303,7 @@ def test_a_mapping_file_by_name(tmp_path: Path) -> None:
     opened = open_config(conf, mapping_file=tmp_path / "other.toml")
     assert opened.settings().ranks.value == 4
     assert opened.settings(ranks=2).ranks.value == 2
-    with pytest.raises(BadInput, match="--ranks 0 is no number of processes"):
+    with pytest.raises(BadInput, match="--ranks 0 is not a number of processes"):
         opened.settings(ranks=0)
     with pytest.raises(BadInput, match="no mapping file at"):
         open_config(conf, mapping_file=tmp_path / "absent.toml")

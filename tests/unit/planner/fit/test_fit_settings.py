@@ -47,7 +47,7 @@ def test_what_is_written_is_what_changes() -> None:
 def test_objective_knobs_are_not_touched() -> None:
     found = fit(plans.stage(sizes={"n_negatives": 24, "n_positives": 32}))
     assert {key.partition(":")[2] for key in changes(found)} <= {"batch_size", "accumulation"}
-    assert found.notes == ("n_positives is no size of the job, so it has no part in the estimate",)
+    assert found.notes == ("n_positives is not a size of the job, so the estimate ignores it",)
 
 
 def test_another_suggestion_is_written_on_request() -> None:

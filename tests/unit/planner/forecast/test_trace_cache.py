@@ -14,7 +14,7 @@ from flatout.memory.jobs.job import Recipe
 from flatout.memory.trace.record import Guess, Storage, Trace
 from flatout.planner.forecast import trace_cache
 from flatout.planner.forecast import trace_cache as room
-from flatout.planner.forecast.trace_cache import TraceCache, fingerprint, loaded_modules, traces_folder
+from flatout.planner.forecast.trace_cache import TraceCache, fingerprint, loaded_modules
 
 
 def trace() -> Trace:
@@ -114,9 +114,8 @@ def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
-    assert traces_folder() == tmp_path / "traces"
-    monkeypatch.delenv("FLATOUT_CACHE")
-    assert traces_folder() == Path.home() / ".cache" / "flatout" / "traces"
+    TraceCache("job").keep(CONDITIONS, trace())
+    assert len(list((tmp_path / "traces").iterdir())) == 1
 
 
 OWN = ("fingerprint_of_a_test", "json", "flatout.units")
