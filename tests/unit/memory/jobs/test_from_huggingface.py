@@ -170,7 +170,7 @@ def test_a_regression_and_several_labels_have_labels_of_their_own_kind(tmp_path:
 
 def test_a_model_without_a_head_asks_for_the_task(tmp_path: Path) -> None:
     folder = write_config(tmp_path, BERT, architecture="BertModel")
-    with pytest.raises(BadInput, match="names BertModel, which has no loss") as caught:
+    with pytest.raises(BadInput, match="names BertModel, whose loss Flatout does not know") as caught:
         job_of_config(folder)
     assert caught.value.hint is not None and "masked-lm" in caught.value.hint
     assert job_of_config(folder, task="masked-lm").name == "bert masked-lm"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flatout.errors import BadInput
 from flatout.memory.jobs.from_lightning import job_of_class, optimizer_in
+from flatout.memory.jobs.from_objects import is_lightning
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Parts, make_parts, run_step
 

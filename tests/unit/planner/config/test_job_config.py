@@ -114,5 +114,5 @@ def test_which_file_of_a_folder_is_read(tmp_path: Path) -> None:
 def test_a_stage_that_does_not_parse_is_named(tmp_path: Path) -> None:
     conf = write_curriculum(tmp_path)
     (conf / "curriculum" / "02_stage.yaml").write_text("a: [")
-    with pytest.raises(BadInput, match=r"curriculum/02_stage.yaml is not YAML"):
+    with pytest.raises(BadInput, match=r"curriculum/02_stage.yaml is not valid YAML"):
         read_config(conf)

@@ -127,7 +127,7 @@ def test_a_mapping_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model = ", "is not TOML"),
+        ("model = ", "is not valid TOML"),
         ("modell = 'x'", "modell is not a known entry"),
         ("ranks = 'two'", "ranks must be int"),
         ("[knobs]\nbatch_size = 4", "knobs.batch_size must be a dotted key"),

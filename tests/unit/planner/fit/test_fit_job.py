@@ -47,5 +47,5 @@ def test_the_largest_batch_comes_with_its_estimate() -> None:
 
 def test_a_job_that_does_not_fit_says_what_would_help() -> None:
     rows = torch.zeros(1, 1 << 20, 64)
-    with pytest.raises(BatchDoesNotFit, match=r"batch_size=1 needs .* what would help: .*a GPU from"):
+    with pytest.raises(BatchDoesNotFit, match=r"batch_size=1 needs .*what would help: .*a GPU from"):
         fit(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), rows, loss=loss, device="2GB")
