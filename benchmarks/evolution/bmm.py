@@ -11,7 +11,6 @@ from torch import Tensor
 from flatout.multiplex.decode.steppers import State
 from flatout.multiplex.kernels import step as fused
 from flatout.multiplex.models.decoder import Decoder, Projection
-from flatout.multiplex.rows import Rows
 
 
 class BatchedProducts:
@@ -29,14 +28,7 @@ class BatchedProducts:
             for name, product in decoder.projections().items()
         }
         self.members = members
-        layers = range(len(decoder.blocks))
-        self.step = fused.FusedStep(
-            decoder,
-            keys=[self.state.cache.keys(layer) for layer in layers],
-            values=[self.state.cache.values(layer) for layer in layers],
-            tables=Rows.plain(rows).tables(decoder.device),
-            factors={},
-        )
+        self.step = fused.DecodeStep(decoder, self.state)
 
     def product(self, x: Tensor, projection: Projection, out: Tensor) -> None:
         torch.mm(x, projection.weight.T, out=out)

@@ -243,22 +243,14 @@ def largest_error(
 ) -> float:
     """Prefill prompts of different lengths, decode greedily, and compare every row's logits with those of its
     materialised weights: the largest relative error of a row."""
-    from flatout.multiplex.kernels.obstacles import why_not
-    from flatout.multiplex.kernels.step import FusedStep
+    from flatout.multiplex.decode.fused import why_not
+    from flatout.multiplex.kernels.step import DecodeStep
 
     assert why_not(decoder, factors) is None
     state = State.empty(decoder, slots=len(rows), max_tokens=20, eos=())
     state.tables.write(range(len(rows)), rows)
     state.cache.storage.fill_(7.0)  # what a row has not written must not matter
-    layers = range(len(decoder.blocks))
-    step = FusedStep(
-        decoder,
-        keys=[state.cache.keys(layer) for layer in layers],
-        values=[state.cache.values(layer) for layer in layers],
-        tables=state.tables,
-        factors=factors,
-        tile=tile,
-    )
+    step = DecodeStep(decoder, state, factors=factors, tile=tile)
     ids = torch.randint(0, VOCABULARY, (len(rows), 4), generator=torch.Generator().manual_seed(0)).to(
         decoder.device
     )
@@ -275,7 +267,7 @@ def largest_error(
         logits = step.decode(state.token, state.position).clone()
         found.append(logits.float())
         step.best(logits)
-        step.append(state)
+        step.append()
         assert torch.equal(state.token, logits.argmax(-1))
         for text, token in zip(texts, state.token.tolist(), strict=True):
             text.append(token)

@@ -8,7 +8,6 @@ last token is the first that the slot's own step reads.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import torch
 
 from flatout.errors import BadInput
 from flatout.multiplex.decode.cache import Prefixes
+from flatout.multiplex.decode.fused import Fused, why_not, why_not_here
 from flatout.multiplex.decode.requests import Completion, Limits, Progress, Request
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.schedule import Schedule
@@ -84,7 +84,9 @@ class Generator:
         self.state = State.empty(self.decoder, slots=slots, max_tokens=max_tokens, eos=ends)
         self.tile = tile
         self.decision = choose_mode(
-            mode, device=self.decoder.device, obstacle=_obstacle(self.decoder, factors, vectors)
+            mode,
+            device=self.decoder.device,
+            obstacle=why_not_here(self.decoder) or why_not(self.decoder, factors, vectors),
         )
         self.stepper = self._stepper(factors, vectors, sampling or Sampling())
         self._stop = tuple(tuple(sequence) for sequence in stop)
@@ -101,8 +103,6 @@ class Generator:
             compiled=self.decision.value in ("compiled", "graph"),
         )
         if self.decision.value == "fused":
-            from flatout.multiplex.decode.fused import Fused
-
             fused = Fused(
                 self.decoder,
                 self.state,
@@ -181,19 +181,6 @@ def _end_tokens(model: nn.Module | Decoder) -> Sequence[int]:
     """What ends a text by the model's own generation config: a token, several, or none."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-
-
-def _obstacle(decoder: Decoder, factors: Mapping[str, Factors], vectors: Mapping[int, Tensor]) -> str | None:
-    """Why the hand-written step cannot run this; None if it can."""
-    if decoder.device.type != "cuda":
-        return f"the model is on {decoder.device}"
-    if torch.cuda.get_device_capability(decoder.device) < (8, 0) or torch.version.hip is not None:
-        return "it is written for NVIDIA GPUs from Ampere on"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    from flatout.multiplex.kernels.obstacles import why_not
-
-    return why_not(decoder, factors, vectors)
 
 
 def _check_factors(decoder: Decoder, factors: Mapping[str, Factors]) -> None:

@@ -19,6 +19,7 @@ import torch
 from flatout.errors import BadInput
 from flatout.multiplex.decode.cache import Prefixes, bucket_of
 from flatout.multiplex.decode.requests import Completion, Finished, Limits, Progress, Request, first_stop
+from flatout.multiplex.decode.steppers import PromptPart
 from flatout.multiplex.rows import Rows
 
 if TYPE_CHECKING:
@@ -152,17 +153,19 @@ class Schedule:
                 by_prefix[request.prompt[: shared[slot]]].append(slot)
         self._begin(by_prefix, keep={request.prompt[: request.shared] for request in taken.values()})
         for begun in (False, True):  # rows that start at 0 need no mask
-            slots = [slot for slot in taken if bool(shared[slot]) == begun]
-            rests = [taken[slot].prompt[shared[slot] : -1] for slot in slots]
-            self._stepper.prefill(self._state, slots, rests, start=[shared[slot] for slot in slots])
+            rests = [
+                PromptPart(slot, request.prompt[shared[slot] : -1], shared[slot])
+                for slot, request in taken.items()
+                if bool(shared[slot]) == begun
+            ]
+            self._stepper.prefill(self._state, rests)
 
     def _begin(self, by_prefix: dict[tuple[int, ...], list[int]], *, keep: set[tuple[int, ...]]) -> None:
         """Begin the slots of every prefix with it: held from before, or computed in the first of them."""
         cache = self._state.cache
         held = {prefix: self._prefixes.find(prefix) for prefix in by_prefix}
-        absent = [prefix for prefix, found in held.items() if found is None]
-        firsts = [by_prefix[prefix][0] for prefix in absent]
-        self._stepper.prefill(self._state, firsts, absent, plain=True)
+        absent = [PromptPart(by_prefix[prefix][0], prefix) for prefix, found in held.items() if found is None]
+        self._stepper.prefill(self._state, absent, plain=True)
         for prefix, slots in by_prefix.items():
             found = held[prefix]
             targets = slots if found is not None else slots[1:]

@@ -93,12 +93,12 @@ class State:
         return (self.token, self.position, self.alive, self.reason, self.count, self.emitted)
 
 
-class Piece(NamedTuple):
+class PromptPart(NamedTuple):
     """Tokens of a prompt on their way into a slot, from a position on."""
 
     slot: int
     tokens: tuple[int, ...]
-    start: int
+    start: int = 0
 
 
 class Stepper(Protocol):
@@ -110,16 +110,8 @@ class Stepper(Protocol):
     @property
     def reads_beyond(self) -> bool: ...
 
-    def prefill(
-        self,
-        state: State,
-        slots: Sequence[int],
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        start: int | Sequence[int] = 0,
-        plain: bool = False,
-    ) -> None:
-        """Put the keys and values of `prompts` into `slots`, from position `start` on.
+    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+        """Put the keys and values of `parts` into their slots.
 
         `plain` leaves the slots' variants out.  Nothing but the cache changes.
         """
@@ -158,41 +150,30 @@ class Portable:
         self._run_block: Any = _static(forward.run_block) if compiled else forward.run_block
         self._end_step: Any = _static(self._append) if compiled else self._append
 
-    def prefill(
-        self,
-        state: State,
-        slots: Sequence[int],
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        start: int | Sequence[int] = 0,
-        plain: bool = False,
-    ) -> None:
-        starts = [start] * len(slots) if isinstance(start, int) else start
-        pieces = [Piece(*piece) for piece in zip(slots, prompts, starts, strict=True)]
-        for batch in batches([piece for piece in pieces if piece.tokens]):
+    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+        for batch in batches(parts):
             self._prefill_batch(state, batch, plain=plain)
 
-    def _prefill_batch(self, state: State, batch: Sequence[Piece], *, plain: bool) -> None:
+    def _prefill_batch(self, state: State, batch: Sequence[PromptPart], *, plain: bool) -> None:
         device = self._decoder.device
-        longest = max(len(piece.tokens) for piece in batch)
-        slots = torch.tensor([piece.slot for piece in batch], device=device)
-        padded = [[*piece.tokens, *[0] * (longest - len(piece.tokens))] for piece in batch]
+        slots, tokens = padded(batch, device)
+        longest = tokens.shape[1]
         steps = torch.arange(longest, device=device)[None]
-        if not any(piece.start for piece in batch):
+        if not any(part.start for part in batch):
             positions = steps
             places = forward.fresh_places(self._decoder, slots=slots, num_tokens=longest)
         else:
-            start = torch.tensor([[piece.start] for piece in batch], device=device)
-            inside = steps < torch.tensor([[len(piece.tokens)] for piece in batch], device=device)
+            start = torch.tensor([[part.start] for part in batch], device=device)
+            inside = steps < torch.tensor([[len(part.tokens)] for part in batch], device=device)
             positions = torch.where(inside, start + steps, 0)
             places = forward.cached_places(
                 self._decoder,
                 positions,
                 slots=slots,
                 write=torch.where(inside, start + steps, state.cache.num_positions - 1),
-                bucket=bucket_of(max(piece.start + len(piece.tokens) for piece in batch)),
+                bucket=bucket_of(max(part.start + len(part.tokens) for part in batch)),
             )
-        x = forward.embed(self._decoder, torch.tensor(padded, device=device), positions)
+        x = forward.embed(self._decoder, tokens, positions)
         deltas = self._plain if plain else self._deltas
         with _compiling() if self._compiled else nullcontext():
             forward.run_blocks(self._decoder, x, state.cache, places, state.tables.take(slots), deltas)
@@ -270,15 +251,22 @@ def _compiling() -> Iterator[None]:
         yield
 
 
-def batches(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces in order of length, cut where padding a batch to its longest would pass `PREFILL_TOKENS`."""
-    batches: list[list[Piece]] = []
-    for piece in sorted(pieces, key=lambda piece: len(piece.tokens)):
-        if batches and (len(batches[-1]) + 1) * len(piece.tokens) <= PREFILL_TOKENS:
-            batches[-1].append(piece)
+def batches(parts: Sequence[PromptPart]) -> list[list[PromptPart]]:
+    """Parts with tokens in order of length, cut where padding a batch would pass `PREFILL_TOKENS`."""
+    found: list[list[PromptPart]] = []
+    for part in sorted(filter(lambda part: part.tokens, parts), key=lambda part: len(part.tokens)):
+        if found and (len(found[-1]) + 1) * len(part.tokens) <= PREFILL_TOKENS:
+            found[-1].append(part)
         else:
-            batches.append([piece])
-    return batches
+            found.append([part])
+    return found
+
+
+def padded(batch: Sequence[PromptPart], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The slots [n] of a batch and its tokens [n, longest]."""
+    longest = max(len(part.tokens) for part in batch)
+    rows = [[*part.tokens, *[0] * (longest - len(part.tokens))] for part in batch]
+    return torch.tensor([part.slot for part in batch], device=device), torch.tensor(rows, device=device)
 
 
 class Graphed:
@@ -289,25 +277,11 @@ class Graphed:
 
     def __init__(self, stepper: Stepper, state: State, *, by_bucket: bool = True) -> None:
         self._stepper = stepper
+        self.reads_beyond, self.prefill = stepper.reads_beyond, stepper.prefill
         self._by_bucket = by_bucket
         self._state = state
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-
-    @property
-    def reads_beyond(self) -> bool:
-        return self._stepper.reads_beyond
-
-    def prefill(
-        self,
-        state: State,
-        slots: Sequence[int],
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        start: int | Sequence[int] = 0,
-        plain: bool = False,
-    ) -> None:
-        self._stepper.prefill(state, slots, prompts, start=start, plain=plain)
 
     def step(self, state: State, *, bucket: int) -> None:
         assert state is self._state, "a captured step belongs to the state it was captured with"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,10 +61,21 @@ def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
     return Tiles(norm_rows=pair, norm_warps=16 if rank >= 4 and width > 2048 else 8, gate_rows=pair)
 
 
-@dataclass(slots=True)
-class Buffers:
-    """What lies between the products of one call of `rows` rows."""
+class Term(NamedTuple):
+    """The low-rank term of one product; where it has none, rank 0 and tensors that no kernel reads."""
 
+    rank: int
+    shrink: Tensor
+    expand: Tensor
+    scale: float
+
+
+@dataclass(slots=True)
+class Call:
+    """The rows of one call, `num_tokens` of them to each row of `tables`, and what lies between products."""
+
+    tables: RowTables
+    num_tokens: int
     residual: Tensor
     normed: Tensor
     branch: Tensor
@@ -76,70 +87,69 @@ class Buffers:
     shrunk_parts: Tensor
 
 
-class FusedStep:
-    """Runs `decoder` over slots of a cache; all state lies in buffers, so a CUDA graph can hold it."""
+class DecodeStep:
+    """Runs `decoder` over the slots of `state`, all in buffers, so that a CUDA graph can hold a step."""
 
     def __init__(
         self,
         decoder: Decoder,
+        state: State,
         *,
-        keys: list[Tensor],
-        values: list[Tensor],
-        tables: RowTables,
-        factors: Mapping[str, Factors] | None,
+        factors: Mapping[str, Factors] | None = None,
         vectors: Mapping[int, Tensor] | None = None,
         tiles: Tiles | None = None,
         tile: int = 1,
     ) -> None:
-        self.decoder = decoder
-        self.keys, self.values = keys, values
-        self.tables = tables
-        self.factors = dict(factors or {})
+        self.decoder, self.state = decoder, state
+        layers = range(len(decoder.blocks))
+        self.keys = [state.cache.keys(layer) for layer in layers]
+        self.values = [state.cache.values(layer) for layer in layers]
         self.vectors = dict(vectors or {})  # by the layer after which they are added
-        self.rank = next((f.rank for f in self.factors.values()), 0)
+        self._terms = {
+            name: Term(one.rank, one.shrink, one.expand, one.scale) for name, one in (factors or {}).items()
+        }
+        self._no_term = Term(0, decoder.norm.weight, decoder.norm.weight, 0.0)
+        self.rank = next((term.rank for term in self._terms.values()), 0)
         self.tiles = tiles or tiles_for(self.rank, tile, width=decoder.width)
-        self.num_rows = keys[0].shape[0]
-        self.length = keys[0].shape[2]
-        self.buffers = self._buffers(self.num_rows)
-        self.logits = torch.empty(
-            self.num_rows, decoder.vocabulary, device=decoder.device, dtype=decoder.dtype
-        )
-        best = (self.num_rows, CHUNKS)
-        self.best_value = torch.empty(best, device=decoder.device, dtype=torch.float32)
-        self.best_token = torch.empty(best, device=decoder.device, dtype=torch.int32)
+        self.num_rows, self.length = len(state.token), state.cache.num_positions
+        self.call = self._call(self.num_rows, state.tables, 1)
+        made: dict[str, Any] = {"device": decoder.device}
+        self.logits = torch.empty(self.num_rows, decoder.vocabulary, dtype=decoder.dtype, **made)
+        self.best_value = torch.empty(self.num_rows, CHUNKS, dtype=torch.float32, **made)
+        self.best_token = torch.empty(self.num_rows, CHUNKS, dtype=torch.int32, **made)
         self.precision = "ieee" if decoder.dtype == torch.float32 else "tf32"
 
     def decode(self, token: Tensor, position: Tensor) -> Tensor:
         """Logits [rows, vocabulary] after `token` at `position` of every slot; writes the cache."""
-        buffers = self.buffers
+        call = self.call
         for number, block in enumerate(self.decoder.blocks):
-            self._norm_before_attention(number, block, buffers, token, self.tables, 1)
-            _product(buffers.normed, block.attention.qkv, buffers.qkv)
-            self._attend(number, block, buffers, position)
-            _product(buffers.mixed, block.attention.out, buffers.branch)
-            parts = block.attention.num_kv_heads
-            self._finish_block(block, buffers, self.tables, 1, parts, buffers.shrunk_parts)
-        self._last_norm(buffers, self.tables, 1)
-        torch.mm(buffers.normed, self.decoder.head.weight.T, out=self.logits)
+            self._norm_before_attention(number, block, call, token)
+            _product(call.normed, block.attention.qkv, call.qkv)
+            self._attend(number, block.attention, position)
+            _product(call.mixed, block.attention.out, call.branch)
+            self._finish_block(block, call, call.shrunk_parts, parts=block.attention.num_kv_heads)
+        last = self.decoder.blocks[-1].mlp
+        self._add_norm(
+            call, self.decoder.norm, before=last.down, coefficients=call.shrunk_parts,
+            parts=self._gate_parts(last), vectors=self.vectors.get(len(self.decoder.blocks) - 1),
+        )  # fmt: skip
+        torch.mm(call.normed, self.decoder.head.weight.T, out=self.logits)
         return self.logits
 
     def prefill(self, tokens: Tensor, slots: Tensor) -> None:
         """Fill `slots` of the cache with prompts `tokens` [rows, T], from position 0 on, causally."""
         num_rows, num_tokens = tokens.shape
-        buffers = self._buffers(num_rows * num_tokens)
-        tables = self.tables.take(slots)
+        call = self._call(num_rows * num_tokens, self.state.tables.take(slots), num_tokens)
         ids = tokens.reshape(-1)
         for number, block in enumerate(self.decoder.blocks):
-            self._norm_before_attention(number, block, buffers, ids, tables, num_tokens)
-            _product(buffers.normed, block.attention.qkv, buffers.qkv)
-            mixed = self._attend_prompt(number, block.attention, buffers, tables, slots, num_tokens)
+            self._norm_before_attention(number, block, call, ids)
+            _product(call.normed, block.attention.qkv, call.qkv)
+            mixed = self._attend_prompt(number, block.attention, call, slots)
             if number == len(self.decoder.blocks) - 1:
                 return  # the last keys and values are in the cache: nothing after them is read
-            coefficients = buffers.shrunk
-            if self._rank(block.attention.out):
-                coefficients = self._shrink(block.attention.out, mixed, tables, num_tokens)
-            _product(mixed, block.attention.out, buffers.branch)
-            self._finish_block(block, buffers, tables, num_tokens, 1, coefficients)
+            coefficients = self._shrink(block.attention.out, mixed, call)
+            _product(mixed, block.attention.out, call.branch)
+            self._finish_block(block, call, coefficients, parts=1)
 
     def best(self, logits: Tensor) -> None:
         """Leave the best token of every chunk of the vocabulary for `append`."""
@@ -150,8 +160,9 @@ class FusedStep:
             num_warps=4,
         )  # fmt: skip
 
-    def append(self, state: State) -> None:
-        """Append the best token of every living row to `state`: `State.advance` in one kernel."""
+    def append(self) -> None:
+        """Append the best token of every living row to the state: `State.advance` in one kernel."""
+        state = self.state
         num_eos = state.eos.numel()
         advance[(self.num_rows,)](
             self.best_value, self.best_token, state.token, state.position, state.alive, state.reason,
@@ -160,7 +171,7 @@ class FusedStep:
             CHUNKS=CHUNKS, num_warps=1,
         )  # fmt: skip
 
-    def _buffers(self, rows: int) -> Buffers:
+    def _call(self, rows: int, tables: RowTables, num_tokens: int) -> Call:
         decoder, block = self.decoder, self.decoder.blocks[0]
         attention, mlp = block.attention, block.mlp
         inner = mlp.down.weight.shape[1]
@@ -168,123 +179,98 @@ class FusedStep:
         parts = max(attention.num_kv_heads, triton.cdiv(inner, self.tiles.gate_block))
 
         def make(*shape: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
-            return torch.empty(shape, device=decoder.device, dtype=dtype)
+            return torch.empty(rows, *shape, device=decoder.device, dtype=dtype)
 
-        return Buffers(
-            residual=make(rows, decoder.width),
-            normed=make(rows, decoder.width),
-            branch=make(rows, decoder.width),
-            qkv=make(rows, attention.qkv.weight.shape[0]),
-            mixed=make(rows, attention.num_heads * attention.head_width),
-            joined=make(rows, 2 * inner),
-            activated=make(rows, inner),
-            shrunk=make(rows, rank, dtype=torch.float32),
-            shrunk_parts=make(rows, rank, parts, dtype=torch.float32),
+        return Call(
+            tables=tables,
+            num_tokens=num_tokens,
+            residual=make(decoder.width),
+            normed=make(decoder.width),
+            branch=make(decoder.width),
+            qkv=make(attention.qkv.weight.shape[0]),
+            mixed=make(attention.num_heads * attention.head_width),
+            joined=make(2 * inner),
+            activated=make(inner),
+            shrunk=make(rank, dtype=torch.float32),
+            shrunk_parts=make(rank, parts, dtype=torch.float32),
         )
 
-    def _rank(self, product: Projection | None) -> int:
-        found = None if product is None else self.factors.get(product.name)
-        return 0 if found is None else found.rank
-
-    def _side(self, product: Projection | None, side: str, other: Tensor) -> Tensor:
-        """A factor, or any tensor where there is none and the kernel will not read it."""
-        found = None if product is None else self.factors.get(product.name)
-        return other if found is None else (found.shrink if side == "shrink" else found.expand)
-
-    def _scale(self, product: Projection | None) -> float:
-        found = None if product is None else self.factors.get(product.name)
-        return 0.0 if found is None else found.scale
+    def _term(self, product: Projection | None) -> Term:
+        return self._no_term if product is None else self._terms.get(product.name, self._no_term)
 
     def _add_norm(
-        self, buffers: Buffers, norm: Norm, tables: RowTables, num_tokens: int, *,
-        before: Projection | None, after: Projection | None,
-        coefficients: Tensor, parts: int, token: Tensor | None = None, vectors: Tensor | None = None,
+        self, call: Call, norm: Norm, *, coefficients: Tensor, parts: int,
+        before: Projection | None = None, after: Projection | None = None,
+        token: Tensor | None = None, vectors: Tensor | None = None,
     ) -> None:  # fmt: skip
-        rows = buffers.residual.shape[0]
-        tile = self._shared_rows(self.tiles.norm_rows, tables, num_tokens)
-        width = self.decoder.width
-        scale = self.decoder.embedding_scale
-        add_norm[(rows // tile,)](
-            buffers.residual, buffers.branch, buffers.branch if token is None else token,
-            self.decoder.embedding, 1.0 if scale is None else scale, norm.weight, buffers.normed,
-            coefficients, self._side(before, "expand", norm.weight), self._side(after, "shrink", norm.weight),
-            buffers.shrunk, norm.weight if vectors is None else vectors,
-            tables.index, tables.sign, self._scale(after), norm.eps, num_tokens,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width),
-            RANK_IN=self._rank(before), RANK_OUT=self._rank(after),
+        tile = self._shared_rows(self.tiles.norm_rows, call)
+        width, scale = self.decoder.width, self.decoder.embedding_scale
+        last, coming = self._term(before), self._term(after)
+        add_norm[(len(call.residual) // tile,)](
+            call.residual, call.branch, call.branch if token is None else token,
+            self.decoder.embedding, 1.0 if scale is None else scale, norm.weight, call.normed,
+            coefficients, last.expand, coming.shrink, call.shrunk,
+            norm.weight if vectors is None else vectors,
+            call.tables.index, call.tables.sign, coming.scale, norm.eps, call.num_tokens,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), RANK_IN=last.rank, RANK_OUT=coming.rank,
             PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts),
             FROM_BRANCH=token is None, SCALED=scale is not None, STEERED=vectors is not None, ROWS=tile,
             num_warps=self.tiles.norm_warps,
         )  # fmt: skip
 
-    def _shared_rows(self, wanted: int, tables: RowTables, num_tokens: int) -> int:
+    def _shared_rows(self, wanted: int, call: Call) -> int:
         """Rows of one program; more than one only where they are sure to run one variant.
 
         The slots of a step lie in tiles of one variant; those of a prefill come in any order, and only the
         tokens of one row belong together.
         """
-        together = self.num_rows if tables is self.tables else num_tokens
+        together = self.num_rows if call is self.call else call.num_tokens
         return wanted if together % wanted == 0 else 1
 
-    def _norm_before_attention(
-        self, number: int, block: Block, buffers: Buffers, token: Tensor, tables: RowTables, num_tokens: int
-    ) -> None:
+    def _norm_before_attention(self, number: int, block: Block, call: Call, token: Tensor) -> None:
         first = number == 0
-        before = None if first else self.decoder.blocks[number - 1].mlp.down
         self._add_norm(
-            buffers, block.attention_norm, tables, num_tokens,
-            before=before, after=block.attention.qkv,
-            coefficients=buffers.shrunk_parts, parts=self._gate_parts(block.mlp),
+            call, block.attention_norm,
+            before=None if first else self.decoder.blocks[number - 1].mlp.down, after=block.attention.qkv,
+            coefficients=call.shrunk_parts, parts=self._gate_parts(block.mlp),
             token=token if first else None, vectors=self.vectors.get(number - 1),
         )  # fmt: skip
 
-    def _last_norm(self, buffers: Buffers, tables: RowTables, num_tokens: int) -> None:
-        last = self.decoder.blocks[-1].mlp
+    def _finish_block(self, block: Block, call: Call, coefficients: Tensor, *, parts: int) -> None:
         self._add_norm(
-            buffers, self.decoder.norm, tables, num_tokens,
-            before=last.down, after=None, coefficients=buffers.shrunk_parts, parts=self._gate_parts(last),
-            vectors=self.vectors.get(len(self.decoder.blocks) - 1),
-        )  # fmt: skip
-
-    def _finish_block(
-        self, block: Block, buffers: Buffers, tables: RowTables, num_tokens: int, parts: int,
-        coefficients: Tensor,
-    ) -> None:  # fmt: skip
-        self._add_norm(
-            buffers, block.mlp_norm, tables, num_tokens,
+            call, block.mlp_norm,
             before=block.attention.out, after=block.mlp.up, coefficients=coefficients, parts=parts,
         )  # fmt: skip
-        _product(buffers.normed, block.mlp.up, buffers.joined)
-        self._gate(block.mlp, buffers, tables, num_tokens)
-        _product(buffers.activated, block.mlp.down, buffers.branch)
+        _product(call.normed, block.mlp.up, call.joined)
+        self._gate(block.mlp, call)
+        _product(call.activated, block.mlp.down, call.branch)
 
     def _gate_parts(self, mlp: Mlp) -> int:
         return int(triton.cdiv(mlp.down.weight.shape[1], self.tiles.gate_block))
 
-    def _gate(self, mlp: Mlp, buffers: Buffers, tables: RowTables, num_tokens: int) -> None:
-        rows, width = buffers.activated.shape
-        tile = self._shared_rows(self.tiles.gate_rows, tables, num_tokens)
+    def _gate(self, mlp: Mlp, call: Call) -> None:
+        rows, width = call.activated.shape
+        tile = self._shared_rows(self.tiles.gate_rows, call)
         parts = self._gate_parts(mlp)
+        up, down = self._term(mlp.up), self._term(mlp.down)
         gate_up[(rows // tile, parts)](
-            buffers.joined, buffers.activated, buffers.shrunk,
-            self._side(mlp.up, "expand", buffers.shrunk), self._side(mlp.down, "shrink", buffers.shrunk),
-            buffers.shrunk_parts, tables.index, tables.sign, self._scale(mlp.down), num_tokens,
-            WIDTH=width, BLOCK=self.tiles.gate_block, PARTS=parts, RANK=self._rank(mlp.up), ROWS=tile,
+            call.joined, call.activated, call.shrunk, up.expand, down.shrink, call.shrunk_parts,
+            call.tables.index, call.tables.sign, down.scale, call.num_tokens,
+            WIDTH=width, BLOCK=self.tiles.gate_block, PARTS=parts, RANK=up.rank, ROWS=tile,
             KIND=mlp.activation,
             num_warps=self.tiles.gate_warps,
         )  # fmt: skip
 
-    def _attend(self, number: int, block: Block, buffers: Buffers, position: Tensor) -> None:
-        attention = block.attention
+    def _attend(self, number: int, attention: Attention, position: Tensor) -> None:
+        call, qkv, out = self.call, self._term(attention.qkv), self._term(attention.out)
         group = triton.next_power_of_2(attention.num_heads // attention.num_kv_heads)
         attend[(self.num_rows, attention.num_kv_heads)](
-            buffers.qkv, *_head_tensors(attention), self.keys[number], self.values[number], buffers.mixed,
-            position, buffers.shrunk, self._side(attention.qkv, "expand", buffers.shrunk),
-            self._side(attention.out, "shrink", buffers.shrunk), buffers.shrunk_parts,
-            self.tables.index, self.tables.sign, self._scale(attention.out),
+            call.qkv, *_head_tensors(attention), self.keys[number], self.values[number], call.mixed,
+            position, call.shrunk, qkv.expand, out.shrink, call.shrunk_parts,
+            call.tables.index, call.tables.sign, out.scale,
             attention.scale, _norm_eps(attention), self.length, attention.window or 0,
             H=attention.num_heads, K=attention.num_kv_heads, E=attention.head_width,
-            GROUP=group, COPIES=max(1, 16 // group), RANK=self._rank(attention.qkv),
+            GROUP=group, COPIES=max(1, 16 // group), RANK=qkv.rank,
             TILE=self.tiles.attend_tile, STAGES=self.tiles.attend_stages,
             BIASED=attention.qkv.bias is not None,
             NORMED=attention.q_norm is not None, WINDOWED=attention.window is not None,
@@ -292,25 +278,15 @@ class FusedStep:
             num_warps=self.tiles.attend_warps,
         )  # fmt: skip
 
-    def _attend_prompt(
-        self,
-        number: int,
-        attention: Attention,
-        buffers: Buffers,
-        tables: RowTables,
-        slots: Tensor,
-        num_tokens: int,
-    ) -> Tensor:
-        rows = slots.shape[0]
+    def _attend_prompt(self, number: int, attention: Attention, call: Call, slots: Tensor) -> Tensor:
+        rows, num_tokens, qkv = len(slots), call.num_tokens, self._term(attention.qkv)
         heads, kv_heads, width = attention.num_heads, attention.num_kv_heads, attention.head_width
-        made: dict[str, Any] = {"device": buffers.qkv.device, "dtype": buffers.qkv.dtype}
-        q = torch.empty(rows, heads, num_tokens, width, **made)
-        k, v = (torch.empty(rows, kv_heads, num_tokens, width, **made) for _ in range(2))
+        q = call.qkv.new_empty(rows, heads, num_tokens, width)
+        k, v = (call.qkv.new_empty(rows, kv_heads, num_tokens, width) for _ in range(2))
         split_heads[(rows * num_tokens, heads + 2 * kv_heads)](
-            buffers.qkv, *_head_tensors(attention), q, k, v, self.keys[number], self.values[number], slots,
-            buffers.shrunk, self._side(attention.qkv, "expand", buffers.shrunk), tables.index,
-            _norm_eps(attention), num_tokens, self.length,
-            H=heads, K=kv_heads, E=width, RANK=self._rank(attention.qkv),
+            call.qkv, *_head_tensors(attention), q, k, v, self.keys[number], self.values[number], slots,
+            call.shrunk, qkv.expand, call.tables.index, _norm_eps(attention), num_tokens, self.length,
+            H=heads, K=kv_heads, E=width, RANK=qkv.rank,
             BIASED=attention.qkv.bias is not None, NORMED=attention.q_norm is not None, num_warps=1,
         )  # fmt: skip
         mixed = F.scaled_dot_product_attention(
@@ -318,13 +294,16 @@ class FusedStep:
         )
         return mixed.transpose(1, 2).reshape(rows * num_tokens, heads * width)
 
-    def _shrink(self, product: Projection, x: Tensor, tables: RowTables, num_tokens: int) -> Tensor:
-        factors = self.factors[product.name]
+    def _shrink(self, product: Projection, x: Tensor, call: Call) -> Tensor:
+        """The coefficients of a product of a prompt, where no kernel before it has computed them."""
+        term = self._term(product)
+        if not term.rank:
+            return call.shrunk
         rows, width = x.shape
-        shrunk = torch.empty(rows, factors.rank, 1, device=x.device, dtype=torch.float32)
+        shrunk = torch.empty(rows, term.rank, 1, device=x.device, dtype=torch.float32)
         shrink_rows[(rows,)](
-            x, factors.shrink, shrunk, tables.index, tables.sign, factors.scale, num_tokens,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), RANK=factors.rank, num_warps=4,
+            x, term.shrink, shrunk, call.tables.index, call.tables.sign, term.scale, call.num_tokens,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), RANK=term.rank, num_warps=4,
         )  # fmt: skip
         return shrunk
 

@@ -15,7 +15,7 @@ from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Progress, Request
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.schedule import Schedule
-from flatout.multiplex.decode.steppers import Portable, State, Stepper
+from flatout.multiplex.decode.steppers import Portable, PromptPart, State, Stepper
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import prompts_of, random_factors, reference_tokens, shared_model
 
@@ -148,17 +148,9 @@ class Counting:
         self.reads_beyond = inner.reads_beyond
         self.num_tokens = 0
 
-    def prefill(
-        self,
-        state: State,
-        slots: Sequence[int],
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        start: int | Sequence[int] = 0,
-        plain: bool = False,
-    ) -> None:
-        self.num_tokens += sum(len(prompt) for prompt in prompts)
-        self.inner.prefill(state, slots, prompts, start=start, plain=plain)
+    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+        self.num_tokens += sum(len(part.tokens) for part in parts)
+        self.inner.prefill(state, parts, plain=plain)
 
     def step(self, state: State, *, bucket: int) -> None:
         assert int(state.position[state.alive].max()) < bucket

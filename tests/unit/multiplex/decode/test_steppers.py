@@ -17,8 +17,8 @@ from flatout.multiplex.decode.steppers import (
     LENGTH,
     RUNNING,
     Graphed,
-    Piece,
     Portable,
+    PromptPart,
     State,
     choose_mode,
 )
@@ -78,7 +78,7 @@ def test_prefill_batches_of_any_size_leave_the_same_cache(monkeypatch: pytest.Mo
         monkeypatch.setattr(steppers, "PREFILL_TOKENS", num_tokens)
         state = State.empty(decoder, slots=6, max_tokens=40, eos=())
         portable = Portable(decoder, factors={}, vectors={}, sampling=Sampling(), compiled=False)
-        portable.prefill(state, slots, prompts)
+        portable.prefill(state, [PromptPart(*part) for part in zip(slots, prompts, strict=True)])
         return state
 
     together, apart = prefilled(10_000), prefilled(1)
@@ -89,9 +89,9 @@ def test_prefill_batches_of_any_size_leave_the_same_cache(monkeypatch: pytest.Mo
 
 
 def test_padding_bounds_a_batch() -> None:
-    pieces = [Piece(slot, (1,) * length, 0) for slot, length in enumerate([9000, 1, 2000, 9000, 2])]
-    batches = steppers.batches(pieces)
-    assert [[len(piece.tokens) for piece in batch] for batch in batches] == [[1, 2, 2000], [9000], [9000]]
+    parts = [PromptPart(slot, (1,) * length) for slot, length in enumerate([9000, 1, 2000, 9000, 2])]
+    batches = steppers.batches(parts)
+    assert [[len(part.tokens) for part in batch] for batch in batches] == [[1, 2, 2000], [9000], [9000]]
 
 
 @pytest.mark.parametrize(

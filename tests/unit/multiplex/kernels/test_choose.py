@@ -22,19 +22,11 @@ def shared() -> Any:
 
 def chosen(logits: Tensor, state: State) -> None:
     """What the hand-written step does of logits [rows, vocabulary]."""
-    from flatout.multiplex.kernels.step import FusedStep
+    from flatout.multiplex.kernels.step import DecodeStep
 
-    decoder = read_decoder(shared())
-    layers = range(len(decoder.blocks))
-    step = FusedStep(
-        decoder,
-        keys=[state.cache.keys(layer) for layer in layers],
-        values=[state.cache.values(layer) for layer in layers],
-        tables=state.tables,
-        factors=None,
-    )
+    step = DecodeStep(read_decoder(shared()), state)
     step.best(logits)
-    step.append(state)
+    step.append()
 
 
 def running(rows: int, *, eos: tuple[int, ...]) -> State:

@@ -7,6 +7,5 @@ encoder         the packed encoder; encoder_layers, attention and added_norm are
 optimizer       an AdamW, a schedule and a norm to clip to for each adapter
 fused_step      a training step of all adapters
 recorder        a step recorded as a CUDA graph, and when that pays
-precision       the numbers the encoder computes in
 chunked_loss    cross-entropy over a vocabulary without whole logits
 """
