@@ -7,13 +7,15 @@ from pathlib import Path
 import flatout.doctor.rules
 from flatout.doctor.examine import examine
 from flatout.doctor.rule import all_rules
-from flatout.testing.rules import SICK, RuleContract, check
+from flatout.testing.rules import RuleContract, check
+from tests.support.doctor import SICK
 
 FILES = [path for path in Path(flatout.doctor.rules.__path__[0]).glob("*.py") if path.stem != "__init__"]
 
 
 class TestRules(RuleContract):
     rules = all_rules()
+    evidence = SICK
 
 
 def test_every_file_is_a_rule():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.finding import Ceiling, Finding
@@ -34,12 +34,14 @@ from flatout.measure.evidence import (
     Precision,
     Rank,
     Site,
+    SiteKind,
     Spread,
     StackPath,
     Stacks,
     Step,
     Worker,
 )
+from flatout.testing.rules import EMPTY, JOB
 
 MODEL = "darkroom/model.py"
 DATA = "darkroom/data.py"
@@ -483,3 +485,112 @@ def hostile_findings() -> tuple[Finding, ...]:
             fix=HOSTILE,
         ),
     )
+
+
+_KINDS: tuple[SiteKind, ...] = ("create", "row", "cell", "sync")
+_COUNTERFACTUALS: tuple[Literal["cached", "half"], ...] = ("cached", "half")
+_HERE = Place(file="train.py", line=7, function="train")
+_BATCH = Spread(num=8, mean_s=0.05, median_s=0.05, p95_s=0.05, max_s=0.05)
+_LOADER = Loader(
+    place=_HERE,
+    dataset="Samples",
+    num_workers=0,
+    batch_size=32,
+    pin_memory=False,
+    persistent_workers=False,
+    prefetch_factor=None,
+    num_batches=10,
+    trains=True,
+    collate_s=_BATCH,
+    lengths=Lengths(num_samples=320, mean=64.0, max=128, padded_share=0.5, bucketed_share=0.0),
+    calls=(Call(function="numpy.pad", place=_HERE, in_collate=True, calls_per_batch=32.0),),
+)
+_SPLIT = {"wait": 0.05, "forward": 0.1, "rest": 0.05}
+_METRIC = Place(file="train.py", line=9, function="measure")
+# A job with many faults, so that what follows meets rules that have something to say.
+SICK = dataclasses.replace(
+    EMPTY,
+    stacks=Stacks(
+        num_steps=4,
+        samples_by_phase={"rest": 100},
+        paths=(StackPath(phase="rest", places=(_METRIC,), samples=100),),
+    ),
+    job=dataclasses.replace(JOB, device="cuda"),
+    host=Host(cores=8.0, memory_bytes=2**34),
+    gpu=Gpu(
+        name="NVIDIA H200",
+        memory_bytes=2**37,
+        compute_capability="9.0",
+        peak_flops={"fp32": 67e12, "tf32": 494e12, "bf16": 989e12},
+    ),
+    steps=(Step(index=0, arm="real", block=0, step_s=0.2, phases_s=_SPLIT, rows=32),),
+    loaders=(
+        _LOADER,
+        dataclasses.replace(
+            _LOADER, num_workers=2, trains=True, epochs=(EpochStart(iter_s=1.0, first_wait_s=1.0),) * 2
+        ),
+    ),
+    sites=(
+        *(
+            Site(kind=kind, op="op", place=_HERE, via=None, calls_per_step=32.0, device="cuda", host_s=0.05)
+            for kind in _KINDS
+        ),
+        Site(
+            kind="copy",
+            op="to",
+            place=_HERE,
+            via=None,
+            calls_per_step=2.0,
+            device="cuda",
+            bytes_per_step=2.0**24,
+            pinned=False,
+        ),
+    ),
+    module_calls=(
+        ModuleCall(
+            module="Model",
+            place=_HERE,
+            calls_per_step=32.0,
+            rows=1,
+            training=True,
+            has_parameters=True,
+            host_s=0.1,
+        ),
+    ),
+    attributed_step_s=0.4,
+    kernels=Kernels(
+        num_steps=3,
+        step_s=0.3,
+        busy_share=0.6,
+        num_kernels=500.0,
+        median_kernel_s=1e-5,
+        gap_s=0.1,
+        sync_gap_s=0.1,
+        num_syncs=32.0,
+        by_category_s={"matmul": 0.1},
+        matmul_s_by_dtype={"fp32": 0.1},
+        top=(),
+        copies=(Copy(kind="HtoD pageable", calls_per_step=2.0, total_s=0.05),),
+    ),
+    memory=Memory(
+        num_steps=4,
+        peak_bytes=2**30,
+        growth_bytes_per_step=2.0**20,
+        graphs=(GraphGrowth(holder="losses", holder_place=_HERE, nodes_per_step=40.0),),
+    ),
+    counterfactuals=tuple(
+        Counterfactual(
+            name=name,
+            baseline="real",
+            step_s=0.1,
+            baseline_step_s=0.2,
+            speedup=2.0,
+            speedup_low=1.8,
+            speedup_high=2.2,
+            num_blocks=3,
+            num_steps=12,
+        )
+        for name in _COUNTERFACTUALS
+    ),
+    precision=Precision(parameter_dtypes=("float32",), autocast=None, tf32_matmul=False, bf16_supported=True),
+)

@@ -13,7 +13,9 @@ import pytest
 
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import GROUP, read_rule
-from flatout.testing.rules import SICK, RuleContract
+from flatout.measure.evidence_file import save_evidence
+from flatout.testing.rules import RuleContract
+from tests.support.doctor import SICK
 
 SLOW_PRINT = '''"""XY101 slow-print
 
@@ -57,6 +59,7 @@ def slow_print(source: str = SLOW_PRINT) -> ModuleType:
 
 class TestSlowPrint(RuleContract):
     rules = (read_rule(slow_print()),)
+    evidence = SICK
     num_examples = 50
 
 
@@ -78,13 +81,14 @@ def test_the_sick_job_makes_it_speak() -> None:
         ),
         (
             SLOW_PRINT.replace('"it prints"', '""'),
-            "test_findings_of_a_job_with_many_faults_can_be_shown_and_saved",
+            "test_a_job_that_has_the_fault_makes_the_rule_speak",
         ),
     ],
 )
 def test_a_mistake_is_caught(wrong: str, caught_by: str) -> None:
     class Wrong(RuleContract):
         rules = (read_rule(slow_print(wrong)),)
+        evidence = SICK
 
     with pytest.raises((AssertionError, TypeError)):
         getattr(Wrong(), caught_by)()
@@ -96,6 +100,7 @@ def test_a_rule_that_breaks_on_odd_evidence_is_caught() -> None:
 
     class Wrong(RuleContract):
         rules = (dataclasses.replace(TestSlowPrint.rules[0], detect=breaks),)
+        evidence = SICK
 
     with pytest.raises((ZeroDivisionError, TypeError)):
         Wrong().test_any_evidence_gives_findings_that_can_be_shown_and_saved()
@@ -109,11 +114,14 @@ def test_a_package_adds_a_rule_by_its_entry_point(tmp_path: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-rules\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nslow-print = my_rules.slow_print\n")
+    save_evidence(SICK, tmp_path / "sick.json")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from pathlib import Path\n"
         "from flatout.doctor.examine import examine\n"
-        "from flatout.testing.rules import SICK\n"
-        "print('XY101' in [finding.code for finding in examine(SICK)])\n"
+        "from flatout.measure.evidence_file import load_evidence\n"
+        f"found = examine(load_evidence(Path({str(tmp_path / 'sick.json')!r})))\n"
+        "print('XY101' in [finding.code for finding in found])\n"
         "sys.argv = ['flatout', 'rules']\n"
         "from flatout.cli.app import main\n"
         "main()\n"
