@@ -30,13 +30,13 @@ from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
     AdapterTask,
+    Asked,
     Example,
     Ints,
     Padding,
     Prediction,
     Targets,
     TaskBatch,
-    at_rest,
 )
 from flatout.errors import BadInput
 
@@ -116,40 +116,24 @@ class GenerationTask(AdapterTask):
             bias_V=head.bias,
         )
 
-    def predict(
-        self,
-        head: nn.Module,
-        states_BLH: Tensor,
-        batch: TaskBatch,
-        *,
-        tokenizer: Any,
-        records: Sequence[Record],
-        write: bool = True,
-    ) -> list[Prediction]:
+    def answer(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch, asked: Asked) -> list[Prediction]:
         assert isinstance(head, GenerationHead)
-        num_rows = len(batch.examples)
-        with at_rest(head, head.decoder):
-            right = _right_per_row(head, states_BLH, batch)
-            texts: list[str | None] = [None] * num_rows
-            if write:
-                texts[:] = self._written(head, states_BLH[:num_rows], batch, tokenizer)
+        texts: list[str | None] = [None] * len(batch.examples)
+        if asked.write:
+            ids_BT = head.decoder.generate(
+                head.start,
+                states_BLH[: len(texts)],
+                batch.block.lengths[: len(texts)],
+                max_new_tokens=self.max_target_length,
+                bias_V=head.bias,
+            )
+            written = asked.tokenizer.batch_decode(ids_BT.tolist(), skip_special_tokens=True)
+            texts = [self.from_vocabulary(text.strip()) for text in written]
+        right = _right_per_row(head, states_BLH, batch)
         return [
             Prediction(text=text, num_correct=num_correct, num_targets=example.num_targets)
             for text, num_correct, example in zip(texts, right, batch.examples, strict=True)
         ]
-
-    def _written(
-        self, head: GenerationHead, states_BLH: Tensor, batch: TaskBatch, tokenizer: Any
-    ) -> list[str]:
-        ids_BT = head.decoder.generate(
-            head.start,
-            states_BLH,
-            batch.block.lengths[: len(states_BLH)],
-            max_new_tokens=self.max_target_length,
-            bias_V=head.bias,
-        )
-        texts = tokenizer.batch_decode(ids_BT.tolist(), skip_special_tokens=True)
-        return [self.from_vocabulary(text.strip()) for text in texts]
 
     def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
         right = sum(prediction.num_correct for prediction in predictions)

@@ -28,13 +28,13 @@ from flatout.engines.adapters.tasks.rows import Record, text_field
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
     AdapterTask,
+    Asked,
     Example,
     Ints,
     Padding,
     Prediction,
     Targets,
     TaskBatch,
-    at_rest,
 )
 from flatout.errors import BadInput
 
@@ -136,22 +136,12 @@ class QuestionAnswering(AdapterTask):
         )
         return torch.as_tensor(summed) / (2 * batch.count.clamp_min(1))
 
-    def predict(
-        self,
-        head: nn.Module,
-        states_BLH: Tensor,
-        batch: TaskBatch,
-        *,
-        tokenizer: Any,
-        records: Sequence[Record],
-        write: bool = True,
-    ) -> list[Prediction]:
-        with at_rest(head):
-            spans = best_spans(*span_logits(head, states_BLH, batch), longest=self.max_answer_tokens).tolist()
+    def answer(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch, asked: Asked) -> list[Prediction]:
+        spans = best_spans(*span_logits(head, states_BLH, batch), longest=self.max_answer_tokens).tolist()
         texts = []
         for example, (first, last) in zip(batch.examples, spans, strict=False):
             assert example.offsets is not None
-            context = records[example.index]["context"]
+            context = asked.records[example.index]["context"]
             texts.append(context[max(example.offsets[first, 0], 0) : max(example.offsets[last, 1], 0)])
         return [Prediction(text=text) for text in texts]
 

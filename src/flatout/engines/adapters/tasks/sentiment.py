@@ -24,13 +24,13 @@ from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
     AdapterTask,
+    Asked,
     Example,
     Ints,
     Padding,
     Prediction,
     Targets,
     TaskBatch,
-    at_rest,
 )
 from flatout.errors import BadInput
 
@@ -102,18 +102,8 @@ class Sentiment(AdapterTask):
         summed = F.cross_entropy(logits, batch.targets["label"], ignore_index=IGNORED, reduction="sum")
         return summed / batch.count.clamp_min(1)
 
-    def predict(
-        self,
-        head: nn.Module,
-        states_BLH: Tensor,
-        batch: TaskBatch,
-        *,
-        tokenizer: Any,
-        records: Sequence[Record],
-        write: bool = True,
-    ) -> list[Prediction]:
-        with at_rest(head):
-            best = head(states_BLH, batch.block.lengths).argmax(1).tolist()
+    def answer(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch, asked: Asked) -> list[Prediction]:
+        best = head(states_BLH, batch.block.lengths).argmax(1).tolist()
         return [Prediction(text=LABELS[label]) for label in best[: len(batch.examples)]]
 
     def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:

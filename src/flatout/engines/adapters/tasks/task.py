@@ -101,11 +101,19 @@ class Padding(NamedTuple):
     length_multiple: int
 
 
+class Asked(NamedTuple):
+    """What a task answers with: `records[i]` is the record of the example with index i."""
+
+    tokenizer: Any
+    records: Sequence[Record]
+    write: bool  # whether texts are asked for that `metric` does not need
+
+
 class AdapterTask(ABC):
     """One task on the encoder's states.
 
     A task of its own gives the four names below, `generated_row`, `targets_of` (or `encode`), `pad_targets`,
-    `head`, `loss`, `predict` and `text_scores`; everything else has a default.
+    `head`, `loss`, `answer` and `text_scores`; everything else has a default.
     """
 
     name: ClassVar[str]
@@ -213,7 +221,6 @@ class AdapterTask(ABC):
     def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
         """The mean loss of the real targets; 0 where there are none."""
 
-    @abstractmethod
     def predict(
         self,
         head: nn.Module,
@@ -229,6 +236,13 @@ class AdapterTask(ABC):
         `write=False` leaves out texts that `metric` does not need: writing takes a pass for every token,
         and a run asks often how far it is.
         """
+        asked = Asked(tokenizer, records, write)
+        with at_rest(head, getattr(head, "decoder", head)):
+            return self.answer(head, states_BLH, batch, asked)
+
+    @abstractmethod
+    def answer(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch, asked: Asked) -> list[Prediction]:
+        """What `predict` returns; dropout and gradients are off."""
 
     @abstractmethod
     def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:

@@ -14,7 +14,6 @@ are weighed alike.  `equal: rows` leaves the shares in, for whoever counts rows.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from flatout.engines.adapters.routing.losses import RouterLosses
 from flatout.engines.adapters.routing.router import Router
 from flatout.engines.adapters.training.phase import TOTAL, PhaseRun
 from flatout.engines.adapters.training.phase1_adapters import step_settings
-from flatout.errors import BadInput
+from flatout.engines.run.settings import check_keys
 
 NAME = "router"
 
@@ -83,10 +82,7 @@ def train_router(run: PhaseRun) -> None:
 
 def router_losses(given: Mapping[str, float]) -> RouterLosses:
     """The losses with the weights that the settings change."""
-    known = [each.name for each in dataclasses.fields(RouterLosses)]
-    for name in given:
-        if name not in known:
-            raise BadInput(f"the router has no loss {name!r}", hint=f"known: {', '.join(known)}")
+    check_keys(given, RouterLosses, verb="the router", source="losses")
     return RouterLosses(**given)
 
 
