@@ -5,16 +5,15 @@
     generator = Generator(model, slots=64, max_tokens=512, factors=factors)
     generator.generate([Request(prompt=prompt, variant=3)], max_new_tokens=100)
 
-Rows, RowTables             which variant each row of a batch runs
-Factors                     low-rank variants of one linear map
-draw_factors, draw_full     variants drawn as noise, the same on every device; `normals` are their numbers
-multiplexed, install        any module's linear maps as another variant for each row, and put back
-steered                     a vector for each row added at a layer
-Generator, Request          generation by slots that run different variants
-read_decoder, Decoder       a Hugging Face model as products over its own storage
-
-The operator itself is `flatout.multiplex.products.linear.linear`, and the shortest way to tokens is
-`flatout.multiplex.decode.generator.generate`: a function cannot be offered here under the name of its module.
+rows            Rows, RowTables, VariantRange: which variant each row or range of tokens runs
+factors         Factors: low-rank variants of one linear map
+products/       linear, and the products over ranges of tokens that train factors
+swap            multiplexed, install: any module's linear maps as another variant for each row, and put back
+vectors         steered: a vector for each row added at a layer
+noise/          draw_factors, draw_full, normals: variants drawn as noise, the same on every device
+models/         read_decoder, Decoder: a Hugging Face model as products over its own storage
+decode/         Generator, Request, generate: generation by slots that run different variants
+kernels/        Triton kernels of all of these; only GPUs import them
 
 Names are resolved on first use, so that importing this package imports no torch.
 """
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flatout.multiplex.decode.generator import Generator as Generator
+    from flatout.multiplex.decode.generator import generate as generate
     from flatout.multiplex.decode.requests import Completion as Completion
     from flatout.multiplex.decode.requests import Request as Request
     from flatout.multiplex.decode.sampling import Sampling as Sampling
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from flatout.multiplex.noise.draws import draw_factors as draw_factors
     from flatout.multiplex.noise.draws import draw_full as draw_full
     from flatout.multiplex.noise.draws import normals as normals
+    from flatout.multiplex.products.linear import linear as linear
     from flatout.multiplex.rows import Rows as Rows
     from flatout.multiplex.rows import RowTables as RowTables
+    from flatout.multiplex.rows import VariantRange as VariantRange
     from flatout.multiplex.swap import install as install
     from flatout.multiplex.swap import multiplexed as multiplexed
     from flatout.multiplex.vectors import steered as steered
@@ -54,34 +56,19 @@ _HOMES = {
     "RowTables": "rows",
     "Rows": "rows",
     "Sampling": "decode.sampling",
+    "VariantRange": "rows",
     "draw_factors": "noise.draws",
     "draw_full": "noise.draws",
+    "generate": "decode.generator",
     "install": "swap",
+    "linear": "products.linear",
     "multiplexed": "swap",
     "normals": "noise.draws",
     "read_decoder": "models.families",
     "steered": "vectors",
 }
 
-__all__ = [
-    "Completion",
-    "Decoder",
-    "Factors",
-    "FullNoise",
-    "Generator",
-    "Projection",
-    "Request",
-    "RowTables",
-    "Rows",
-    "Sampling",
-    "draw_factors",
-    "draw_full",
-    "install",
-    "multiplexed",
-    "normals",
-    "read_decoder",
-    "steered",
-]
+__all__ = list(_HOMES)
 
 
 if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object

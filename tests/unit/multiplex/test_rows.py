@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput
-from flatout.multiplex.rows import Groups, Rows
+from flatout.multiplex.rows import Groups, Rows, VariantRange, are_even
+from tests.support.multiplex import ranges_of
 
 
 @given(num=st.integers(1, 5), size=st.integers(1, 4), antithetic=st.booleans())
@@ -87,3 +88,21 @@ def test_entries_that_cannot_be_are_named() -> None:
         Rows((0, 1), (1, 0))
     with pytest.raises(BadInput, match="3 rows cannot be halved"):
         Rows.grouped(2, size=3, antithetic=True)
+
+
+def test_neighbouring_rows_of_one_variant_are_a_range() -> None:
+    rows = Rows((0, 0, None, 2, 2, 0), (1, -1, 1, 1, 1, 1))
+    assert rows.ranges == (
+        VariantRange(variant=0, start=0, stop=2),
+        VariantRange(variant=2, start=3, stop=5),
+        VariantRange(variant=0, start=5, stop=6),
+    )
+    assert [len(one) for one in rows.ranges] == [2, 2, 1]
+    assert Rows.plain(3).ranges == ()
+
+
+def test_ranges_are_even_where_a_batched_product_can_take_them() -> None:
+    assert are_even(ranges_of([3, 3, 3])) and are_even(ranges_of([3, 3, 3])[1:])
+    assert not are_even(()) and not are_even(ranges_of([3, 4]))
+    assert not are_even(ranges_of([3, 3, 3])[::2])
+    assert are_even(Rows.grouped(3, size=4, antithetic=True).ranges)

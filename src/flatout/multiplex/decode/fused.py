@@ -7,7 +7,6 @@ portable stepper runs them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from flatout.multiplex.decode.sampling import Sampling, pick
 from flatout.multiplex.decode.steppers import Portable, PromptPart, State, batches, padded
 from flatout.multiplex.factors import Factors
+from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.models.decoder import Block, Decoder
 
 
@@ -70,7 +70,7 @@ def why_not_here(decoder: Decoder) -> str | None:
         return f"the model is on {decoder.device}"
     if torch.cuda.get_device_capability(decoder.device) < (8, 0) or torch.version.hip is not None:
         return "it is written for NVIDIA GPUs from Ampere on"
-    return "triton is not installed" if find_spec("triton") is None else None
+    return None if HAS_TRITON else "triton is not installed"
 
 
 def why_not(

@@ -1,7 +1,12 @@
-"""Triton kernels of the decoding step, for GPUs.
+"""Triton kernels; importing one imports triton, which CUDA builds of torch bring.
 
-step                 one token of every row by a handful of kernels; `obstacles` says where it cannot
-linear, split, gate  products of rows whose variants differ, and what stands around them
-attend, norm         attention over the cache; norms
-noise, choose        members' noise made where it is used; the next token of each row
+step        a decode step of a Llama-shaped model, made of: norm, attend, gate, split (prefill), choose
+linear      the correction of rows in any order
+noise       normal numbers by table
 """
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+HAS_TRITON = find_spec("triton") is not None

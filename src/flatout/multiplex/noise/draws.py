@@ -20,7 +20,6 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from statistics import NormalDist
 from typing import Literal
 
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from flatout.errors import BadInput
 from flatout.multiplex.factors import Factors
+from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.noise.philox import WORD, philox, stream_key
 
 Side = Literal["shrink", "expand", "full"]
@@ -39,7 +39,6 @@ PER_COUNTER = 8
 NORMALS, UNIFORMS = 0, 1  # domains: the counter's last word, so that the two kinds never share a counter
 TILE = 1 << 15  # counters at once on a CPU: what they need stays in the second-level cache
 DEVICE_TILE = 1 << 20
-HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 
 
 def _tables() -> tuple[Tensor, Tensor]:

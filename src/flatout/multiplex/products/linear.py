@@ -16,7 +16,6 @@ Shapes: R rows, B batches of n tokens (a group of rows, or a row), K rank, I and
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.errors import BadInput
+from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.products.ranges import Batched, FactorViews
 
-HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 DECODE_TOKENS = 16  # tokens a row up to which the kernels that work token by token are taken: assumed
 INT8_SHIFT = 32.0  # in float16 an int8 factor is divided by this, exactly, so that dot products stay in range
 

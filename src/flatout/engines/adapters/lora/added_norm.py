@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.util import find_spec
 from subprocess import CalledProcessError
 from typing import Any, NamedTuple
 
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.products.side_stream import is_bound_by_device
 
-HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 WIDEST = 8192  # a row that a program's registers hold
 
 
