@@ -177,8 +177,8 @@ def write_prompts(
     Without a template (or without `tokenizer`) the answer follows the prompt after a space or a line break of
     its own.
     """
-    if tokenizer is not None and getattr(tokenizer, "chat_template", None) is not None:
-        return [replace(one, prompt=_apply_template(tokenizer, one.prompt, system)) for one in questions]
+    if _has_template(tokenizer):
+        return [replace(one, prompt=write_prompt(one.prompt, tokenizer, system=system)) for one in questions]
     return [
         replace(
             one,
@@ -189,11 +189,18 @@ def write_prompts(
     ]
 
 
-def _apply_template(tokenizer: Any, text: str, system: str | None) -> str:
+def write_prompt(text: str, tokenizer: Any, *, system: str | None = None) -> str:
+    """Write a text in the tokenizer's chat template, where it has one."""
+    if not _has_template(tokenizer):
+        return text
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
     prompt: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return prompt
+
+
+def _has_template(tokenizer: Any) -> bool:
+    return getattr(tokenizer, "chat_template", None) is not None
 
 
 def _with_space(text: str, answer: str) -> str:

@@ -107,7 +107,7 @@ def fresh_places(decoder: Decoder, *, slots: Tensor, num_tokens: int) -> tuple[P
             return None
         return _visible(positions, positions[0], attention.window)
 
-    return _places(decoder, slots=slots, write=None, positions=positions, mask=mask)
+    return places_of(decoder, slots=slots, write=None, positions=positions, mask=mask)
 
 
 def cached_places(
@@ -124,7 +124,7 @@ def cached_places(
     def mask(attention: Attention) -> Tensor:
         return _visible(positions, keys, attention.window)
 
-    return _places(decoder, slots=slots, write=write, positions=positions, mask=mask)
+    return places_of(decoder, slots=slots, write=write, positions=positions, mask=mask)
 
 
 def _visible(positions: Tensor, keys: Tensor, window: int | None) -> Tensor:
@@ -132,7 +132,7 @@ def _visible(positions: Tensor, keys: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (keys > positions[..., None] - window)
 
 
-def _places(
+def places_of(
     decoder: Decoder,
     *,
     slots: Tensor | None,

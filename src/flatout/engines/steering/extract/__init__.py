@@ -6,8 +6,7 @@ positions      which token of a text stands for it
 batches        what has to be computed, cut into batches that fit
 layer_reader   one pass that reads every wanted layer and stops after the last
 async_copy     results copied to the host while the device works
-store          activations on disk, found again by their content
+store          activations on disk, found again by their content; when storing beats recomputing
 store_index    what a store's folder holds
 tiers          blocks of a store in the fastest memory that has room
-break_even     when storing beats computing again
 """

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 import uuid
@@ -28,15 +29,17 @@ import torch
 from torch import Tensor
 
 from flatout.atomic_files import remove_leftovers, write_whole
-from flatout.decisions import Decision
-from flatout.engines.steering.extract.break_even import storing_pays
+from flatout.decisions import Decision, Source
 from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Shard, ShardIndex
 from flatout.engines.steering.extract.tiers import Tier, Tiers
 from flatout.engines.steering.tensor_files import tensor_bytes
 from flatout.errors import BadInput, import_extra
 from flatout.runs import make_folder
+from flatout.units import show_bytes, show_seconds
 
 MOST_OPEN = 64
+# Of a plain local disk, where nothing was measured: what a SATA SSD sustains.
+ASSUMED_BYTES_PER_S = 500e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,3 +200,35 @@ class _Rate:
     @property
     def per_s(self) -> float | None:
         return self._bytes / self._seconds if self._bytes and self._seconds else None
+
+
+def storing_pays(
+    *,
+    num_bytes: int,
+    recompute_s: float,
+    uses: int,
+    write_bytes_per_s: float | None = None,
+    read_bytes_per_s: float | None = None,
+) -> Decision[bool]:
+    """Decide whether to store activations that are used `uses` times again.
+
+    Storing costs one write and a read for every use; recomputing costs a pass for every use after the first,
+    which has to be computed either way.  Last-token activations are small (2000 texts of a model with 32
+    layers of width 4096 are 0.5 GB in bf16) and cost a pass over long texts: they pay at once.  Whole
+    sequences are hundreds of times larger for the same pass, and often do not pay at all.
+    """
+    if num_bytes < 0 or recompute_s < 0 or uses < 0:
+        raise BadInput(f"num_bytes={num_bytes}, recompute_s={recompute_s} and uses={uses} start at 0")
+    measured = write_bytes_per_s is not None and read_bytes_per_s is not None
+    source: Source = "measured" if measured else "assumed"
+    write_s = num_bytes / (write_bytes_per_s or ASSUMED_BYTES_PER_S)
+    read_s = num_bytes / (read_bytes_per_s or ASSUMED_BYTES_PER_S)
+    costs = (
+        f"{show_bytes(num_bytes)} take {show_seconds(write_s)} to write and {show_seconds(read_s)} to read,"
+        f" computing them takes {show_seconds(recompute_s)}"
+    )
+    if read_s >= recompute_s:
+        return Decision(value=False, reason=f"{costs}: reading never beats computing", source=source)
+    needed = max(1, math.ceil(write_s / (recompute_s - read_s)))
+    reason = f"{costs}: storing pays from use {needed} on, and {uses} are expected"
+    return Decision(value=uses >= needed, reason=reason, source=source)

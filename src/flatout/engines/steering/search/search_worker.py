@@ -15,7 +15,7 @@ from flatout.engines.steering.search.study import SearchStudy, open_study
 from flatout.engines.steering.settings import SearchSettings, read_layers
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.packed_trials import PackedTrials
-from flatout.engines.steering.trials.scoring import MultipleChoice, prompts_of
+from flatout.engines.steering.trials.scoring import MultipleChoice, encode_prompts
 from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from flatout.errors import BadInput
@@ -53,7 +53,8 @@ class SearchWorker:
         slots = rows or self.settings.rows or (GPU_ROWS if on_gpu else CPU_ROWS)
         reason = f"it lies on {len(devices)} devices"
         if len(devices) == 1:
-            longest = max(map(len, prompts_of(self.split.fresh, self.loaded.tokenizer)))
+            prompts = [question.prompt for question in self.split.fresh]
+            longest = max(map(len, encode_prompts(prompts, self.loaded.tokenizer)))
             try:
                 return PackedTrials(
                     model,

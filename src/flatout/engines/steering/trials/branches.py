@@ -201,21 +201,15 @@ class _Layout:
         self._holders, self._places = holders.to(device), places.to(device)
 
     def places(self, decoder: Decoder) -> tuple[forward.Place, ...]:
-        """Place the branch tokens; blocks of one kind share one `Place`."""
+        """Place the branch tokens behind the trunks."""
         write = torch.arange(self.num_trunk, self.end, device=self.tokens.device)
-        made: dict[tuple[object, ...], forward.Place] = {}
-        places = []
-        for block in decoder.blocks:
-            attention = block.attention
-            kind = (id(attention.cos), attention.window, attention.softcap)
-            if kind not in made:
-                cos = None if attention.cos is None else attention.cos[self.positions][:, :, None]
-                sin = None if attention.sin is None else attention.sin[self.positions][:, :, None]
-                made[kind] = forward.Place(
-                    None, write.expand(len(self.tokens), -1), self._visible(attention), cos, sin
-                )
-            places.append(made[kind])
-        return tuple(places)
+        return forward.places_of(
+            decoder,
+            slots=None,
+            write=write.expand(len(self.tokens), -1),
+            positions=self.positions,
+            mask=self._visible,
+        )
 
     def _visible(self, attention: Attention) -> Tensor:
         """Mask [n, T, S]: a token sees its trunk and its own branch, up to its own position.

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
-from flatout.engines.steering.questions import Question, question_of, write_prompts
+from flatout.engines.steering.questions import Question, write_prompt, write_prompts
 from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow, TrialEngine
@@ -97,7 +97,8 @@ class Judged:
 
     def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         """Generate all rows together; each is judged as its text ends."""
-        prompts = prompts_of([question for _, question in rows], self._tokenizer, system=self._system)
+        texts = [question.prompt for _, question in rows]
+        prompts = encode_prompts(texts, self._tokenizer, system=self._system)
         packed = [
             TextRow(prompt=prompt, steering=steering)
             for prompt, (steering, _) in zip(prompts, rows, strict=True)
@@ -114,21 +115,19 @@ class Judged:
         engine.texts(packed, max_new_tokens=self._max_new_tokens, on_finished=finished)
 
 
-def prompts_of(
-    questions: Sequence[Question], tokenizer: Any, *, system: str | None = None
+def encode_prompts(
+    texts: Sequence[str], tokenizer: Any, *, system: str | None = None
 ) -> list[tuple[int, ...]]:
-    """Encode the questions' prompts, in the tokenizer's chat template where it has one."""
-    if not questions:
-        return []
-    pairs = write_prompts(questions, tokenizer=tokenizer, system=system)
-    return encode([pair.prompt for pair in pairs], tokenizer=tokenizer).tokens()
+    """Encode prompts, in the tokenizer's chat template where it has one."""
+    prompts = [write_prompt(text, tokenizer, system=system) for text in texts]
+    return encode(prompts, tokenizer=tokenizer).tokens() if prompts else []
 
 
 def continue_prompts(
     engine: TrialEngine, tokenizer: Any, texts: Sequence[str], steering: Steering, *, max_new_tokens: int
 ) -> tuple[Continuation, ...]:
     """Continue prompts with and without a steering, in one generation."""
-    prompts = prompts_of([question_of(text, positive="a", negative="b") for text in texts], tokenizer)
+    prompts = encode_prompts(texts, tokenizer)
     rows = [TextRow(prompt=prompt, steering=one) for one in (None, steering) for prompt in prompts]
     found = [
         str(tokenizer.decode(tokens, skip_special_tokens=True))
@@ -187,8 +186,7 @@ def check_choices(questions: Sequence[Question], model: Any, tokenizer: Any) -> 
 def check_room(texts: Sequence[str], model: Any, tokenizer: Any, *, max_new_tokens: int) -> None:
     """Refuse a text that passes the model's positions: transformers only warns, and what follows is noise."""
     most = max_positions(model)
-    prompts = prompts_of([question_of(text, positive="a", negative="b") for text in texts], tokenizer)
-    longest = max(map(len, prompts))
+    longest = max(map(len, encode_prompts(texts, tokenizer)))
     if most is not None and longest + max_new_tokens > most:
         raise BadInput(
             f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",

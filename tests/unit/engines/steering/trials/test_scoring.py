@@ -7,7 +7,14 @@ import pytest
 from flatout.engines.steering.questions import Question, question_of
 from flatout.engines.steering.search.space import Trial, steering_of
 from flatout.engines.steering.trials.packed_trials import PackedTrials
-from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, Row, Score, choices_of, prompts_of
+from flatout.engines.steering.trials.scoring import (
+    Judged,
+    MultipleChoice,
+    Row,
+    Score,
+    choices_of,
+    encode_prompts,
+)
 from flatout.errors import BadInput
 from tests.support.multiplex import reference_tokens
 from tests.support.steering import model, questions, tokenizer, vectors
@@ -44,9 +51,9 @@ def test_a_strength_that_overflows_gives_no_number() -> None:
 def test_choices_are_read_as_the_model_reads_them() -> None:
     (question,) = questions(1)
     choice = choices_of([question], tokenizer())[question.key]
-    assert choice.prompt == prompts_of([question], tokenizer())[0]
+    assert choice.prompt == encode_prompts([question.prompt], tokenizer())[0]
     assert (choice.positive, choice.negative) == ((10,), (11,))
-    assert choices_of([], tokenizer()) == {} and prompts_of([], tokenizer()) == []
+    assert choices_of([], tokenizer()) == {} and encode_prompts([], tokenizer()) == []
     unknown = question_of("w4 w5", positive="yes", negative="no")  # both are the unknown word
     with pytest.raises(BadInput, match=r"'w4 w5': both answers of a choice are the same tokens"):
         choices_of([unknown], tokenizer())
@@ -61,7 +68,9 @@ def test_a_judge_reads_the_generated_text() -> None:
 
     asked: list[Row] = [(None, question) for question in questions(4)]
     found = scores(Judged(tokenizer(), judge, name="first word", max_new_tokens=3), asked)
-    for score, prompt in zip(found, prompts_of(questions(4), tokenizer()), strict=True):
+    for score, prompt in zip(
+        found, encode_prompts([one.prompt for one in questions(4)], tokenizer()), strict=True
+    ):
         tokens = reference_tokens(model(), prompt, max_new_tokens=3)
         assert score.text == tokenizer().decode(tokens)
     assert [score.value is None for score in found] == [False, True, True, False]
