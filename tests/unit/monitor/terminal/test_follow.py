@@ -10,6 +10,7 @@ import signal
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TextIO
 
 import pytest
 from rich.console import Console
