@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from flatout.errors import BadInput
-from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, TRANSFER, WAIT
+from flatout.measure import PHASES
 from flatout.monitor.job.reporter import Reporter
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import Sample
@@ -38,13 +38,7 @@ from flatout.runs import CHANNEL_FILE, create_run, end_run, this_run
 Batch = TypeVar("Batch")
 LINE_SPAN_S = 10.0
 CONSEQUENCE = "the job goes on, but what is kept of it is not whole"
-PHASES = {
-    "wait": WAIT,
-    "transfer": TRANSFER,
-    "forward": FORWARD,
-    "backward": BACKWARD,
-    "optimizer": OPTIMIZER,
-}
+NAMED = PHASES[:-1]  # a job names any of them but the rest
 
 
 class WatchedRun:
@@ -179,9 +173,9 @@ class Watch(Generic[Batch]):
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step by the host's clock: wait, transfer, forward, backward or optimizer."""
-        if name not in PHASES:
-            raise BadInput(f"no phase {name!r}", hint=f"one of {', '.join(PHASES)}")
-        return contextlib.nullcontext() if self.run is None else _timed(self.run.reporter, PHASES[name])
+        if name not in NAMED:
+            raise BadInput(f"no phase {name!r}", hint=f"one of {', '.join(NAMED)}")
+        return contextlib.nullcontext() if self.run is None else _timed(self.run.reporter, NAMED.index(name))
 
     def __enter__(self) -> Watch[Batch]:
         if self.run is not None:

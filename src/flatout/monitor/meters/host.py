@@ -9,7 +9,6 @@ they are read again once a minute.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,15 @@ from flatout.monitor.sample import HostSample
 
 FACTS_EVERY_S = 60.0
 FIRST = "a rate needs two readings"
+# psutil's function -> figures of a HostSample, and the counters they are rates of.
+RATES = {
+    "disk_io_counters": {"disk_read_bytes_per_s": "read_bytes", "disk_write_bytes_per_s": "write_bytes"},
+    "net_io_counters": {
+        "network_received_bytes_per_s": "bytes_recv",
+        "network_sent_bytes_per_s": "bytes_sent",
+    },
+}
+FIGURES = {"cpu_share", *(name for fields in RATES.values() for name in fields)}
 
 
 class HostMeter:
@@ -40,13 +48,15 @@ class HostMeter:
             self._facts_at_s = now_s
         facts = self._facts
         counters = self._counters()
-        missing = dict.fromkeys({*RATES, "cpu_share"} - counters.keys(), "the operating system does not tell")
+        missing = dict.fromkeys(FIGURES - counters.keys(), "the operating system does not tell")
         rates: dict[str, float] = {}
         span_s = now_s - self._last_at_s
         if self._last is None or span_s <= 0:
             missing |= dict.fromkeys(counters, FIRST)
         else:
-            rates = {name: _rate(counters, self._last, name, span_s) for name in counters.keys() & self._last}
+            # A counter that fell was started again: a disk or an interface was replaced.
+            shared = counters.keys() & self._last
+            rates = {name: max(counters[name] - self._last[name], 0.0) / span_s for name in shared}
         self._last, self._last_at_s = counters, now_s
         cpu = rates.pop("cpu_share", None)
         return HostSample(
@@ -64,15 +74,10 @@ class HostMeter:
         """Read counters since boot; `cpu_share` counts seconds of all cores."""
         used_s = self._groups.cpu_used_s()
         counters = {"cpu_share": _busy_s() if used_s is None else used_s}
-        disk = psutil.disk_io_counters(nowrap=False)
-        if disk is not None:
-            counters |= {"disk_read_bytes_per_s": disk.read_bytes, "disk_write_bytes_per_s": disk.write_bytes}
-        network = psutil.net_io_counters(nowrap=False)
-        if network is not None:
-            counters |= {
-                "network_received_bytes_per_s": network.bytes_recv,
-                "network_sent_bytes_per_s": network.bytes_sent,
-            }
+        for source, fields in RATES.items():
+            found = getattr(psutil, source)(nowrap=False)
+            if found is not None:
+                counters |= {name: getattr(found, field) for name, field in fields.items()}
         return counters
 
     def _counted_cores(self, facts: HostFacts) -> float:
@@ -86,19 +91,6 @@ class HostMeter:
             return self._groups.memory_used_bytes()
         memory = psutil.virtual_memory()
         return memory.total - memory.available
-
-
-RATES = (
-    "disk_read_bytes_per_s",
-    "disk_write_bytes_per_s",
-    "network_received_bytes_per_s",
-    "network_sent_bytes_per_s",
-)
-
-
-def _rate(counters: Mapping[str, float], last: Mapping[str, float], name: str, span_s: float) -> float:
-    # A counter that fell was started again: a disk or an interface was replaced.
-    return max(counters[name] - last[name], 0.0) / span_s
 
 
 def _busy_s() -> float:

@@ -13,12 +13,13 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from flatout.monitor.past.playback import Playback
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import RECENT_S, Sampler
 from flatout.monitor.sinks.files import JsonLines
@@ -36,38 +37,15 @@ ENDED_BY_SIGNAL = 128
 Writer = Callable[[tuple[Sample, ...]], None]
 
 
-class Source(Protocol):
-    """What a view looks at."""
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long there is nothing to see; None: until the source wakes the view."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no more samples will come."""
-
-    def advance(self) -> Sequence[Sample]:
-        """Return what came since the last call."""
-
-    def recent(self) -> tuple[Sample, ...]:
-        """Return the last two minutes, oldest first."""
-
-
 class LiveSource:
-    """A sampler that runs in its own thread: a driver that hangs must not keep `q` from working."""
+    """A sampler in its own thread, shaped like a Playback: a hung driver must not keep `q` from working."""
+
+    wait_s: float | None = None  # the sampler wakes the view
+    is_over = False
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._seen: Sample | None = None
-
-    @property
-    def wait_s(self) -> float | None:
-        return None
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
     def advance(self) -> Sequence[Sample]:
         latest = self._sampler.latest
@@ -78,6 +56,9 @@ class LiveSource:
 
     def recent(self) -> tuple[Sample, ...]:
         return self._sampler.recent()
+
+
+Source = LiveSource | Playback
 
 
 def follow_live(sampler: Sampler, *, on_screen: bool, write: Writer) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.monitor.meters.host import FACTS_EVERY_S, RATES, HostMeter
+from flatout.monitor.meters.host import FACTS_EVERY_S, FIGURES, HostMeter
 
 V2_MOUNT = "32 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 
@@ -51,7 +51,7 @@ def test_every_rate_is_known_or_has_a_reason() -> None:
     meter = HostMeter()
     meter.read(1.0)
     sample = meter.read(2.0)
-    for name in RATES:
+    for name in FIGURES:
         assert (getattr(sample, name) is None) == (name in sample.missing)
 
 
