@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli import flags
-from flatout.cli.flags import option
+from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, show
 from flatout.cli.progress import launched_line, live_line
 from flatout.errors import BadInput
@@ -27,20 +27,11 @@ if TYPE_CHECKING:
 adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 PHASES = {"1": ("phase1",), "2": ("phase2",), "3": ("phase3",), "all": ("phase1", "phase2", "phase3")}
-Model = Annotated[
-    str | None,
-    typer.Option("--model", metavar="FOLDER", help="The encoder and its tokenizer, if they moved."),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", metavar="N", help="Adapters mixed per row; default: the run's.")
-]
+Model = Annotated[str | None, flag("--model", "FOLDER", "The encoder and its tokenizer, if they moved.")]
+TopK = Annotated[int | None, flag("--top-k", "N", "Adapters mixed per row; default: the run's.")]
 Threshold = Annotated[
     float | None,
-    typer.Option(
-        "--threshold",
-        metavar="SHARE",
-        help="Confidence below which router.fallback decides; default: the run's.",
-    ),
+    flag("--threshold", "SHARE", "Confidence below which router.fallback decides; default: the run's."),
 ]
 
 
@@ -64,10 +55,10 @@ def about() -> None:
 def train(
     ctx: typer.Context,
     config: flags.Config,
-    phase: Annotated[str, typer.Option("--phase", metavar="WHICH", help="1, 2, 3 or all.")] = "all",
+    phase: Annotated[str, flag("--phase", "WHICH", "1, 2, 3 or all.")] = "all",
     resume: flags.Resume = False,
     heads_only: Annotated[
-        bool, typer.Option("--heads-only", help="Phase 1 without adapters, into DIR/heads-only.")
+        bool, switch("--heads-only", "Phase 1 without adapters, into DIR/heads-only.")
     ] = False,
     model: Model = None,
     out: flags.Out = None,
@@ -142,9 +133,7 @@ def evaluate(
     model: Model = None,
     device: flags.Device = None,
     rows: int | None = option("--rows", "N", "Rows per task; default: the run's."),
-    split: Annotated[
-        str, typer.Option("--split", metavar="NAME", help="test, or validation to choose settings on.")
-    ] = "test",
+    split: Annotated[str, flag("--split", "NAME", "test, or validation to choose settings on.")] = "test",
     top_k: TopK = None,
     threshold: Threshold = None,
     json_output: flags.Json = False,
@@ -231,7 +220,7 @@ def predict(
 @adapt.command()
 def export(
     run: flags.Run,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Write a folder per adapter here.")],
+    to: Annotated[Path, flag("--to", "DIR", "Write a folder per adapter here.")],
     task: list[str] | None = option("--task", "NAME", "Only this one; repeatable."),
     model: Model = None,
     json_output: flags.Json = False,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli import flags
+from flatout.cli.flags import flag, switch
 from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, print_json, say
 from flatout.errors import BadInput
 from flatout.torchrun import read_launch
@@ -29,26 +30,17 @@ def diagnose(
     command: flags.Command = None,
     module: flags.Module = False,
     evidence: Annotated[
-        Path | None,
-        typer.Option(
-            "--evidence", metavar="FILE", help="Diagnose a saved Evidence file instead of running a job."
-        ),
+        Path | None, flag("--evidence", "FILE", "Diagnose a saved Evidence file instead of running a job.")
     ] = None,
     save: Annotated[
-        Path | None,
-        typer.Option("--save", metavar="FILE", help="Save Evidence here; default: a file named at the end."),
+        Path | None, flag("--save", "FILE", "Save Evidence here; default: a file named at the end.")
     ] = None,
     html: flags.Html = None,
     json_output: flags.Json = False,
     keep_running: Annotated[
-        bool,
-        typer.Option(
-            "--keep-running", help="Let the job run on after the measurement; its exit code is kept."
-        ),
+        bool, switch("--keep-running", "Let the job run on after the measurement; its exit code is kept.")
     ] = False,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", help="How long the measurement may take.")
-    ] = 60.0,
+    seconds: Annotated[float, flag("--seconds", "N", "How long the measurement may take.")] = 60.0,
 ) -> None:
     """Run an unmodified training script and say why its steps are slow.
 

@@ -17,43 +17,39 @@ import typer
 
 from flatout.errors import BadInput
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+def flag(name: str, metavar: str, text: str) -> Any:
+    """Declare an option with a value, inside `Annotated`."""
+    return typer.Option(name, metavar=metavar, help=text)
+
+
+def switch(name: str, text: str) -> Any:
+    """Declare an option without a value, inside `Annotated`."""
+    return typer.Option(name, help=text)
+
+
+Json = Annotated[bool, switch("--json", "Print one JSON document.")]
 Out = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="Write everything to this folder; default .flatout/runs/NAME."),
+    str | None, flag("--out", "DIR", "Write everything to this folder; default .flatout/runs/NAME.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue from the last checkpoint in the run's folder, bit for bit.")
+    bool, switch("--resume", "Continue from the last checkpoint in the run's folder, bit for bit.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting of CONFIG for this call; repeatable: a.b=3."
-    ),
+    flag("--set", "KEY=VALUE", "Override a setting of CONFIG for this call; repeatable: a.b=3."),
 ]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="NAME", help="Compute on auto (default), cpu or cuda.")
-]
+Device = Annotated[str | None, flag("--device", "NAME", "Compute on auto (default), cpu or cuda.")]
 Gpu = Annotated[
-    str | None,
-    typer.Option("--gpu", metavar="NAME", help='Plan for this GPU: "A100-80GB", "RTX 4090"; default: here.'),
+    str | None, flag("--gpu", "NAME", 'Plan for this GPU: "A100-80GB", "RTX 4090"; default: here.')
 ]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one self-contained page.")
-]
-Png = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", help="Write the plots as a .png or .svg file.")
-]
+Html = Annotated[Path | None, flag("--html", "FILE", "Write the report as one self-contained page.")]
+Png = Annotated[Path | None, flag("--png", "FILE", "Write the plots as a .png or .svg file.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option("--dtype", metavar="NAME", help="auto (default), float32, bfloat16 or float16."),
-]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
-Log = Annotated[
-    Path | None, typer.Option("--log", metavar="DIR", help="The folder of runs; default .flatout/runs.")
-]
-Module = Annotated[bool, typer.Option("-m", help="Run a module, as python -m pkg.train does.")]
+Dtype = Annotated[str | None, flag("--dtype", "NAME", "auto (default), float32, bfloat16 or float16.")]
+Seed = Annotated[int | None, flag("--seed", "N", "Seed of everything random.")]
+Log = Annotated[Path | None, flag("--log", "DIR", "The folder of runs; default .flatout/runs.")]
+Module = Annotated[bool, switch("-m", "Run a module, as python -m pkg.train does.")]
 Command = Annotated[list[str] | None, typer.Argument(metavar="ARGS", hidden=True)]
 Config = Annotated[
     Path | None,

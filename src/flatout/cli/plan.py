@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli import flags
-from flatout.cli.flags import option
+from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import FINDINGS, print_json, say
 from flatout.errors import BadInput
 
@@ -31,65 +31,34 @@ Conf = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A YAML or JSON file, or a folder with config.yaml.")
 ]
 Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="pkg.module:build, a Hugging Face config folder or LightningModule.",
-    ),
+    str | None, flag("--model", "NAME", "pkg.module:build, a Hugging Face config folder or LightningModule.")
 ]
-GpuMemory = Annotated[
-    str | None, typer.Option("--gpu-memory", metavar="SIZE", help='Plan for a GPU of this size: "24GB".')
-]
-Margin = Annotated[
-    float, typer.Option("--margin", metavar="SHARE", help="Share of the free memory that a step may use.")
-]
+GpuMemory = Annotated[str | None, flag("--gpu-memory", "SIZE", 'Plan for a GPU of this size: "24GB".')]
+Margin = Annotated[float, flag("--margin", "SHARE", "Share of the free memory that a step may use.")]
 Ranks = Annotated[
-    int | None,
-    typer.Option(
-        "--ranks", metavar="N", help="Processes that train together; all count in the effective batch."
-    ),
+    int | None, flag("--ranks", "N", "Processes that train together; all count in the effective batch.")
 ]
 Mapping = Annotated[
-    Path | None,
-    typer.Option(
-        "--mapping", metavar="FILE", help="Where the knobs live; default: flatout-plan.toml beside CONFIG."
-    ),
+    Path | None, flag("--mapping", "FILE", "Where the knobs live; default: flatout-plan.toml beside CONFIG.")
 ]
 Knob = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--knob", metavar="NAME=KEY", help="Where one knob lives: batch_size=data_loader.batch_size."
-    ),
+    list[str] | None, flag("--knob", "NAME=KEY", "Where one knob lives: batch_size=data_loader.batch_size.")
 ]
 Task = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="TASK",
-        help="The head of a Hugging Face config without one: causal-lm, ...",
-    ),
+    str | None, flag("--task", "TASK", "The head of a Hugging Face config without one: causal-lm, ...")
 ]
 MakeBatch = Annotated[
     str | None,
-    typer.Option(
-        "--make-batch",
-        metavar="NAME",
-        help="pkg.module:function that makes a batch, for a LightningModule without one.",
+    flag(
+        "--make-batch", "NAME", "pkg.module:function that makes a batch, for a LightningModule without one."
     ),
 ]
 LengthsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--lengths",
-        metavar="FILE",
-        help="Lengths of the sequences, one a line or 'length,count': the longest decides.",
-    ),
+    flag("--lengths", "FILE", "Lengths of the sequences, one a line or 'length,count': the longest decides."),
 ]
-Native = Annotated[bool, typer.Option("--native", help="Let the GPU that is here choose the kernels.")]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Trace afresh, and keep no trace for the next question.")
-]
+Native = Annotated[bool, switch("--native", "Let the GPU that is here choose the kernels.")]
+NoCache = Annotated[bool, switch("--no-cache", "Trace afresh, and keep no trace for the next question.")]
 ExpandableSegments = Annotated[
     bool | None,
     typer.Option(
@@ -172,7 +141,7 @@ def fit(
     gpu_memory: GpuMemory = None,
     margin: Margin = 0.85,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Run a short real step on the GPU and correct the estimate.")
+        bool, switch("--profile", "Run a short real step on the GPU and correct the estimate.")
     ] = False,
     effective: int | None = option("--effective", "N", "Change the effective batch to N; default: keep it."),
     allow: list[str] | None = option(
@@ -180,7 +149,7 @@ def fit(
     ),
     choose: str | None = option("--choose", "NAME", 'The suggestion to write: "safest", "fastest", ...'),
     apply: Annotated[
-        bool, typer.Option("--apply", help="Write the suggestion into the config, after the diff.")
+        bool, switch("--apply", "Write the suggestion into the config, after the diff.")
     ] = False,
     yes: flags.Yes = False,
     ranks: Ranks = None,
@@ -243,7 +212,7 @@ def fit(
 def undo(
     conf: Conf,
     force: Annotated[
-        bool, typer.Option("--force", help="Restore also files that were changed since; they are kept aside.")
+        bool, switch("--force", "Restore also files that were changed since; they are kept aside.")
     ] = False,
 ) -> None:
     """Restore the files that the last --apply changed, byte for byte.

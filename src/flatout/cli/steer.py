@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli import flags
-from flatout.cli.flags import option
+from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, say_written
 from flatout.cli.progress import counting, searching
 from flatout.errors import BadInput
@@ -26,27 +26,17 @@ steer = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 Questions = Annotated[
     str, typer.Argument(metavar="QUESTIONS", help="JSON lines: a question and its two answers on each.")
 ]
-Model = Annotated[
-    str, typer.Option("--model", metavar="FOLDER", help="A causal language model and its tokenizer.")
-]
+Model = Annotated[str, flag("--model", "FOLDER", "A causal language model and its tokenizer.")]
 Layers = Annotated[
-    str | None,
-    typer.Option("--layers", metavar="LIST", help="all (default), 4-20 or 3,5,8-10; layers count from 0."),
+    str | None, flag("--layers", "LIST", "all (default), 4-20 or 3,5,8-10; layers count from 0.")
 ]
 Position = Annotated[
     str | None,
-    typer.Option(
-        "--position", metavar="PLACE", help="The token that stands for a text: last (default), mean, -2, 3:8."
-    ),
+    flag("--position", "PLACE", "The token that stands for a text: last (default), mean, -2, 3:8."),
 ]
-Store = Annotated[
-    str, typer.Option("--store", metavar="DIR", help="Where activations are kept, by their content.")
-]
+Store = Annotated[str, flag("--store", "DIR", "Where activations are kept, by their content.")]
 Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method", metavar="NAME", help="mean-difference, pca, logistic, lda or random; repeatable."
-    ),
+    list[str] | None, flag("--method", "NAME", "mean-difference, pca, logistic, lda or random; repeatable.")
 ]
 DEFAULT_STORE = ".flatout/activations"
 NEW_LINE = "\n"
@@ -112,7 +102,7 @@ def fit(
     layers: Layers = None,
     position: Position = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Fit on every question, not on the share a search fits on.")
+        bool, switch("--whole", "Fit on every question, not on the share a search fits on.")
     ] = False,
     store: Store = DEFAULT_STORE,
     seed: flags.Seed = None,
@@ -171,7 +161,7 @@ def search(
     workers: int | None = option("--workers", "N", "Replicas; default: one for each GPU."),
     ray: str | None = option("--ray", "ADDRESS", "Run the other workers on a Ray cluster: auto."),
     join: Annotated[
-        bool, typer.Option("--join", help="Only add a worker to a search that another process began.")
+        bool, switch("--join", "Only add a worker to a search that another process began.")
     ] = False,
     worker: str | None = option("--worker", "NAME", "Name of the joining worker; default: HOST-PID."),
     device: flags.Device = None,
@@ -222,13 +212,9 @@ def apply(
     strength: float | None = option(
         "--strength", "X", "In mean residual norms of the layer; may be negative."
     ),
-    mode: Annotated[
-        str, typer.Option("--mode", metavar="NAME", help="add, project-out, clamp or norm-preserving.")
-    ] = "add",
+    mode: Annotated[str, flag("--mode", "NAME", "add, project-out, clamp or norm-preserving.")] = "add",
     where: str | None = option("--where", "PLACE", "last-and-generated, all or generated."),
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="Length of a continuation.")
-    ] = 64,
+    max_new_tokens: Annotated[int, flag("--max-new-tokens", "N", "Length of a continuation.")] = 64,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
     json_output: flags.Json = False,

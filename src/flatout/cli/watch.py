@@ -15,7 +15,7 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.diagnose import check_module
-from flatout.cli.flags import option
+from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import plain_console, plain_table, print_json, say
 from flatout.errors import BadInput
 
@@ -30,24 +30,22 @@ def watch(
     command: flags.Command = None,
     pid: int | None = option("--pid", "PID", "Watch this process."),
     run: Annotated[
-        bool, typer.Option("--run", help="Run a script under watch, with the live line below its output.")
+        bool, switch("--run", "Run a script under watch, with the live line below its output.")
     ] = False,
     module: flags.Module = False,
     name: str | None = option("--name", "TEXT", "With --run: what to call the run."),
     replay: str | None = option("--replay", "RUN", "Play a run again; --list shows them."),
     speed: float | None = option("--speed", "N", "Of a replay; default 60: a minute per second."),
-    list_all: Annotated[bool, typer.Option("--list", help="List the runs that are kept.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Take one sample, then end.")] = False,
+    list_all: Annotated[bool, switch("--list", "List the runs that are kept.")] = False,
+    once: Annotated[bool, switch("--once", "Take one sample, then end.")] = False,
     json_output: flags.Json = False,
-    hz: Annotated[float, typer.Option("--hz", metavar="N", help="Samples a second, 0.1 to 10.")] = 1.0,
+    hz: Annotated[float, flag("--hz", "N", "Samples a second, 0.1 to 10.")] = 1.0,
     log: flags.Log = None,
     jsonl: Path | None = option("--jsonl", "FILE", "Append samples as JSON lines."),
     csv: Path | None = option("--csv", "FILE", "Write samples as a table."),
     tensorboard: Path | None = option("--tensorboard", "DIR", "Write TensorBoard events."),
     prometheus: int | None = option("--prometheus", "PORT", "Serve /metrics on the loopback; 0: any port."),
-    web: Annotated[
-        bool, typer.Option("--web", help="Serve a page with live charts on the loopback.")
-    ] = False,
+    web: Annotated[bool, switch("--web", "Serve a page with live charts on the loopback.")] = False,
     host: str | None = option("--host", "ADDRESS", "With --web: another address; asks for a token."),
     port: int | None = option("--port", "PORT", "With --web; default: any free port."),
 ) -> None:
