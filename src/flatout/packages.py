@@ -71,10 +71,6 @@ def folder_of(package: Package) -> Path:
     return cache_folder() / f"{package.index}-{package.name}-{package.version}"
 
 
-def is_cached(package: Package) -> bool:
-    return folder_of(package).is_dir()
-
-
 def fetch(package: Package) -> Path:
     """The folder of an unpacked package: from the cache, else downloaded, and a line on stderr says so."""
     folder = folder_of(package)

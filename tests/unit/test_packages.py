@@ -50,7 +50,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_package_is_fetched_once_and_says_so(offline: Path, capsys: pytest.CaptureFixture[str]) -> None:
     package = tiny_package(offline)
-    assert not packages.is_cached(package)
+    assert not packages.folder_of(package).is_dir()
     folder = packages.fetch(package)
     assert (folder / "tiny.txt").read_text() == "hello"
     said = capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_a_package_that_is_another_one_is_refused(offline: Path) -> None:
     package = tiny_package(offline, sha256="0" * 64)
     with pytest.raises(NotFetched, match="it is not what was tested"):
         packages.fetch(package)
-    assert not packages.is_cached(package)
+    assert not packages.folder_of(package).is_dir()
 
 
 def test_without_a_network_the_way_on_is_named(offline: Path) -> None:

@@ -41,7 +41,7 @@ def test_one_word_stands_for_one_word() -> None:
 
 def test_real_rows_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLATOUT_CACHE")
-    if not all(packages.is_cached(package) for package in PACKAGES):
+    if not all(packages.folder_of(package).is_dir() for package in PACKAGES):
         pytest.skip("the German catalogues are not in the user's cache, and tests fetch nothing")
     splits = Translation().records(DataOptions())
     assert splits.origin == "German catalogues of jupyterlab-language-pack-de-DE and django"
@@ -96,7 +96,7 @@ def test_without_a_network_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_real_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLATOUT_CACHE")
-    if not all(packages.is_cached(package) for package in translation.PACKAGES):
+    if not all(packages.folder_of(package).is_dir() for package in translation.PACKAGES):
         pytest.skip("the German catalogues are not in the user's cache, and tests fetch nothing")
     pairs = dict(translation.german_pairs())
     assert len(pairs) > 1500
