@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import flatout.api
+import flatout.planner.plan
 from flatout.cli.app import application
 from flatout.planner.forecast.load import ForecastRequest
 from tests.support import planner as plans
