@@ -408,7 +408,7 @@ def watch_live(
     from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.terminal.follow import follow_live
 
-    with open_sampler(**options, on_note=on_progress) as sampler:
+    with open_sampler(**options, on_progress=on_progress) as sampler:
         return follow_live(sampler, on_screen=on_screen, write=_writer(as_json))
 
 
@@ -418,7 +418,7 @@ def watch_once(*, on_progress: OnText = lambda message: None, **options: Any) ->
 
     from flatout.monitor.open_sampler import open_sampler
 
-    with open_sampler(**options, on_note=on_progress) as sampler:
+    with open_sampler(**options, on_progress=on_progress) as sampler:
         sampler.take()
         time.sleep(sampler.period_s)
         sampler.take()
@@ -437,7 +437,7 @@ def watch_on_page(
     from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.web.server import serve
 
-    with open_sampler(**options, on_note=on_progress) as sampler, sampler:
+    with open_sampler(**options, on_progress=on_progress) as sampler, sampler:
         serve(sampler=sampler, root=options["log"], on_ready=on_ready, **_address(host, port))
 
 

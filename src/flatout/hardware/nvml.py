@@ -48,7 +48,7 @@ class GpuReader:
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._nvml = nvml
+        self.nvml = nvml
         self._environ = environ
         self._clock = clock
         self._open = False
@@ -56,16 +56,16 @@ class GpuReader:
         self._connect()
 
     def _connect(self) -> None:
-        if self._nvml is None:
+        if self.nvml is None:
             try:
-                self._nvml = importlib.import_module("pynvml")
+                self.nvml = importlib.import_module("pynvml")
             except ModuleNotFoundError:
                 self.refusal = "the package nvidia-ml-py is not installed"
                 return
         try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            self.refusal = _why_not_connected(self._nvml, error)
+            self.nvml.nvmlInit()
+        except self.nvml.NVMLError as error:
+            self.refusal = _why_not_connected(self.nvml, error)
         else:
             self._open = True
 
@@ -81,8 +81,8 @@ class GpuReader:
             self._open = False
             self.refusal = "the reader was closed"
             try:
-                self._nvml.nvmlShutdown()
-            except self._nvml.NVMLError:
+                self.nvml.nvmlShutdown()
+            except self.nvml.NVMLError:
                 return  # nothing is left to let go
 
     def snapshot(self, *, hidden: bool = False) -> Snapshot:
@@ -91,19 +91,19 @@ class GpuReader:
         if self.refusal is not None:
             reasons = dict.fromkeys(("gpus", "driver_version", "cuda_version"), self.refusal)
             return Snapshot(taken_at_s=taken_at_s, missing=reasons)
-        system = Questions(self._nvml)
+        system = Questions(self.nvml)
         driver = system.ask(("driver_version",), ("nvmlSystemGetDriverVersion",))
         cuda = system.ask(
             ("cuda_version",), ("nvmlSystemGetCudaDriverVersion_v2",), ("nvmlSystemGetCudaDriverVersion",)
         )
         num_gpus = system.ask(("gpus",), ("nvmlDeviceGetCount",))
-        found = [_find(self._nvml, index) for index in range(num_gpus or 0)]
+        found = [_find(self.nvml, index) for index in range(num_gpus or 0)]
         value = self._environ.get(VARIABLE)
         selection = select_visible(value, gpus=[gpu.identity for gpu in found])
         gpus = tuple(
             gpu
             for one in found
-            if (gpu := _read(self._nvml, one, selection=selection, hidden=hidden)) is not None
+            if (gpu := _read(self.nvml, one, selection=selection, hidden=hidden)) is not None
         )
         return Snapshot(
             taken_at_s=taken_at_s,
@@ -147,7 +147,7 @@ def _find(nvml: Any, index: int) -> _Found:
     mode = questions.ask((), ("nvmlDeviceGetMigMode",))
     # A GPU that does not know MIG refuses the question, which is an answer.
     enabled = bool(mode[0]) if mode is not None else None if questions.lost else False
-    handles = tuple(_mig_handles(nvml, questions)) if enabled else ()
+    handles = tuple(_mig_handles(questions)) if enabled else ()
     instances = tuple(_mig_identity(nvml, handle) for _, handle in handles)
     return _Found(
         index=index,
@@ -160,7 +160,7 @@ def _find(nvml: Any, index: int) -> _Found:
     )
 
 
-def _mig_handles(nvml: Any, questions: Questions) -> list[tuple[int, Any]]:
+def _mig_handles(questions: Questions) -> list[tuple[int, Any]]:
     num_slots = questions.ask((), ("nvmlDeviceGetMaxMigDeviceCount",)) or 0
     # Slots without an instance answer "not found".
     asked = ((n, questions.ask((), ("nvmlDeviceGetMigDeviceHandleByIndex", n))) for n in range(num_slots))

@@ -43,7 +43,7 @@ def open_sampler(
     hz: float = 1.0,
     log: Path | None = None,
     sinks: SinkChoice | None = None,
-    on_note: Callable[[str], None] = lambda note: None,
+    on_progress: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Sampler]:
     """Yield a sampler that is not started; its log and sinks are complete when this ends.
 
@@ -60,13 +60,13 @@ def open_sampler(
         else:
             job = latest_job()
         sampler = Sampler(hz=hz, job=job)
-        sampler.listeners += stack.enter_context(open_sinks(sinks or SinkChoice(), on_note=on_note))
+        sampler.listeners += stack.enter_context(open_sinks(sinks or SinkChoice(), on_progress=on_progress))
         if log is not None:
             kept = kept or _own_folder(log, job)
             writer = HistoryWriter(kept)
             sampler.listeners.append(writer)
             stack.callback(_end, kept, writer)
-            on_note(f"the log is kept in {kept}")
+            on_progress(f"the log is kept in {kept}")
         stack.callback(sampler.stop)
         yield sampler
 

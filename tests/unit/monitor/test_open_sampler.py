@@ -105,7 +105,7 @@ def test_any_process_can_be_watched(tmp_path: Path) -> None:
 
 def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
     notes: list[str] = []
-    with open_sampler(log=tmp_path / "kept", on_note=notes.append) as sampler:
+    with open_sampler(log=tmp_path / "kept", on_progress=notes.append) as sampler:
         sampler.take()
         sampler.take()
     ((folder, run),) = list_runs(tmp_path / "kept")

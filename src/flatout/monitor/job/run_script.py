@@ -108,7 +108,7 @@ def begin(
     listeners: Sequence[Any] = ()
     choice = SinkChoice(**sinks)
     if choice != SinkChoice() and read_launch().is_first:  # other ranks would write the same files
-        listeners = stack.enter_context(open_sinks(choice, on_note=_say))
+        listeners = stack.enter_context(open_sinks(choice, on_progress=_say))
     run = begin_run(
         name=name or Path(command[0]).stem,
         hz=hz,

@@ -12,7 +12,6 @@ the connection to NVML is made anew in the same rhythm.  NVML is started once, b
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +34,6 @@ FIRST_LOOK_BACK_S = 1.0
 SLOW_EVERY_S = 5.0
 HISTORY_EVERY_S = 1.9  # every other sample at 1 Hz: asking takes 2 ms of an H200's host
 SLOW_FIGURES = ("temperature_c", "sm_clock_hz", "memory_clock_hz")
-NO_BINDINGS = "the package nvidia-ml-py is not installed"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,12 +60,6 @@ class GpuMeter:
         self._gpus: list[_Gpu] = []
         self._retry = _Retry()
         self._turn = -1
-        if nvml is None:
-            try:
-                self._nvml = importlib.import_module("pynvml")
-            except ModuleNotFoundError:
-                self.refusal = NO_BINDINGS
-                self._retry.at_s = float("inf")
 
     def read(self, now_s: float, *, time_s: float) -> tuple[GpuSample, ...]:
         """Read all GPUs; `now_s` is monotonic, `time_s` since the epoch, as in the driver's histories."""
@@ -133,7 +125,7 @@ class GpuMeter:
             self.notes.append("the NVIDIA driver answers again")
         self._reader, self.refusal, self._retry = reader, None, _Retry()
         self._gpus = [
-            _Gpu(self._nvml, part)
+            _Gpu(reader.nvml, part)
             for gpu in snapshot.gpus
             for part in (gpu, *(gpu.instances if gpu.mig_enabled else ()))
         ]

@@ -37,13 +37,13 @@ class SinkChoice:
 
 @contextmanager
 def open_sinks(
-    choice: SinkChoice, *, on_note: Callable[[str], None] = lambda note: None
+    choice: SinkChoice, *, on_progress: Callable[[str], None] = lambda message: None
 ) -> Iterator[tuple[Sink, ...]]:
     """Open the sinks and close them at the end; raise BadInput if one cannot be opened."""
     sinks: list[Sink] = []
     with ExitStack() as stack:
         try:
-            for sink in _make_sinks(choice, on_note):
+            for sink in _make_sinks(choice, on_progress):
                 stack.callback(_close, sink, os.getpid())
                 sinks.append(sink)
         except OSError as error:
@@ -54,7 +54,7 @@ def open_sinks(
         yield tuple(sinks)
 
 
-def _make_sinks(choice: SinkChoice, on_note: Callable[[str], None]) -> Iterator[Sink]:
+def _make_sinks(choice: SinkChoice, on_progress: Callable[[str], None]) -> Iterator[Sink]:
     """Make the chosen sinks; import modules only for those."""
     if choice.jsonl is not None or choice.csv is not None or choice.tensorboard is not None:
         from flatout.monitor.sinks.files import Csv, JsonLines, TensorBoard
@@ -69,7 +69,7 @@ def _make_sinks(choice: SinkChoice, on_note: Callable[[str], None]) -> Iterator[
         from flatout.monitor.sinks.prometheus import MetricsEndpoint
 
         endpoint = MetricsEndpoint(choice.prometheus)
-        on_note(f"metrics are at {endpoint.url}")
+        on_progress(f"metrics are at {endpoint.url}")
         yield endpoint
 
 

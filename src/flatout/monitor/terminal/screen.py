@@ -74,7 +74,7 @@ class Screen:
             has_colour=console.color_system is not None,
         )
         body = _Body(console, options, room=max(height - 1, 0))
-        for part in _help(self.view) if self.view.shows_help else _parts(self, paper, body):
+        for part in _help() if self.view.shows_help else _parts(self, paper, body):
             body.add(part)
         if self.is_still:
             yield from body.drawn()
@@ -179,7 +179,7 @@ def _notes(samples: Sequence[Sample]) -> Iterator[Text]:
         yield Text(printable(f"{show_seconds(latest_s - time_s)} ago: {note}"), style="magenta")
 
 
-def _help(view: View) -> Iterator[RenderableType]:
+def _help() -> Iterator[RenderableType]:
     yield Text("flatout watch: keys", style="bold")
     yield GAP
     table = Table.grid(padding=(0, 3))

@@ -25,7 +25,7 @@ def test_every_sink_hears_the_samples(tmp_path: Path) -> None:
         prometheus=0,
     )
     notes: list[str] = []
-    with open_sinks(choice, on_note=notes.append) as sinks:
+    with open_sinks(choice, on_progress=notes.append) as sinks:
         assert len(sinks) == 4
         for sample in story(seconds=3):
             for sink in sinks:
