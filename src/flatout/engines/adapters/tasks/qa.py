@@ -65,7 +65,7 @@ class QuestionAnswering(AdapterTask):
         if not is_place or record["context"][start : start + len(answer)] != answer:
             raise BadInput(
                 f"the answer {answer[:40]!r} is not in the context at 'start'={start!r}",
-                hint="start is the number of the answer's first character; leave it out to search for it",
+                hint="start is the number of the answer's first character; omit it to search for the answer",
             )
         return {**record, "answer": answer, "start": start}
 
@@ -165,7 +165,7 @@ def token_span(offsets: Ints, *, start: int, stop: int) -> tuple[int, int] | Non
 
 
 def span_logits(head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
-    """Scores [B, L] of being the first and the last token; next to nothing outside the context."""
+    """Logits [B, L] of being the first and the last token; the lowest number outside the context."""
     weight = next(head.parameters())
     logits_BL2 = head(states_BLH.to(weight.dtype)).float()
     shut = ~batch.targets["allowed"].unsqueeze(2)

@@ -20,7 +20,7 @@ ORDERS: tuple[Order, ...] = ("1", "2", "L")
 
 @dataclass(frozen=True, kw_only=True)
 class Summarisation(GenerationTask):
-    """A short text for a long one, scored by ROUGE against the summary it is likest to."""
+    """A short text for a long one, scored by ROUGE against the most similar summary."""
 
     name: ClassVar[str] = "summarisation"
     inputs: ClassVar[tuple[str, ...]] = ("document",)

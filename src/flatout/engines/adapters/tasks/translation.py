@@ -3,7 +3,7 @@
 A line is {"source": "...", "target": "..."}.  Without a file the rows are English and German messages of two
 free packages: a program that speaks several languages carries its sentences in compiled catalogues (.mo: a
 table of originals and a table of translations).  `gettext` of the standard library reads them too, but keeps
-of a plural's two originals only the first.
+only the singular of a plural's two originals.
 """
 
 from __future__ import annotations

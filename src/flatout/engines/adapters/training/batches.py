@@ -7,8 +7,8 @@ the buckets, and a step on a GPU can be recorded once per shape and played back;
 itself, five tasks with four buckets would make a thousand shapes.
 
 A bucket is padded once, when it is made, and lies on the device; a batch is a selection of its rows.  Batch
-number n is a function of the seed and n alone: going on after an interruption needs nothing but the number,
-and several processes take every so many-th batch of the same sequence.
+number n is a function of the seed and n alone: resuming needs nothing but the number, and ranks deal out the
+batches of one sequence among them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TaskRows:
         self._orders: dict[tuple[int, int], tuple[Longs, Tensor]] = {}
 
     def batch(self, bucket: int, *, visit: int) -> TaskBatch:
-        """The batch of the `visit`-th time that a bucket is taken: rows go round and round, shuffled anew."""
+        """The batch for the `visit`-th use of a bucket; its rows are shuffled anew in every round."""
         chosen = self.buckets[bucket]
         on_host, places = self.places(bucket, visit=visit)
         if not chosen.by_row:
@@ -94,7 +94,7 @@ class TaskRows:
         return select_rows(chosen, places, num_places=self._num_places(chosen, on_host))
 
     def places(self, bucket: int, *, visit: int) -> tuple[Longs, Tensor]:
-        """Which rows of a bucket make that batch; on the host, and on the device."""
+        """Return the places of that batch's rows in the bucket, as (on the host, on the device)."""
         chosen = self.buckets[bucket]
         first, missing = visit * chosen.rows, chosen.rows
         parts = []
@@ -161,7 +161,7 @@ class TrainingBatches:
         )
 
     def where(self, number: int, *, tasks: Sequence[str]) -> list[tuple[TaskRows, int, int]]:
-        """Of each task its rows, the bucket of batch `number`, and the how many-th visit of it this is.
+        """Return (rows, bucket, visit) of each task for batch `number`; `visit` counts uses of the bucket.
 
         A round takes every bucket once, in an order of its own.  A task with fewer buckets than others takes
         turns among its own.
@@ -187,7 +187,7 @@ def cut_by_length(lengths: Longs, *, num_buckets: int) -> list[Longs]:
 
 
 def select_rows(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch:
-    """Some rows of a bucket as a batch of their own; its examples are left behind."""
+    """Select rows of a bucket, on the device, as a batch of their own without examples."""
     block = bucket.whole.block
     targets = {
         name: values.index_select(0, places)
@@ -211,9 +211,9 @@ def select_rows(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch
 
 
 def _list_targets(ids_BT: Tensor, written_B: Tensor, *, num_places: int) -> dict[str, Tensor]:
-    """The places of a [B, T] rectangle that have a target, in its order, and those targets.
+    """List the places of a [B, T] rectangle that have a target, and those targets.
 
-    What is left of the list has no target.  Nothing here asks the device how many there are.
+    The rest of the list is `IGNORED`.  Nothing here asks the device how many targets there are.
     """
     is_target = (torch.arange(ids_BT.shape[1], device=ids_BT.device) < written_B[:, None]).flatten()
     # A target goes to its number in the list, everything else behind the list's end.
@@ -225,13 +225,13 @@ def _list_targets(ids_BT: Tensor, written_B: Tensor, *, num_places: int) -> dict
 
 
 def num_targets(targets: Mapping[str, Tensor]) -> Tensor:
-    """How many targets are real, a float scalar; where one of a row's targets is missing, all are."""
+    """Count the real targets, as a float scalar; a row has either all of its targets or none."""
     labels = targets.get("labels", next(iter(targets.values())))
     return (labels != IGNORED).sum().to(torch.float32)
 
 
 def _is_by_row(whole: TaskBatch) -> bool:
-    """Whether batches can be selected from this one and count their targets as the task does."""
+    """Whether rows can be selected from this batch, and their targets counted, as the task would."""
     rows = whole.block.num_rows
     by_row = all(len(values) == rows for name, values in whole.targets.items() if name not in LISTED)
     listed = LISTED & whole.targets.keys()

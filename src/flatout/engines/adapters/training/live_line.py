@@ -2,7 +2,7 @@
 
     GPU 8.2/16.0 GB (51 %) | util 85 % | CPU 45 % | loss 0.3245 | lr 5.2e-05 | 12.3 it/s
 
-What the driver does not tell is n/a: a question that failed is not a GPU that does nothing.
+What the driver does not report is n/a: a question that failed is not an idle GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GB = 1e9
 
 
 class LiveLine:
-    """Reads the GPU that this process runs on and the host; `shown` gives the line."""
+    """Reads the GPU that this process runs on, and the host."""
 
     def __init__(self, *, cuda_index: int | None, reader: GpuReader | None = None) -> None:
         """`cuda_index` is torch's number of the GPU; None on a CPU, where the line has no GPU."""
@@ -39,7 +39,7 @@ class LiveLine:
     def render(
         self, *, loss: float | None = None, lr: float | None = None, steps_per_s: float | None = None
     ) -> str:
-        """The line of this moment."""
+        """Read the machine and write the line."""
         parts = [] if self._cuda_index is None else self._gpu_parts()
         parts.append(f"CPU {show_share(psutil.cpu_percent() / 100)}")
         parts.append(f"loss {UNKNOWN if loss is None else f'{loss:.4g}'}")

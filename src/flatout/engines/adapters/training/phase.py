@@ -51,7 +51,7 @@ class LossWindow:
         self._began_s = time.perf_counter()
 
     def add(self, names: tuple[str, ...], losses: Tensor, *, tokens: int) -> None:
-        """Losses [names] of one batch."""
+        """Add the losses [names] of one batch."""
         before = self._sums.get(names)
         self._sums[names] = losses.detach() if before is None else before + losses.detach()
         self._counts[names] += 1

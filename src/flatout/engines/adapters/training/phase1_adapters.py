@@ -1,7 +1,7 @@
 """Phase 1: an adapter and a head per task, all of them in every step.
 
 Every adapter is trained as if it were alone: own learning rate, schedule, clipping and patience.  One that no
-longer improves leaves, and the batch gets shorter by its block; so does one whose loss stays not a number.
+longer improves leaves, and the batch gets shorter by its block; so does one whose loss is no number for long.
 Tasks that write share a decoder, and their weights fit together only if they are of the same step: they are
 judged together, by the mean of their scores, and leave together.
 """
@@ -174,7 +174,7 @@ def steps_of(assembly: AdapterAssembly, name: str) -> int:
 
 
 def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer) -> dict[str, HeldOutScores]:
-    """Judge what is due; keep what is better, and let go what is finished."""
+    """Judge the adapters that are due, keep better weights, and let finished adapters leave."""
     assembly, phase = run.assembly, run.assembly.settings.phase1
     is_round = run.step % phase.evaluate_every == 0
     due = [name for name in optimizer.active if is_round or run.step == steps_of(assembly, name)]
@@ -213,7 +213,7 @@ def _let_go(run: PhaseRun, names: tuple[str, ...], optimizer: AdapterOptimizer) 
 
 
 def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> None:
-    """Let adapters leave whose loss stays not a number: such a step teaches nothing.
+    """Let adapters leave whose loss is not a number for long: such a step teaches nothing.
 
     In a decoder that several tasks share it teaches none of them.
     """
@@ -236,7 +236,7 @@ def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> N
 
 
 def _score(assembly: AdapterAssembly, name: str, judged: HeldOutScores) -> float:
-    """What says which weights are better: higher is better."""
+    """The score that picks the best weights: higher is better."""
     part = assembly.parts[name]
     if (part.settings.select or assembly.settings.phase1.select) == "loss":
         return -judged.loss

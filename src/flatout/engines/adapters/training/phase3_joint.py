@@ -202,7 +202,7 @@ def single_task_share(phase: PhaseThree, *, step: int) -> float:
 
 
 def _make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
-    """Router and decoder at the phase's rate, adapters and heads at a share of it."""
+    """Train router and decoder at the phase's rate, adapters and heads at a share of it."""
     phase = assembly.settings.phase3
 
     slow = step_settings(phase, num_steps=phase.steps, lr=phase.lr * phase.adapter_lr_share)
@@ -215,7 +215,7 @@ def _make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
 
 
 def _bucket_features(assembly: AdapterAssembly, batches: TrainingBatches) -> dict[tuple[int, int], Tensor]:
-    """By adapter and bucket the features of its rows, on the device."""
+    """The features of every bucket's rows, by (adapter, bucket), on the device."""
     found = {}
     for name, rows in batches.rows.items():
         examples = assembly.rows(name, "train").examples

@@ -54,7 +54,7 @@ class Validation:
         }
 
     def judge(self, name: str, *, weights_NT: Tensor | None = None) -> HeldOutScores:
-        """One task under its own adapter, or under a mixture with these weights of its rows."""
+        """Judge a task under its own adapter, or under a mixture with these weights of its rows."""
         assembly, part, rows = self._assembly, self._assembly.parts[name], self.rows[name]
         said: dict[int, Prediction] = {}
         losses, counts = [], []

@@ -101,7 +101,7 @@ def test_tasks_count_alike_unless_rows_shall(tmp_path: Path) -> None:
 def test_losses_take_weights_from_the_config() -> None:
     assert router_losses({"balance": 0.0}).balance == 0.0
     assert router_losses({}).router == 2.0
-    with pytest.raises(BadInput, match=r"losses sets 'ballance', which is not a setting of the router .*did you mean balance"):
+    with pytest.raises(BadInput, match=r"losses sets 'ballance', .*did you mean balance"):
         router_losses({"ballance": 1.0})
 
 
