@@ -43,11 +43,16 @@ class HookedTrials(TrialEngine):
                 prompt_lengths=[_prompt_length(one) for one in batch],
             ):
                 logits: Tensor = self._model(input_ids=ids, attention_mask=mask).logits
-            for row, (number, one) in enumerate(zip(chosen, batch, strict=True)):
-                columns = [len(one.trunk) + index for index, _ in one.targets]
-                tokens = torch.tensor([token for _, token in one.targets], device=logits.device)
-                scores = logits[row, columns].float().log_softmax(-1)
-                yield number, scores.gather(1, tokens[:, None])[:, 0].tolist()
+            wanted = [
+                (row, len(one.trunk) + index, token)
+                for row, one in enumerate(batch)
+                for index, token in one.targets
+            ]
+            rows, columns, tokens = torch.tensor(wanted, device=logits.device).unbind(1)
+            scores = logits[rows, columns].float().log_softmax(-1)
+            values = iter(scores.gather(1, tokens[:, None])[:, 0].tolist())
+            for number, one in zip(chosen, batch, strict=True):
+                yield number, [next(values) for _ in one.targets]
 
     def texts(
         self, rows: Sequence[TextRow], *, max_new_tokens: int, on_finished: OnText | None = None

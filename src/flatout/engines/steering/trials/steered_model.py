@@ -27,6 +27,8 @@ from flatout.errors import BadInput
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.vectors import steered, with_hidden
 
+TINY = torch.finfo(torch.float32).tiny
+
 
 @contextmanager
 def steered_model(
@@ -158,7 +160,7 @@ def _num_cached(cache: Any) -> int:
 
 
 class _TurningHook:
-    """Rows of one mode at one layer: `unit`, `vector` [B, 1, D], `amount` [B, 1, 1], `member` [B, 1]."""
+    """Steers the rows of one mode at one layer, where what it does depends on the hidden state."""
 
     def __init__(
         self,
@@ -170,28 +172,24 @@ class _TurningHook:
         chosen: Callable[[], Tensor],
     ) -> None:
         self._name, self._mode, self._chosen = name, mode, chosen
-        width = len(held[0][1].direction)
-        self._unit, self._vector = torch.zeros(num_rows, 1, width), torch.zeros(num_rows, 1, width)
-        self._amount = torch.zeros(num_rows, 1, 1)
-        self._member = torch.zeros(num_rows, 1, dtype=torch.bool)
-        for row, one in held:
-            direction = one.direction.float().cpu()
-            self._unit[row, 0] = direction / direction.norm().clamp_min(torch.finfo(torch.float32).tiny)
-            self._vector[row, 0] = one.added().cpu()
-            self._amount[row], self._member[row] = one.amount, True
+        rows = [row for row, _ in held]
+        directions = torch.stack([one.direction.float().cpu() for _, one in held])
+        amounts = torch.tensor([one.amount for _, one in held])
+        unit, vector = torch.zeros(2, num_rows, 1, directions.shape[1])
+        amount, member = torch.zeros(num_rows, 1, 1), torch.zeros(num_rows, 1, dtype=torch.bool)
+        unit[rows, 0] = directions / directions.norm(dim=1, keepdim=True).clamp_min(TINY)
+        vector[rows, 0] = directions * amounts[:, None]
+        amount[rows, 0, 0], member[rows] = amounts, True
+        self._tables = (unit, vector, amount, member)  # [B, 1, D] twice, [B, 1, 1], [B, 1]
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         return with_hidden(output, self._steer, name=self._name)
 
     def _steer(self, hidden: Tensor) -> Tensor:
-        self._move(hidden.device)
-        moved = turn(hidden, unit=self._unit, vector=self._vector, amount=self._amount, mode=self._mode)
+        if self._tables[0].device != hidden.device:  # once: later calls find everything in place
+            unit, vector, amount, member = (table.to(hidden.device) for table in self._tables)
+            self._tables = (unit, vector, amount, member)
+        unit, vector, amount, member = self._tables
+        moved = turn(hidden, unit=unit, vector=vector, amount=amount, mode=self._mode)
         # Chosen, not multiplied by 0: a token that is left alone keeps its bits.
-        where = self._chosen().to(hidden.device) & self._member
-        return torch.where(where[..., None], moved, hidden)
-
-    def _move(self, device: torch.device) -> None:
-        """Move to the device once: later calls find everything in place."""
-        if self._unit.device != device:
-            self._unit, self._vector = self._unit.to(device), self._vector.to(device)
-            self._amount, self._member = self._amount.to(device), self._member.to(device)
+        return torch.where((self._chosen().to(hidden.device) & member)[..., None], moved, hidden)
