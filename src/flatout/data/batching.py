@@ -47,9 +47,7 @@ class EpochBatches(Sampler[list[int]]):
         self.rank, self.num_ranks = _rank_of(rank, num_ranks)
         self.num_samples = len(buckets)
         self._first, self._last = _as_multiple(first, last, self.num_ranks)
-        self.num_repeated = int(
-            (self._last - self._first).sum() - self.num_samples + _left_out(last, buckets)
-        )
+        self.num_repeated = int((self._last - self._first).sum()) - int(last[-1])
         self._buckets, self._shuffle, self._seed = buckets, shuffle, seed
         self.epoch = 0
         self._done = 0  # batches handed out by the running iteration
@@ -268,7 +266,3 @@ def _as_multiple(first: Longs, last: Longs, num_ranks: int) -> tuple[Longs, Long
         middle = first[halved] + rows[halved] // 2
         first, last = np.sort(np.append(first, middle)), np.sort(np.append(last, middle))
     return first, last
-
-
-def _left_out(last: Longs, buckets: npt.NDArray[Any]) -> int:
-    return len(buckets) - int(last[-1])

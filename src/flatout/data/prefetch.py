@@ -38,16 +38,14 @@ class Prefetched(Generic[Batch]):
         return len(self.loader)  # type: ignore[arg-type]  # a loader without one says so itself
 
     def __iter__(self) -> Iterator[Batch]:
-        copies = _Copies(self.device) if self.device.type == "cuda" else None
-        if copies is None and not self._background:
-            yield from map(_on(self.device), _batches(self.loader))
-            return
-        send: Callable[[Any], _Sent] = _as_sent(self.device) if copies is None else copies.send
+        copies: _Copies | _Moves = (_Copies if self.device.type == "cuda" else _Moves)(self.device)
         source = _in_background if self._background else _in_turn
-        waiting = source(self.loader, send, self._ahead)
+        # Without a thread, nothing overlaps with a copy to a device that is not a GPU: it is made when due.
+        ahead = self._ahead if self._background or self.device.type == "cuda" else 0
+        waiting = source(self.loader, copies.send, ahead)
         try:
             for sent in waiting:
-                yield sent.batch if copies is None else copies.receive(sent)
+                yield copies.receive(sent)
         finally:
             waiting.close()
 
@@ -67,6 +65,24 @@ def prefetch(
 class _Sent(NamedTuple):
     batch: Any
     done: torch.cuda.Event | None
+
+
+class _Moves:
+    """Plain copies, for devices without streams; on the CPU batches are handed through."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def send(self, batch: Any) -> _Sent:
+        if self._device.type == "cpu":
+            return _Sent(batch, None)
+        moved = map_arrays(
+            batch, lambda array: array.to(self._device) if isinstance(array, Tensor) else array
+        )
+        return _Sent(moved, None)
+
+    def receive(self, sent: _Sent) -> Any:
+        return sent.batch
 
 
 class _Copies:
@@ -100,20 +116,6 @@ class _Copies:
             if isinstance(array, Tensor) and array.is_cuda:
                 array.record_stream(current)
         return sent.batch
-
-
-def _on(device: torch.device) -> Callable[[Any], Any]:
-    def move(batch: Any) -> Any:
-        if device.type == "cpu":
-            return batch
-        return map_arrays(batch, lambda array: array.to(device) if isinstance(array, Tensor) else array)
-
-    return move
-
-
-def _as_sent(device: torch.device) -> Callable[[Any], _Sent]:
-    move = _on(device)
-    return lambda batch: _Sent(move(batch), None)
 
 
 def _in_turn(loader: Iterable[Any], send: Callable[[Any], _Sent], ahead: int) -> Generator[_Sent, None, None]:

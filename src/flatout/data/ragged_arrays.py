@@ -135,7 +135,7 @@ class RaggedArrays:
         """Many records at once, ragged fields padded: B L ....; `pads` as for `PadCollate`."""
         pads = pads or {}
         chosen = self.checked(indices)
-        check_lengths(self._spans, chosen, pads)
+        self.check_pads(chosen, pads)
         return self._rows.padded(chosen, self.checked_names(fields), pads)
 
     def packed(self, indices: Any, *, fields: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -167,21 +167,22 @@ class RaggedArrays:
         return names
 
     def check_pads(self, indices: Longs, pads: Mapping[str, Pad]) -> None:
-        check_lengths(self._spans, indices, pads)
-
-
-def check_lengths(spans: Mapping[str, Span], indices: Longs, pads: Mapping[str, Pad]) -> None:
-    """An error where a record is longer than its `max_length` and may not be cut."""
-    for name, pad in pads.items():
-        if name not in spans:
-            raise BadInput(f"no ragged field {name!r} to pad", hint=f"ragged fields: {sorted(spans)}")
-        if pad.max_length is None or pad.truncate:
-            continue
-        over = spans[name].lengths[indices] > pad.max_length
-        if over.any():
+        """Raise BadInput where a record is longer than its `max_length` and may not be cut."""
+        for name, pad in pads.items():
+            if name not in self._spans:
+                raise BadInput(
+                    f"no ragged field {name!r} to pad", hint=f"ragged fields: {sorted(self._spans)}"
+                )
+            lengths = self._spans[name].lengths
+            if (
+                pad.max_length is None
+                or pad.truncate
+                or not (over := lengths[indices] > pad.max_length).any()
+            ):
+                continue
             record = indices[over.argmax()]
             raise BadInput(
-                f"field {name!r} of record {record} has {spans[name].lengths[record]} rows,"
+                f"field {name!r} of record {record} has {lengths[record]} rows,"
                 f" max_length is {pad.max_length}",
                 hint="cut it with Pad(truncate=True)",
             )
