@@ -1,8 +1,4 @@
-"""A diagnosis as one HTML page that needs nothing else: no host, no font, no script.
-
-It is read in a browser years later, on a phone, or on paper.  A content security policy forbids the page
-to load or run anything, so even a defect in escaping could not turn a job's file name into code.
-"""
+"""A diagnosis as one HTML page: the findings, what they rest on, and every step that was observed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A run as one HTML page that needs nothing else: no host, no font, no script.
+"""A run as one HTML page.
 
 It shows what was live once: what bounded the run and when, where its steps went, memory of the device and
-of the allocator, power, energy, loss and speed.  Style and escaping are those of a diagnosis's page.
+of the allocator, power, energy, loss and speed.
 """
 
 from __future__ import annotations

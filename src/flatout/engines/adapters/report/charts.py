@@ -107,7 +107,7 @@ def confusion(quality: RoutingQuality, tasks: Sequence[str]) -> Matrix:
             text=show_exact_share(count / total) if count else "·",
             title=f"{count} of {total} rows of {task} went to {adapter}",
             colour="own" if adapter == task else "bad",
-            # A few rows gone astray are what the reader looks for: they get more than their share.
+            # A few rows at the wrong adapter are what the reader looks for: they get more than their share.
             strength=math.sqrt(count / total) if total else 0.0,
         )
 
@@ -155,7 +155,7 @@ def transfer(evaluation: Evaluation) -> Matrix | None:
 
 
 def confidence_bars(quality: RoutingQuality) -> Drawing:
-    """How many rows have which confidence: those routed rightly at the bottom, the others on top."""
+    """How many rows have which confidence: those routed correctly at the bottom, the others on top."""
     most = max((each.num_rows for each in quality.bins), default=0) or 1
     bars = [
         Column(
@@ -163,7 +163,7 @@ def confidence_bars(quality: RoutingQuality) -> Drawing:
             right=each.high - 0.004,
             parts=(("own", each.num_right), ("bad", each.num_rows - each.num_right)),
             title=f"confidence {each.low:.1f} to {each.high:.1f}: {each.num_rows:,} rows, "
-            f"{each.num_right:,} routed rightly",
+            f"{each.num_right:,} routed correctly",
         )
         for each in quality.bins
     ]
@@ -175,7 +175,7 @@ def confidence_bars(quality: RoutingQuality) -> Drawing:
         bars,
         frame,
         label=f"rows by confidence: {label}",
-        legend=(Key(name="routed rightly", colour="own"), Key(name="wrongly", colour="bad")),
+        legend=(Key(name="routed correctly", colour="own"), Key(name="wrongly", colour="bad")),
         rules=[frame.upright(threshold, title=f"threshold {threshold:g}")] if threshold > 0 else (),
     )
 

@@ -1,8 +1,7 @@
-"""A run of adapters as one HTML page that needs nothing else: no host, no font, no script.
+"""A run of adapters as one HTML page.
 
 It answers, in this order: what does the router cost against a perfect one, what are the adapters worth, where
-do rows go wrong, can its confidence be believed, and how did it all learn.  Style and escaping are those of a
-diagnosis's page, so that a text from the data can never become markup.
+do rows go wrong, can its confidence be believed, and how did it all learn.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def page(report: RunReport) -> str:
 def _figures(found: Evaluation) -> Iterator[tuple[str, str | None]]:
     yield "tasks", str(len(found.tasks))
     yield f"{found.split} rows", f"{sum(found.num_rows.values()):,}"
-    yield "routed rightly", known(found.routing, lambda routing: show_exact_share(routing.accuracy_share))
+    yield "routed correctly", known(found.routing, lambda routing: show_exact_share(routing.accuracy_share))
     for routing in MEANS:
         yield f"mean, {routing}", known(found.mean(routing), show_points)
     better = [
@@ -140,14 +139,14 @@ def _routing(evaluation: Evaluation) -> Iterator[Html]:
     quality = evaluation.routing
     if quality is None:
         return
-    note = "Shares of each task's rows by the adapter chosen first. On the diagonal the choice is right."
+    note = "Shares of each task's rows by the adapter chosen first. On the diagonal the choice is correct."
     by_task = ", ".join(
         f"{task} {show_exact_share(share)}" for task, share in quality.accuracy_by_task.items()
     )
     yield section(
         "Where rows go",
         inline(confusion(quality, evaluation.tasks)),
-        note=f"Right by task: {by_task}. {note}",
+        note=f"Correct by task: {by_task}. {note}",
         anchor="confusion",
     )
     yield section(
@@ -163,15 +162,15 @@ def _routing(evaluation: Evaluation) -> Iterator[Html]:
 
 def _confidence_note(quality: RoutingQuality) -> str:
     words = (
-        "Left: rows by the confidence of their routing. Right: of the rows with some confidence, the share "
-        "that is right; a larger dot is more rows, and on the dashed line confidence can be taken at its "
-        f"word. Mean distance from it: {show_share(quality.calibration_error)}."
+        "Left: rows by the confidence of their routing. Right: the share of rows routed correctly at each "
+        "confidence; a larger dot is more rows, and on the dashed line confidence equals that share. "
+        f"Mean distance from the line: {show_share(quality.calibration_error)}."
     )
     if quality.threshold > 0:
         below = "its best adapter alone" if quality.fallback == "best" else "all adapters with equal weights"
         words += (
             f" At a threshold of {quality.threshold:g}, {show_share(quality.sure_share)} of the rows are "
-            f"sure, and {show_exact_share(quality.sure_accuracy_share)} of those right; "
+            f"sure, and {show_exact_share(quality.sure_accuracy_share)} of those are correct; "
             f"any other row gets {below}."
         )
     return words

@@ -1,8 +1,7 @@
-"""A study as one HTML page that needs nothing else: no host, no font, no script.
+"""A study as one HTML page.
 
 It answers, in this order: did steering work on questions the search never saw, where in the model, what did
-it break, and what does it read like.  Style and escaping are those of a diagnosis's page, so that a question,
-a model's name or a generated text can never become markup.
+it break, and what does it read like.
 """
 
 from __future__ import annotations
