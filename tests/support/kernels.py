@@ -7,6 +7,7 @@ the tests, after that.  With numpy 2.4 the interpreter needs Triton 3.8.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -41,3 +42,33 @@ class Numbers:
 def unit_of(dtype: torch.dtype) -> float:
     """What makes the numbers of `Numbers.factor` of size 1."""
     return 1 / 32 if dtype == torch.int8 else 1.0
+
+
+def _patch_once_a_launch() -> None:
+    """Let the interpreter prepare Triton's language once for a launch.
+
+    Left to itself it does so again for every device function that a program calls: a third of its time.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    done: set[tuple[int, ...]] = set()
+
+    def patch_once(function: Any) -> Any:
+        seen = tuple(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+        if seen in done:
+            return interpreter._LangPatchScope()
+        done.add(seen)
+        return patch(function)
+
+    def launch_afresh(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done.clear()
+        return launch(self, *args, **kwargs)
+
+    interpreter._patch_lang = patch_once
+    interpreter.GridExecutor.__call__ = launch_afresh
+
+
+if INTERPRETED:
+    _patch_once_a_launch()
