@@ -32,16 +32,16 @@ class LimitingGroups:
     memory_folder: Path | None = None
 
     def cpu_used_s(self) -> float | None:
-        """CPU seconds that the group with the quota has used since it was made."""
+        """Read the CPU seconds that the group with the quota has used since it was made."""
         return None if self.cpu_folder is None else _cpu_used_s(self.cpu_folder)
 
     def memory_used_bytes(self) -> int | None:
-        """Bytes of the group with the limit, without cache it can drop."""
+        """Read the bytes of the group with the limit, without the cache it can drop."""
         return None if self.memory_folder is None else _memory_used(self.memory_folder)
 
 
 def limiting_groups(root: Path = Path("/")) -> LimitingGroups:
-    """The groups that bind this process, under `root` as the root of the file system."""
+    """Find the groups that bind this process; `root` is the root of the file system."""
     groups, mounts = _groups(root), list(_mounts(root))
 
     def tightest(
@@ -66,7 +66,7 @@ class _Mount:
 
 
 def _read(path: Path) -> str | None:
-    """A file's text; None where it is absent or hidden from us, both usual in containers."""
+    """Read a file; None if it is absent or hidden, as is common in containers."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -74,7 +74,7 @@ def _read(path: Path) -> str | None:
 
 
 def _groups(root: Path) -> dict[str, PurePosixPath]:
-    """Controller -> this process's group; version 2 stands under the empty name."""
+    """Map each controller to this process's group; version 2 has the empty name."""
     groups = {}
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -104,7 +104,7 @@ def _unescaped(text: str) -> str:
 
 
 def _folders(groups: dict[str, PurePosixPath], mounts: list[_Mount], *, controller: str) -> Iterator[Path]:
-    """The process's group and every group above it, as far as they can be seen."""
+    """Yield the process's group and every visible group above it."""
     for mount in mounts:
         if mount.controllers is not None and controller not in mount.controllers:
             continue
@@ -119,12 +119,12 @@ def _folders(groups: dict[str, PurePosixPath], mounts: list[_Mount], *, controll
 
 
 def _number(text: str | None) -> int | None:
-    """A whole number of a control file; None for "max", "-1", and anything else."""
+    """Parse a whole number; None for "max", "-1" and anything else."""
     return int(text) if text is not None and text.strip().isdigit() else None
 
 
 def _quota(folder: Path) -> float | None:
-    """Cores a group may use on average."""
+    """Read the cores that a group may use on average."""
     quota_text, _, period_text = (_read(folder / "cpu.max") or "").partition(" ")
     quota = _number(quota_text) or _number(_read(folder / "cpu.cfs_quota_us"))
     period = _number(period_text) or _number(_read(folder / "cpu.cfs_period_us"))

@@ -67,7 +67,7 @@ def make_datasheet(
     half_rate_accumulate: bool = False,
     **peak_tflops: float,
 ) -> Datasheet:
-    """A row of the table; memory as sold in GB and as the driver reports it, peaks in TFLOP/s by dtype."""
+    """Make a row of the table: memory as sold (GB) and as the driver reports it (MiB), peaks in TFLOP/s."""
     return Datasheet(
         name=name,
         vendor="NVIDIA" if compute_capability else "AMD",

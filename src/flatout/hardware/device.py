@@ -37,7 +37,7 @@ class Device:
 
 
 def device_of_datasheet(row: Datasheet) -> Device:
-    """The device a datasheet describes, with nothing of it at hand."""
+    """Make the device that a datasheet describes."""
     missing = {} if row.compute_capability else {"compute_capability": f"{row.vendor} has no such number"}
     return Device(
         name=row.name,
@@ -61,7 +61,7 @@ def device_of_driver(
     uuid: str | None = None,
     index: int | None = None,
 ) -> Device:
-    """A device that is there: the driver's own facts first, the datasheet for what no driver tells.
+    """Make a device that is present: the driver's facts first, the datasheet for the rest.
 
     The name may come from NVML or from torch; both report the same string.
     """

@@ -41,7 +41,7 @@ class HostFacts:
 def read_host(
     root: Path = LINUX_ROOT, *, machine_cores: int | None = None, affinity_cores: int | None = None
 ) -> HostFacts:
-    """Facts of this host; `root` is where its file system hangs, and the counts stand in for its own."""
+    """Read the facts of this host; `root` is the root of its file system, and the counts replace its own."""
     missing: dict[str, str] = {}
     limits = limiting_groups(root)
     machine_cores = machine_cores or os.cpu_count()
@@ -80,7 +80,7 @@ def read_host(
 
 
 def _tightest(*limits: tuple[str, float | None]) -> tuple[float | None, str | None]:
-    """The smallest limit and who sets it; the earlier one where two are equal."""
+    """Return the smallest limit and who sets it; of two equal ones, the earlier."""
     known = [(value, name) for name, value in limits if value is not None]
     return min(known, key=lambda limit: limit[0], default=(None, None))
 
@@ -93,7 +93,7 @@ def _affinity_cores(missing: dict[str, str]) -> int | None:
 
 
 def _machine_memory(root: Path, missing: dict[str, str]) -> tuple[int | None, int | None]:
-    """Total and used bytes of the machine."""
+    """Read the total and used bytes of the machine."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

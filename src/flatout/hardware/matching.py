@@ -1,4 +1,4 @@
-"""From what a driver calls a GPU to its datasheet.
+"""Find the datasheet of a GPU by the name its driver gives it.
 
 NVML and torch report the same string, such as "NVIDIA A100-SXM4-80GB" or "Tesla T4".  A match is on the
 whole name, never on a part of it: an "RTX 4090 Laptop GPU" is not an RTX 4090, and a wrong peak is worse
@@ -25,7 +25,7 @@ NOISE_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "gener
 
 @functools.cache
 def all_datasheets() -> tuple[Datasheet, ...]:
-    """Every GPU of the table, by vendor and generation, then those that other packages add.
+    """Return every GPU of the table, by vendor and generation, then those that other packages add.
 
     A package adds some by an entry point of the group `flatout.datasheets`: one Datasheet, or several.
     """
@@ -43,7 +43,7 @@ def all_datasheets() -> tuple[Datasheet, ...]:
 
 
 def find_datasheet(name: str, *, memory_bytes: int | None = None) -> Datasheet | None:
-    """The row of a GPU as its driver names it; None when no row is certain.
+    """Find the row of a GPU by its driver's name; None if no row is certain.
 
     Some names cover boards with different memory (two kinds of RTX 3080): memory decides between them,
     and rejects a name whose memory fits none, such as a slice of a GPU in a virtual machine.
@@ -59,7 +59,7 @@ def find_datasheet(name: str, *, memory_bytes: int | None = None) -> Datasheet |
 
 
 def plain_name(name: str) -> str:
-    """A name without case, punctuation and brand words: "NVIDIA A100-SXM4-80GB" -> "a100sxm480gb"."""
+    """Strip case, punctuation and brand words: "NVIDIA A100-SXM4-80GB" -> "a100sxm480gb"."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return "".join(word for word in words if word not in NOISE_WORDS)
 

@@ -27,7 +27,7 @@ ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """A GPU of this machine of which only the identity was read; without a handle, `refusal` says why."""
+    """A GPU whose identity alone was read; if it has no handle, `refusal` says why."""
 
     index: int
     handle: Any
@@ -76,7 +76,7 @@ class GpuReader:
         self.close()
 
     def close(self) -> None:
-        """Let NVML go; a snapshot taken afterwards says so."""
+        """Close the connection; a snapshot taken afterwards says so."""
         if self._open:
             self._open = False
             self.refusal = "the reader was closed"
@@ -86,7 +86,7 @@ class GpuReader:
                 return  # nothing is left to let go
 
     def snapshot(self, *, hidden: bool = False) -> Snapshot:
-        """All visible GPUs; with `hidden`, also those that CUDA_VISIBLE_DEVICES hides."""
+        """Read all visible GPUs; with `hidden`, also those that CUDA_VISIBLE_DEVICES hides."""
         taken_at_s = self._clock()
         if self.refusal is not None:
             reasons = dict.fromkeys(("gpus", "driver_version", "cuda_version"), self.refusal)
@@ -116,7 +116,7 @@ class GpuReader:
 
 
 def read_gpus(*, hidden: bool = False) -> Snapshot:
-    """One snapshot of this machine's GPUs."""
+    """Take one snapshot of this machine's GPUs."""
     with GpuReader() as reader:
         return reader.snapshot(hidden=hidden)
 
@@ -177,7 +177,7 @@ def _mig_identity(nvml: Any, handle: Any) -> MigIdentity:
 
 
 def _read(nvml: Any, found: _Found, *, selection: Selection, hidden: bool) -> GpuSnapshot | None:
-    """A selected GPU with the MIG instances that were named, or with all of them when none was."""
+    """Read a selected GPU with the named MIG instances, or with all of them if none is named."""
     order = {(place.gpu, place.instance): number for number, place in enumerate(selection.devices)}
     named = {instance for gpu, instance in order if gpu == found.index and instance is not None}
     whole = (found.index, None) in order

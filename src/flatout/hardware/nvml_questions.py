@@ -46,7 +46,7 @@ class Questions:
             self._refusals += (mismatch,)
 
     def ask(self, fields: Sequence[str], *calls: Call) -> Any:
-        """The first call that is answered; else None, and the first refusal as the fields' reason."""
+        """Return the first answer; if there is none, None, with the first refusal as the fields' reason."""
         reasons: list[str] = []
         for call in calls:
             value, reason = self._ask_one(call)
@@ -83,7 +83,7 @@ def reason_of(error: Exception) -> str:
 
 
 def text_of(value: str | bytes | None) -> str | None:
-    """Old releases of nvidia-ml-py answer in bytes."""
+    """Decode an answer: old releases of nvidia-ml-py give bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -108,7 +108,7 @@ WHOLE_GPU_FIELDS = (*SHARES, *SCALED, "throttle_reasons", *COUNTED)
 
 
 def read_gpu_fields(questions: Questions, *, instance: bool = False) -> dict[str, Any]:
-    """The fields of a GpuSnapshot that one handle can tell."""
+    """Read the fields of a GpuSnapshot that one handle knows."""
     capability = questions.ask(("compute_capability",), ("nvmlDeviceGetCudaComputeCapability",))
     fields: dict[str, Any] = {
         "name": text_of(questions.ask(("name",), ("nvmlDeviceGetName",))),
@@ -130,7 +130,7 @@ def read_gpu_fields(questions: Questions, *, instance: bool = False) -> dict[str
 
 
 def scaled(questions: Questions, name: str) -> float | None:
-    """One figure of SCALED, in the unit of its name."""
+    """Read one figure of SCALED, in the unit of its name."""
     scale, function, argument = SCALED[name]
     arguments = () if argument is None else (getattr(questions.nvml, argument),)
     calls: list[Call] = [(function, *arguments)]
@@ -141,7 +141,7 @@ def scaled(questions: Questions, name: str) -> float | None:
 
 
 def memory_fields(questions: Questions) -> dict[str, int | None]:
-    """Total, used, free and reserved bytes, under their names in a GpuSnapshot."""
+    """Read total, used, free and reserved bytes, by their names in a GpuSnapshot."""
     names = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes")
     version = getattr(questions.nvml, "nvmlMemory_v2", None)
     calls: list[Call] = [("nvmlDeviceGetMemoryInfo",)]
@@ -158,7 +158,7 @@ def memory_fields(questions: Questions) -> dict[str, int | None]:
 
 
 def throttle_reasons(questions: Questions) -> tuple[str, ...] | None:
-    """Why the driver holds the clocks down."""
+    """Read why the driver holds the clocks down."""
     bits = questions.ask(
         ("throttle_reasons",),
         ("nvmlDeviceGetCurrentClocksEventReasons",),
@@ -172,7 +172,7 @@ def throttle_reasons(questions: Questions) -> tuple[str, ...] | None:
 
 
 def running_processes(questions: Questions, *, field: str | None = None) -> tuple[GpuProcess, ...] | None:
-    """Who holds a context on a GPU; where NVML does not tell, None, with its reason under `field`."""
+    """List who holds a context on a GPU; if NVML refuses, None, with its reason under `field`."""
     compute = questions.ask((field,) if field else (), ("nvmlDeviceGetComputeRunningProcesses",))
     if compute is None:
         return None

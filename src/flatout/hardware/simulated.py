@@ -22,7 +22,7 @@ MAX_SUGGESTIONS = 4
 
 
 def simulated_device(name: str) -> Device:
-    """The device called `name`, or UnknownDevice with the names that come closest."""
+    """Make the device called `name`; raise UnknownDevice with the closest names."""
     by_memory = _memory_only(name)
     if by_memory is not None:
         return by_memory
@@ -37,7 +37,7 @@ def simulated_device(name: str) -> Device:
 
 
 def _rows_called(wanted: str) -> list[Datasheet]:
-    """Rows of that name; a name of ours goes before one that drivers give to several boards."""
+    """Find the rows of that name; our names go before those that drivers give to several boards."""
     own = [row for row in all_datasheets() if wanted in map(plain_name, (row.name, *row.aliases))]
     return own or [row for row in all_datasheets() if wanted in map(plain_name, row.driver_names)]
 
@@ -63,7 +63,7 @@ def _plain_names(row: Datasheet) -> set[str]:
 
 
 def _hint(wanted: str) -> str:
-    """Names that begin alike first ("A100"), then names that are spelt alike ("A1000-80GB")."""
+    """Suggest names that begin alike ("A100"), then names with a similar spelling ("A1000-80GB")."""
     rows = all_datasheets()
     begin = [row.name for row in rows if wanted and any(n.startswith(wanted) for n in _plain_names(row))]
     spelt = {plain: row.name for row in rows for plain in _plain_names(row)}
