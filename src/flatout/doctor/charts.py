@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flatout.doctor.readings import Reading
+from flatout.doctor.readings import ArmReading
 from flatout.measure import PHASES
 from flatout.measure.evidence import Arm, Step
-from flatout.page.charts import Column, Drawing, Frame, Key, Row, Rows, columns
+from flatout.page.charts import Axes, ChartRow, Column, Drawing, Key, RowChart, columns
 from flatout.page.markup import Html, tag
 from flatout.page.scales import Scale, zero_scale
 from flatout.units import show_seconds
@@ -39,11 +39,11 @@ ARMS: dict[Arm, str] = {
 SHORT: dict[Arm, str] = {"cached": "cached", "half": "half", "attribution": "lines", "count": "count"}
 
 
-def whiskers(found: Sequence[Reading]) -> Rows:
+def whiskers(found: Sequence[ArmReading]) -> RowChart:
     """Each counterfactual's step as a fraction of the full one: a dot on its 95 % interval."""
     end = max(1.1, *(reading.fraction_high * 1.05 for reading in found))
     ticks = ((0.0, "0"), (0.5, "half the time"), (1.0, "no change"))
-    chart = Rows(across=Scale(low=0.0, high=end, ticks=ticks), height=40)
+    chart = RowChart(across=Scale(low=0.0, high=end, ticks=ticks), height=40)
     rows = []
     for reading in found:
         marks = (
@@ -56,9 +56,9 @@ def whiskers(found: Sequence[Reading]) -> Rows:
         spoken = f"{reading.fraction:.2f}, between {reading.fraction_low:.2f} and {reading.fraction_high:.2f}"
         label = f"{reading.label}: the step takes {spoken} of the full one"
         rows.append(
-            Row(name=reading.label, marks=marks, label=label, figure=reading.figure, note=reading.words)
+            ChartRow(name=reading.label, marks=marks, label=label, figure=reading.figure, note=reading.words)
         )
-    return Rows(rows=tuple(rows), across=chart.across, height=40, kind="rows told")
+    return RowChart(rows=tuple(rows), across=chart.across, height=40, kind="rows told")
 
 
 # The timeline
@@ -127,10 +127,10 @@ def timeline(drawn: Sequence[Bar]) -> Drawing:
         )
         for place, bar in enumerate(drawn)
     ]
-    frame = Frame(across=Scale(low=0.0, high=len(drawn)), up=zero_scale(top, show_seconds), height=HEIGHT)
+    axes = Axes(across=Scale(low=0.0, high=len(drawn)), up=zero_scale(top, show_seconds), height=HEIGHT)
     num_steps = sum(bar.num_steps for bar in drawn)
     label = f"{num_steps} steps split by phase; the scale ends at {show_seconds(top)}"
-    return columns(shapes, frame, label=label, legend=[Key(name=phase, colour=phase) for phase in PHASES])
+    return columns(shapes, axes, label=label, legend=[Key(name=phase, colour=phase) for phase in PHASES])
 
 
 def arm_band(drawn: Sequence[Bar]) -> Html:

@@ -31,7 +31,7 @@ _WRITTEN = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class CodeLine:
     """The sites of one kind on one line."""
 
     place: Place
@@ -49,13 +49,13 @@ class Line:
         return _sum_of_known([self.host_s, self.backward_s])
 
 
-def lines_of(sites: list[Site]) -> list[Line]:
+def lines_of(sites: list[Site]) -> list[CodeLine]:
     """`sites` summed by line, the busiest line first."""
     by_line: dict[tuple[str, int], list[Site]] = {}
     for site in sorted(sites, key=lambda site: -site.calls_per_step):
         by_line.setdefault((site.place.file, site.place.line), []).append(site)
     lines = [
-        Line(
+        CodeLine(
             place=here[0].place,
             ops=tuple(dict.fromkeys(site.op for site in here)),
             calls_per_step=sum(site.calls_per_step for site in here),
@@ -70,7 +70,7 @@ def lines_of(sites: list[Site]) -> list[Line]:
     return sorted(lines, key=lambda line: -line.calls_per_step)
 
 
-def direct_lines(evidence: Evidence, kind: SiteKind) -> list[Line]:
+def direct_lines(evidence: Evidence, kind: SiteKind) -> list[CodeLine]:
     """Lines that do `kind` themselves, outside the code that fetches and collates samples."""
     return lines_of(
         [
@@ -86,12 +86,12 @@ def show_calls(calls: float) -> str:
     return f"{calls:.0f}" if calls >= 10 or calls == int(calls) else f"{calls:.1f}"
 
 
-def show_ops(line: Line) -> str:
+def show_ops(line: CodeLine) -> str:
     """A line's operations as they are written: `x[...]`, `item`, `tensor`."""
     return ", ".join(_WRITTEN.get(op, op) for op in line.ops)
 
 
-def timing(evidence: Evidence, line: Line) -> str:
+def timing(evidence: Evidence, line: CodeLine) -> str:
     """The seconds a line's calls take, beside the step they were taken from."""
     step = show_seconds(evidence.attributed_step_s)
     return f"{show_seconds(line.total_s)} of a step of {step} while calls were timed"

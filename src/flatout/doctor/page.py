@@ -22,7 +22,7 @@ from flatout.doctor.readings import (
 )
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory, Place
-from flatout.page.charts import Rows, stacked_row
+from flatout.page.charts import RowChart, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, legend
 from flatout.page.markup import Html, code, facts, join, known, listing, section, table, tag
@@ -111,7 +111,7 @@ def _step(evidence: Evidence) -> Html | None:
         numbers += [3, 4]
         for row, phase in zip(rows, PHASES, strict=True):
             row += [show_seconds(stream[phase]), show_share(stream_shares[phase])]
-    whole = inline(Rows(rows=tuple(drawn)))
+    whole = inline(RowChart(rows=tuple(drawn)))
     return section("Where a step goes", whole, table(heads, rows, numbers=numbers), anchor="step")
 
 

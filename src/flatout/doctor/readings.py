@@ -32,7 +32,7 @@ SAFETY: dict[FixSafety, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ArmReading:
     """A counterfactual in words, and its step time as a fraction of the baseline's."""
 
     label: str
@@ -43,7 +43,7 @@ class Reading:
     fraction_high: float
 
 
-def readings(evidence: Evidence) -> tuple[Reading, ...]:
+def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
     """Every counterfactual that was run, read."""
     return tuple(
         _read_cached(found) if found.name == "cached" else _read_half(found, evidence)
@@ -52,7 +52,7 @@ def readings(evidence: Evidence) -> tuple[Reading, ...]:
     )
 
 
-def _read_cached(found: Counterfactual) -> Reading:
+def _read_cached(found: Counterfactual) -> ArmReading:
     if found.speedup_low > 1:
         words = f"the loader costs {show_share(1 - 1 / found.speedup)} of the step"
     elif found.speedup_high < 1 + NARROW:
@@ -63,7 +63,7 @@ def _read_cached(found: Counterfactual) -> Reading:
     return _reading(found, label="on cached batches", figure=figure, words=words)
 
 
-def _read_half(found: Counterfactual, evidence: Evidence) -> Reading:
+def _read_half(found: Counterfactual, evidence: Evidence) -> ArmReading:
     fraction, low, high = (1 / value for value in (found.speedup, found.speedup_high, found.speedup_low))
     if high >= 1 and low < 1 - NARROW:
         words = "inside the noise: this run cannot tell what bounds the step"
@@ -78,8 +78,8 @@ def _read_half(found: Counterfactual, evidence: Evidence) -> Reading:
     return _reading(found, label="on half the batch", figure=figure, words=words)
 
 
-def _reading(found: Counterfactual, *, label: str, figure: str, words: str) -> Reading:
-    return Reading(
+def _reading(found: Counterfactual, *, label: str, figure: str, words: str) -> ArmReading:
+    return ArmReading(
         label=label,
         figure=figure,
         words=words,

@@ -10,7 +10,7 @@ from pathlib import Path
 from flatout.errors import BadInput
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.trace.record import COMPONENTS, Component
-from flatout.page.charts import PAD, Drawing, Frame, Key, Line, Mark, stack
+from flatout.page.charts import PAD, Axes, Curve, Drawing, Key, Mark, stack
 from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, binary_unit, zero_scale
 from flatout.units import show_bytes
@@ -54,7 +54,7 @@ def memory_chart(estimate: MemoryEstimate, *, capacity_bytes: int | None = None)
     if capacity_bytes is not None and capacity_bytes > NEAR * top:
         capacity_bytes = None
     high = max(top, capacity_bytes or 0) * 1.16
-    frame = Frame(
+    axes = Axes(
         across=Scale(low=0, high=max(1, timeline.events[-1])),
         up=zero_scale(high, show_bytes, unit=binary_unit(high)),
         height=380,
@@ -63,7 +63,7 @@ def memory_chart(estimate: MemoryEstimate, *, capacity_bytes: int | None = None)
     least = SMALLEST_SHARE * max(totals)
     shown = [name for name in COMPONENTS if max(timeline.by_component.get(name, ()), default=0) > least]
     layers = [
-        Line(
+        Curve(
             name=name,
             colour=COLOURS[name],
             points=list(zip(timeline.events, timeline.by_component[name], strict=True)),
@@ -71,7 +71,7 @@ def memory_chart(estimate: MemoryEstimate, *, capacity_bytes: int | None = None)
         for name in shown
     ]
     # Nothing changes between two events, so the edge is a stair.
-    drawn = stack(layers, frame, label="memory by component", is_stair=True)
+    drawn = stack(layers, axes, label="memory by component", is_stair=True)
     limits = [("reserved", estimate.peak_reserved_bytes, "soft", True)]
     limits += [("device", capacity_bytes, "bad", False)] if capacity_bytes is not None else []
     keys = [
@@ -81,21 +81,21 @@ def memory_chart(estimate: MemoryEstimate, *, capacity_bytes: int | None = None)
     return replace(
         drawn,
         marks=(
-            *_phases(estimate, frame),
+            *_phases(estimate, axes),
             *drawn.marks,
-            *(frame.level(size, colour, dashed=dashed) for _, size, colour, dashed in limits),
-            *_peak(estimate, frame),
+            *(axes.level(size, colour, dashed=dashed) for _, size, colour, dashed in limits),
+            *_peak(estimate, axes),
         ),
         legend=(*reversed(drawn.legend), *keys),
     )
 
 
-def _phases(estimate: MemoryEstimate, frame: Frame) -> Iterator[Mark]:
+def _phases(estimate: MemoryEstimate, axes: Axes) -> Iterator[Mark]:
     timeline = estimate.timeline
     last = timeline.events[-1]
-    bottom = frame.height + PAD
+    bottom = axes.height + PAD
     for (start, phase), (end, _) in itertools.pairwise([*timeline.phases, (last, "setup")]):
-        left, right = frame.across.share(start), frame.across.share(end)
+        left, right = axes.across.share(start), axes.across.share(end)
         if phase in SHADED and right > left:
             yield Mark(shape="rect", at=((left, PAD), (right, bottom)), colour="raised")
         if start and end > start:
@@ -105,11 +105,11 @@ def _phases(estimate: MemoryEstimate, frame: Frame) -> Iterator[Mark]:
             yield Mark(shape="text", at=at, text=phase, anchor="middle", size=11, colour="soft")
 
 
-def _peak(estimate: MemoryEstimate, frame: Frame) -> Iterator[Mark]:
+def _peak(estimate: MemoryEstimate, axes: Axes) -> Iterator[Mark]:
     timeline = estimate.timeline
     if timeline.peak is None:
         return
-    x, y = frame.place(timeline.events[timeline.peak], timeline.total_bytes()[timeline.peak])
+    x, y = axes.place(timeline.events[timeline.peak], timeline.total_bytes()[timeline.peak])
     words = [
         f"peak {show_bytes(estimate.peak_allocated_bytes)}",
         (estimate.peak_op or "").removeprefix("aten.").removesuffix(".default"),

@@ -5,6 +5,6 @@ markup.py      HTML elements that escape what they hold: tag, section, table, fa
 document.py    the whole page: policy, style, masthead, footer;  page.css  its style
 tokens.css     every colour, on white and on black
 scales.py      from values to places on an axis, and round numbers beside it
-charts.py      the charts as data: curves, stack, columns, scatter, Rows, Matrix
+charts.py      the charts as data: curves, stack, columns, scatter, RowChart, Matrix
 inline.py      charts into a page;  figures.py  charts into PNG and SVG files
 """

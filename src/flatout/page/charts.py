@@ -1,7 +1,7 @@
 """The charts of every page and every figure file, laid out once.
 
-A chart is data: a `Drawing` is a list of marks with the words around them, `Rows` and `Matrix` are made of
-rows and cells.  Marks are placed in shares of the width across and in pixels down, so one drawing fills a
+A chart is data: a `Drawing` is a list of marks with the words around them, `RowChart` and `Matrix` hold rows
+and cells.  Marks are placed in shares of the width across and in pixels down, so one drawing fills a
 phone, a sheet of paper and a figure file while its text and its dots keep their size.  `inline` turns charts
 into HTML, `figures` into PNG and SVG files.  Colours are names of tokens.css.
 
@@ -9,7 +9,7 @@ into HTML, `figures` into PNG and SVG files.  Colours are names of tokens.css.
     stack      areas one upon the other
     columns    bars beside each other, each split into parts
     scatter    dots in two dimensions
-    Rows       bars, dots and intervals along one common axis, a row each
+    RowChart   bars, dots and intervals along one common axis, a row each
     Matrix     cells that are coloured by their value
 """
 
@@ -73,7 +73,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
+class Axes:
     """Two axes, and how high the drawing between them is."""
 
     across: Scale
@@ -118,7 +118,7 @@ def foot_of(across: Scale) -> tuple[tuple[str, float], ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Curve:
     """One line: its name, colour and points (across, up); None is a value nobody knows."""
 
     name: str
@@ -132,8 +132,8 @@ class Line:
 
 
 def curves(
-    lines: Sequence[Line],
-    frame: Frame,
+    lines: Sequence[Curve],
+    axes: Axes,
     *,
     show: Show = show_value,
     show_across: Show | None = None,
@@ -162,19 +162,17 @@ def curves(
     ]
     if limit is not None:
         name, value = limit
-        is_drawn = frame.up.low <= value <= frame.up.high
+        is_drawn = axes.up.low <= value <= axes.up.high
         keys.append(Key(name=f"{name} {show(value)}", colour="accent", kind="dashes" if is_drawn else "none"))
-        marks += [frame.level(value, "accent", dashed=True)] if is_drawn else []
+        marks += [axes.level(value, "accent", dashed=True)] if is_drawn else []
     for line in known:
         runs = _runs(line.points) if has_gaps else [line.known]
         size = math.ceil(sum(map(len, runs)) / MOST_POINTS)
-        marks += [
-            _line_mark([frame.place(*point) for point in thinned(run, size=size)], line) for run in runs
-        ]
+        marks += [_line_mark([axes.place(*point) for point in thinned(run, size=size)], line) for run in runs]
     if show_across is not None:
-        marks += _hovers(known, frame, show=show, show_across=show_across)
+        marks += _hovers(known, axes, show=show, show_across=show_across)
     spoken = "; ".join(_spoken(line, show) for line in known)
-    return frame.drawing(marks, label=spoken, legend=keys if len(keys) > 1 or shows_last else ())
+    return axes.drawing(marks, label=spoken, legend=keys if len(keys) > 1 or shows_last else ())
 
 
 def thinned(points: Sequence[Point], *, size: int) -> list[Point]:
@@ -183,7 +181,7 @@ def thinned(points: Sequence[Point], *, size: int) -> list[Point]:
     return [(group[-1][0], sum(y / len(group) for _, y in group)) for group in groups]
 
 
-def stack(layers: Sequence[Line], frame: Frame, *, label: str, is_stair: bool = False) -> Drawing:
+def stack(layers: Sequence[Curve], axes: Axes, *, label: str, is_stair: bool = False) -> Drawing:
     """Areas one upon the other, over points they share; a silence is a gap.
 
     The edge of a stair stays where it is until the next point.
@@ -196,18 +194,18 @@ def stack(layers: Sequence[Line], frame: Frame, *, label: str, is_stair: bool = 
     for run in [rows] if is_stair else _together(rows):
         xs = [x for x, _ in run]
         if len(run) == 1:  # a point alone is a column, or it would not be seen
-            half = 0.0015 * (frame.across.high - frame.across.low)
+            half = 0.0015 * (axes.across.high - axes.across.low)
             run, xs = run * 2, [xs[0] - half, xs[0] + half]
         base = [0.0] * len(run)
         for number, layer in enumerate(layers):
             over = [low + values[number] for low, (_, values) in zip(base, run, strict=True)]
             if over != base:
-                edges = [list(map(frame.place, xs, side)) for side in (over, base)]
+                edges = [list(map(axes.place, xs, side)) for side in (over, base)]
                 top, bottom = map(_stair, edges) if is_stair else edges
                 marks.append(Mark(shape="area", at=(*top, *reversed(bottom)), colour=layer.colour))
             base = over
     keys = [Key(name=layer.name, colour=layer.colour) for layer in layers if any(y for _, y in layer.points)]
-    return frame.drawing(marks, label=label, legend=keys)
+    return axes.drawing(marks, label=label, legend=keys)
 
 
 def _stair(edge: list[Point]) -> list[Point]:
@@ -231,7 +229,7 @@ class Column:
 
 def columns(
     bars: Sequence[Column],
-    frame: Frame,
+    axes: Axes,
     *,
     label: str,
     legend: Sequence[Key] = (),
@@ -242,28 +240,28 @@ def columns(
     for bar in bars:
         base = 0.0
         for colour, value in bar.parts:
-            at = (frame.place(bar.left, base + value), frame.place(bar.right, base))
+            at = (axes.place(bar.left, base + value), axes.place(bar.right, base))
             base += value
             if at[0][1] < at[1][1]:
                 opacity = 0.4 if bar.is_pale else 1.0
                 marks.append(Mark(shape="rect", at=at, colour=colour, title=bar.title, opacity=opacity))
-        if base > frame.up.high:
-            left, right = frame.across.share(bar.left), frame.across.share(bar.right)
+        if base > axes.up.high:
+            left, right = axes.across.share(bar.left), axes.across.share(bar.right)
             marks.append(Mark(shape="rect", at=((left, PAD + 8), (right, PAD + 12)), colour="paper"))
-    return frame.drawing((*marks, *rules), label=label, legend=legend)
+    return axes.drawing((*marks, *rules), label=label, legend=legend)
 
 
-def scatter(marks: Sequence[Mark], frame: Frame, *, label: str) -> Drawing:
+def scatter(marks: Sequence[Mark], axes: Axes, *, label: str) -> Drawing:
     """Dots and lines, the corners of which are values of both axes."""
-    placed = [replace(mark, at=tuple(frame.place(x, y) for x, y in mark.at)) for mark in marks]
-    return frame.drawing(placed, label=label)
+    placed = [replace(mark, at=tuple(axes.place(x, y) for x, y in mark.at)) for mark in marks]
+    return axes.drawing(placed, label=label)
 
 
 # Rows along one axis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ChartRow:
     """One row: its name, the figure at its end, what is drawn in it, and that in words."""
 
     name: str
@@ -274,10 +272,10 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class RowChart:
     """Rows over one axis; marks of a row are placed by `bar`, `dot`, `interval` and `rule`."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ChartRow, ...] = ()
     across: Scale = field(default_factory=lambda: Scale(low=0.0, high=1.0))
     height: float = 28.0  # of one row
     legend: tuple[Key, ...] = ()
@@ -312,15 +310,15 @@ class Rows:
         return Mark(shape="line", at=((0.0, self.height / 2), (1.0, self.height / 2)), colour="line")
 
 
-def stacked_row(name: str, shares: Mapping[str, float]) -> Row:
+def stacked_row(name: str, shares: Mapping[str, float]) -> ChartRow:
     """One whole as one bar: each share in the colour of its name; what none accounts for stays empty."""
-    marks, left, chart = [], 0.0, Rows()
+    marks, left, chart = [], 0.0, RowChart()
     for part, share in shares.items():
         if share > 0:
             marks.append(chart.bar(left, left + share, part, title=f"{part}: {show_share(share)}"))
         left += share
     spoken = ", ".join(f"{part} {show_share(share)}" for part, share in shares.items())
-    return Row(name=name, marks=tuple(marks), label=f"{name}: {spoken}")
+    return ChartRow(name=name, marks=tuple(marks), label=f"{name}: {spoken}")
 
 
 # Cells
@@ -350,13 +348,13 @@ class Matrix:
     name_across: str = ""
 
 
-Chart = Drawing | Rows | Matrix
+Chart = Drawing | RowChart | Matrix
 
 
 # Parts of curves
 
 
-def _line_mark(corners: list[Point], line: Line) -> Mark:
+def _line_mark(corners: list[Point], line: Curve) -> Mark:
     if len(corners) == 1:  # a point alone is a short dash, or it would not be seen
         ((x, y),) = corners
         corners = [(max(x - 0.005, 0.0), y), (min(x + 0.005, 1.0), y)]
@@ -388,12 +386,12 @@ def _together(points: Sequence[tuple[float, Value]]) -> list[list[tuple[float, V
     return groups
 
 
-def _hovers(lines: Sequence[Line], frame: Frame, *, show: Show, show_across: Show) -> Iterator[Mark]:
+def _hovers(lines: Sequence[Curve], axes: Axes, *, show: Show, show_across: Show) -> Iterator[Mark]:
     """Columns without a colour that say what stands above them."""
     xs = [x for x, _ in lines[0].points]
     size = math.ceil(len(xs) / MOST_TITLES)
     for number in range(0, len(xs), size):
-        left, right = (frame.across.share(xs[min(place, len(xs) - 1)]) for place in (number, number + size))
+        left, right = (axes.across.share(xs[min(place, len(xs) - 1)]) for place in (number, number + size))
         said = [
             f"{line.name} {show(value)}"
             for line in lines
@@ -401,11 +399,11 @@ def _hovers(lines: Sequence[Line], frame: Frame, *, show: Show, show_across: Sho
         ]
         if said:
             words = f"{show_across(xs[number])}  {', '.join(said)}"
-            at = ((left, 0.0), (max(right, left + 0.002), frame.height + 2 * PAD))
+            at = ((left, 0.0), (max(right, left + 0.002), axes.height + 2 * PAD))
             yield Mark(shape="hover", at=at, title=words)
 
 
-def _spoken(line: Line, show: Show) -> str:
+def _spoken(line: Curve, show: Show) -> str:
     values = [value for _, value in line.known]
     first, last, low, high = map(show, (values[0], values[-1], min(values), max(values)))
     return f"{line.name} from {first} to {last}, between {low} and {high}"

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from flatout.page.charts import Cell, Chart, Drawing, Key, Mark, Matrix, Row, Rows, foot_of
+from flatout.page.charts import Cell, Chart, ChartRow, Drawing, Key, Mark, Matrix, RowChart, foot_of
 from flatout.page.markup import Html, join, tag
 
 WIDTH = 1000.0
@@ -22,7 +22,7 @@ def inline(chart: Chart) -> Html:
     """Any chart as an element of a page."""
     if isinstance(chart, Matrix):
         return _table(chart)
-    if isinstance(chart, Rows):
+    if isinstance(chart, RowChart):
         return _rows(chart)
     return tag("figure", legend(chart.legend), _framed(chart))
 
@@ -58,7 +58,7 @@ def _framed(drawing: Drawing) -> Html:
     )
 
 
-def _svg(drawing: Drawing | Row, *, height: float | None = None) -> Html:
+def _svg(drawing: Drawing | ChartRow, *, height: float | None = None) -> Html:
     size = drawing.height if isinstance(drawing, Drawing) else height
     marks = _marks(drawing.marks, size or 0.0)
     return tag("svg", *marks, width="100%", height=size, role="img", aria_label=drawing.label)
@@ -139,7 +139,7 @@ def svg_mark(mark: Mark, *, across: Callable[[float], str | float], paint: Calla
 # Rows and cells
 
 
-def _rows(chart: Rows) -> Html:
+def _rows(chart: RowChart) -> Html:
     parts = []
     for row in chart.rows:
         drawn = _svg(row, height=chart.height)

@@ -7,30 +7,43 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flatout.page.charts import Cell, Chart, Frame, Key, Line, Mark, Matrix, Row, Rows, curves, scatter, stack
+from flatout.page.charts import (
+    Axes,
+    Cell,
+    Chart,
+    ChartRow,
+    Curve,
+    Key,
+    Mark,
+    Matrix,
+    RowChart,
+    curves,
+    scatter,
+    stack,
+)
 from flatout.page.inline import inline, legend, svg_mark
 from flatout.page.scales import Scale, round_scale, time_scale, zero_scale
 from flatout.units import show_share, show_time
 
 HOSTILE = "</svg><script>alert(1)</script>\x1b"
-BOX = Frame(across=time_scale(10.0), up=zero_scale(1.0, show_share), name_across=HOSTILE)
-LINE = Line(name=HOSTILE, colour="forward", points=[(0.0, 0.5), (5.0, 0.7), (10.0, None)])
+BOX = Axes(across=time_scale(10.0), up=zero_scale(1.0, show_share), name_across=HOSTILE)
+LINE = Curve(name=HOSTILE, colour="forward", points=[(0.0, 0.5), (5.0, 0.7), (10.0, None)])
 
 
 def all_charts() -> list[Chart]:
     lines = curves([LINE, LINE], BOX, show_across=show_time, limit=(HOSTILE, 0.9), shows_last=True)
     assert lines is not None
-    rows = Rows(across=round_scale(0, 1))
+    rows = RowChart(across=round_scale(0, 1))
     marks = (rows.track(), rows.dot(0.5, "ink", title=HOSTILE, hollow=True), *rows.interval(0.2, 0.7, "up"))
     cell = Cell(text=HOSTILE, title=HOSTILE, strength=0.5, is_outlined=True)
     return [
         lines,
         stack([LINE], BOX, label=HOSTILE),
         scatter([Mark(shape="dot", at=((5.0, 0.5),), title=HOSTILE)], BOX, label=HOSTILE),
-        Rows(
+        RowChart(
             rows=(
-                Row(name=HOSTILE, marks=marks, label=HOSTILE, figure=HOSTILE),
-                Row(name=HOSTILE, marks=marks, label=HOSTILE, figure=HOSTILE, note=HOSTILE),
+                ChartRow(name=HOSTILE, marks=marks, label=HOSTILE, figure=HOSTILE),
+                ChartRow(name=HOSTILE, marks=marks, label=HOSTILE, figure=HOSTILE, note=HOSTILE),
             ),
             across=rows.across,
             legend=(Key(name=HOSTILE, colour="up", kind="ring"),),
@@ -61,7 +74,7 @@ def test_every_drawing_is_described_and_its_axes_are_not_read_out() -> None:
 
 def test_colours_follow_the_reader_s_theme() -> None:
     mark = Mark(shape="rect", at=((0.0, 0.0), (0.5, 10.0)), colour="wait")
-    html = inline(Rows(rows=(Row(name="a", marks=(mark,), label="a"),)))
+    html = inline(RowChart(rows=(ChartRow(name="a", marks=(mark,), label="a"),)))
     assert 'fill="var(--wait)"' in html and 'width="50.000%"' in html
 
 
@@ -88,6 +101,6 @@ def test_a_legend_of_nothing_is_nothing() -> None:
 
 
 def test_words_at_the_ends_of_an_axis_stay_inside() -> None:
-    drawn = curves([LINE], Frame(across=time_scale(10.0), up=Scale(low=0.0, high=1.0)))
+    drawn = curves([LINE], Axes(across=time_scale(10.0), up=Scale(low=0.0, high=1.0)))
     assert drawn is not None
     assert re.findall(r'text-anchor="(\w+)"', inline(drawn)) == ["start", "middle", "middle", "middle", "end"]

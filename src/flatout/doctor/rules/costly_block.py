@@ -45,7 +45,7 @@ FEWEST_SAMPLES = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class HeavyBlock:
     """A line and the samples in which it was on the stack."""
 
     place: Place
@@ -94,7 +94,7 @@ def _lines_of_the_loop(stacks: Stacks) -> set[tuple[str, int]]:
 
 def heavy_blocks(
     paths: Sequence[StackPath], *, least: float, callers: tuple[Place, ...] = ()
-) -> Iterator[Block]:
+) -> Iterator[HeavyBlock]:
     """The innermost lines that hold at least `least` samples each."""
     depth = len(callers)
     at: Counter[Place] = Counter()
@@ -108,7 +108,7 @@ def heavy_blocks(
         inner = list(heavy_blocks(below, least=least, callers=(*callers, place)))
         yield from inner
         if not inner:
-            yield Block(place=place, samples=samples, callers=callers)
+            yield HeavyBlock(place=place, samples=samples, callers=callers)
 
 
 def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
@@ -128,7 +128,7 @@ def _line(place: Place) -> tuple[str, int]:
     return place.file, place.line
 
 
-def _finding(block: Block, *, share: float, step_s: float, num: int) -> Finding:
+def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int) -> Finding:
     called = f", called from {block.callers[-1]}" if block.callers else ""
     return RULE.finding(
         block.place,

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import computed_ceiling, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import Line, lines_of, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, lines_of, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_share
@@ -57,7 +57,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _finding(evidence: Evidence, line: Line, *, share: float, known: bool) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -> Finding:
     calls = show_calls(line.calls_per_step)
     cells = show_ops(line)
     around = f"the forward pass around it takes {show_share(share)} of the step"

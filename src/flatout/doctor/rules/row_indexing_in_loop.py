@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_seconds, show_share
@@ -55,7 +55,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _finding(evidence: Evidence, line: Line, *, share: float) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> Finding:
     calls = show_calls(line.calls_per_step)
     whose = ", each with a gradient as large as the whole tensor" if line.requires_grad else ""
     figures = [

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import Line, lines_of, show_calls, show_ops
+from flatout.doctor.lines import CodeLine, lines_of, show_calls, show_ops
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Kernels, Site
 from flatout.units import show_seconds, show_share
@@ -75,7 +75,7 @@ def _waits_for_the_gpu(site: Site) -> bool:
     return not any(part in via for part in NOT_THE_USERS)
 
 
-def _finding(evidence: Evidence, kernels: Kernels, line: Line, *, share: float) -> Finding:
+def _finding(evidence: Evidence, kernels: Kernels, line: CodeLine, *, share: float) -> Finding:
     profiled = show_seconds(kernels.step_s)
     waits = show_calls(line.calls_per_step)
     return RULE.cost(

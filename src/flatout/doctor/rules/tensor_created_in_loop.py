@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import MOST, on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import Line, direct_lines, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_seconds, show_share
@@ -66,7 +66,7 @@ def _idle_share(evidence: Evidence) -> float:
     return 1 - evidence.kernels.busy_share
 
 
-def _finding(evidence: Evidence, line: Line, *, share: float) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> Finding:
     calls = show_calls(line.calls_per_step)
     figures = [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
     if line.derived_s:

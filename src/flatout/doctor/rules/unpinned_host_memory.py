@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import Line, lines_of
+from flatout.doctor.lines import CodeLine, lines_of
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 from flatout.units import show_bytes, show_seconds, show_share
@@ -68,7 +68,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _finding(evidence: Evidence, line: Line, *, copies_s: float, share: float) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, copies_s: float, share: float) -> Finding:
     return RULE.cost(
         evidence,
         line.place,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.engines.evolution.training.records import EpochRecord
 from flatout.errors import BadInput
-from flatout.page.charts import Drawing, Frame, Line, curves
+from flatout.page.charts import Axes, Curve, Drawing, curves
 from flatout.page.figures import write_figure
 from flatout.page.scales import round_scale, step_scale, zero_scale
 
@@ -35,18 +35,18 @@ def plot_run(records: Sequence[EpochRecord], path: Path, *, title: str = "") -> 
 def _panel(records: Sequence[EpochRecord], name: str) -> Drawing | None:
     # Epochs without a value are left out, so that evaluations made now and then are joined to a line.
     lines = [
-        Line(name=curve, colour=colour, points=[(record.epoch, value(record)) for record in records])
+        Curve(name=curve, colour=colour, points=[(record.epoch, value(record)) for record in records])
         for curve, (colour, value) in PANELS[name].items()
     ]
     first, last = records[0], records[-1]
     if name == "reward" and first.epoch == 0 and first.reward_heldout is not None:
         level = first.reward_heldout
         points = [(0, level), (max(last.epoch, 1), level)]
-        lines.append(Line(name="untrained", colour=UNTRAINED, points=points, dashed=True))
+        lines.append(Curve(name="untrained", colour=UNTRAINED, points=points, dashed=True))
     values = [value for line in lines for _, value in line.known]
     if not values:
         return None
     # Of a speed, zero is part of the picture.
     up = round_scale(min(values), max(values)) if name == "reward" else zero_scale(max(values), "{:g}".format)
     across = step_scale(first.epoch, max(last.epoch, first.epoch + 1), unit="epochs")
-    return curves(lines, Frame(across=across, up=up, height=170), shows_last=True)
+    return curves(lines, Axes(across=across, up=up, height=170), shows_last=True)

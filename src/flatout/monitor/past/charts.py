@@ -11,7 +11,7 @@ from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import gpu_figure, job_figure, job_gpu
 from flatout.monitor.sample import Sample, merge
-from flatout.page.charts import Chart, Drawing, Frame, Key, Line, Row, Rows, curves, stack
+from flatout.page.charts import Axes, Chart, ChartRow, Curve, Drawing, Key, RowChart, curves, stack
 from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, Show, binary_unit, span_scale, time_scale, zero_scale
 from flatout.units import show_bytes, show_joules, show_share, show_time
@@ -100,7 +100,7 @@ CHARTS = (
 def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
     """One of CHARTS for a run; None where no line has a value.  A value nobody knows is a gap."""
     lines = [
-        Line(
+        Curve(
             name=name,
             colour=colour,
             points=[(point.time_s - recorded.start_s, value(point)) for point in recorded.points],
@@ -118,8 +118,8 @@ def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
         up = zero_scale(high, wanted.show, unit=binary_unit(high) if wanted.is_binary else 1.0)
     else:
         up = span_scale(min(values), high, wanted.show)
-    frame = Frame(across=time_scale(recorded.duration_s), up=up)
-    return curves(lines, frame, show=wanted.show, show_across=show_time, limit=limit, has_gaps=True)
+    axes = Axes(across=time_scale(recorded.duration_s), up=up)
+    return curves(lines, axes, show=wanted.show, show_across=show_time, limit=limit, has_gaps=True)
 
 
 def _limit(recorded: Recorded, wanted: TimeChart) -> tuple[str, float] | None:
@@ -141,21 +141,21 @@ def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
         ]
         if len(found) > 1:
             layers = [
-                Line(name=phase, colour=phase, points=[(x, shares.get(phase, 0.0)) for x, shares in found])
+                Curve(name=phase, colour=phase, points=[(x, shares.get(phase, 0.0)) for x, shares in found])
                 for phase in PHASES
             ]
             halves = tuple((level, show_share(level)) for level in (0.0, 0.5, 1.0))
-            frame = Frame(across=time_scale(recorded.duration_s), up=Scale(low=0.0, high=1.0, ticks=halves))
+            axes = Axes(across=time_scale(recorded.duration_s), up=Scale(low=0.0, high=1.0, ticks=halves))
             label = f"shares of the step by the clock of the {clock}, over time"
-            return clock, stack(layers, frame, label=label)
+            return clock, stack(layers, axes, label=label)
         if found:
             return None
     return None
 
 
-def bounds_over_time(recorded: Recorded) -> Rows:
+def bounds_over_time(recorded: Recorded) -> RowChart:
     """What bounded the run over time, a coloured cell per stretch."""
-    chart = Rows(across=time_scale(recorded.duration_s), height=24)
+    chart = RowChart(across=time_scale(recorded.duration_s), height=24)
     cells = []
     for stretch in recorded.stretches:
         start_s, verdict = stretch.start_s - recorded.start_s, stretch.verdict
@@ -169,9 +169,9 @@ def bounds_over_time(recorded: Recorded) -> Rows:
             )
         )
     seen = dict.fromkeys(stretch.verdict.bound for stretch in recorded.stretches if stretch.verdict)
-    row = Row(name="", marks=tuple(cells), label="what bounded the run over time: " + ", ".join(seen))
+    row = ChartRow(name="", marks=tuple(cells), label="what bounded the run over time: " + ", ".join(seen))
     keys = tuple(Key(name=bound, colour=bound_colour(bound)) for bound in seen)
-    return Rows(rows=(row,), across=chart.across, height=24, legend=keys, kind="rows bare")
+    return RowChart(rows=(row,), across=chart.across, height=24, legend=keys, kind="rows bare")
 
 
 def plot_run(recorded: Recorded, path: Path) -> Path:

@@ -21,7 +21,7 @@ from flatout.monitor.past.charts import (
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import Summary, summarise
 from flatout.monitor.sample import GpuSample, merge
-from flatout.page.charts import Rows, stacked_row
+from flatout.page.charts import RowChart, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, paint
 from flatout.page.markup import NOTHING, Html, code, known, section, table, tag
@@ -121,7 +121,7 @@ def _phases(recorded: Recorded, summary: Summary) -> Html | None:
     if not summary.phases:
         return None
     known = [("host", summary.phases), *([("GPU", summary.device_phases)] if summary.device_phases else [])]
-    bars = inline(Rows(rows=tuple(stacked_row(name, shares) for name, shares in known)))
+    bars = inline(RowChart(rows=tuple(stacked_row(name, shares) for name, shares in known)))
     found = phases_over_time(recorded)
     if found is None:
         return section("Where a step goes", bars, anchor="step")

@@ -11,17 +11,17 @@ from flatout.engines.adapters.evaluation.results import Evaluation, RoutingQuali
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.training.log import StepRecord
 from flatout.page.charts import (
+    Axes,
     Cell,
     Chart,
+    ChartRow,
     Column,
+    Curve,
     Drawing,
-    Frame,
     Key,
-    Line,
     Mark,
     Matrix,
-    Row,
-    Rows,
+    RowChart,
     columns,
     curves,
     scatter,
@@ -58,11 +58,11 @@ def show_exact_share(share: float | None) -> str:
 # Scores
 
 
-def score_dots(evaluation: Evaluation) -> Rows:
+def score_dots(evaluation: Evaluation) -> RowChart:
     """A row from 0 to 100 points per task, with a dot for each routing."""
     found = {task: _values(evaluation, task) for task in evaluation.tasks}
     seen = [kind for kind in reversed(KINDS) if any(kind in values for values in found.values())]
-    chart = Rows(across=POINTS, height=26)
+    chart = RowChart(across=POINTS, height=26)
     rows = []
     for task, values in found.items():
         marks = [chart.track(), *(chart.rule(tick, "line") for tick, _ in POINTS.ticks)]
@@ -79,9 +79,9 @@ def score_dots(evaluation: Evaluation) -> Rows:
         ]
         spoken = ", ".join(f"{kind} {show_points(values[kind])}" for kind in seen if kind in values)
         label, metric = f"{task}: {spoken}", evaluation.metrics[task]
-        rows.append(Row(name=task, marks=tuple(marks), label=label, figure=metric))
+        rows.append(ChartRow(name=task, marks=tuple(marks), label=label, figure=metric))
     keys = [Key(name=kind, colour=KINDS[kind], kind="ring" if kind == "oracle" else "dot") for kind in seen]
-    return Rows(rows=tuple(rows), across=POINTS, height=26, legend=tuple(keys))
+    return RowChart(rows=tuple(rows), across=POINTS, height=26, legend=tuple(keys))
 
 
 def _values(evaluation: Evaluation, task: str) -> dict[str, float]:
@@ -169,14 +169,14 @@ def confidence_bars(quality: RoutingQuality) -> Drawing:
     ]
     label = "; ".join(f"{each.low:.1f} to {each.high:.1f}: {each.num_rows} rows" for each in quality.bins)
     up = Scale(low=0, high=most, ticks=((0, "0"), (most / 2, f"{most // 2:,}"), (most, f"{most:,}")))
-    frame = Frame(across=CONFIDENCE, up=up, name_across="confidence")
+    axes = Axes(across=CONFIDENCE, up=up, name_across="confidence")
     threshold = quality.threshold
     return columns(
         bars,
-        frame,
+        axes,
         label=f"rows by confidence: {label}",
         legend=(Key(name="routed correctly", colour="own"), Key(name="wrongly", colour="bad")),
-        rules=[frame.upright(threshold, title=f"threshold {threshold:g}")] if threshold > 0 else (),
+        rules=[axes.upright(threshold, title=f"threshold {threshold:g}")] if threshold > 0 else (),
     )
 
 
@@ -198,15 +198,15 @@ def reliability(quality: RoutingQuality) -> Drawing:
     diagonal = Mark(shape="line", at=((0.0, 0.0), (1.0, 1.0)), colour="soft", dashed=True)
     return scatter(
         [diagonal, *dots],
-        Frame(across=CONFIDENCE, up=SHARES, name_across="confidence"),
+        Axes(across=CONFIDENCE, up=SHARES, name_across="confidence"),
         label="share that is right by confidence: " + "; ".join(dot.title for dot in dots),
     )
 
 
-def load_bars(quality: RoutingQuality) -> Rows:
+def load_bars(quality: RoutingQuality) -> RowChart:
     """What each adapter was needed for and what it got, as shares of all rows."""
     most = max([*quality.needed_share.values(), *quality.used_share.values(), 1e-9])
-    chart = Rows(across=Scale(low=0.0, high=most), height=24)
+    chart = RowChart(across=Scale(low=0.0, high=most), height=24)
     rows = []
     for name, needed in quality.needed_share.items():
         used = quality.used_share.get(name, 0.0)
@@ -216,47 +216,49 @@ def load_bars(quality: RoutingQuality) -> Rows:
             chart.bar(0, used, "own", lane=(0.55, 0.9), title=words),
         )
         figure = f"{show_exact_share(needed)} → {show_exact_share(used)}"
-        rows.append(Row(name=name, marks=bars, label=f"{name}: {words}", figure=figure))
+        rows.append(ChartRow(name=name, marks=bars, label=f"{name}: {words}", figure=figure))
     keys = (Key(name="rows that need it", colour="rest"), Key(name="weight it got", colour="own"))
-    return Rows(rows=tuple(rows), across=chart.across, height=24, legend=keys)
+    return RowChart(rows=tuple(rows), across=chart.across, height=24, legend=keys)
 
 
 # Curves over the steps of a phase
 
 
-def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "rest") -> Line:
+def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "rest") -> Curve:
     """A loss by its name in the log."""
     points = [(record.step, record.losses.get(key)) for record in records]
-    return Line(name=name or key, colour=colour, points=points)
+    return Curve(name=name or key, colour=colour, points=points)
 
 
 def validation_line(
     records: Sequence[StepRecord], task: str, key: str, *, name: str, colour: str = "forward"
-) -> Line:
+) -> Curve:
     """A score, or the loss, of a task on rows held out."""
     points = [(record.step, record.validation.get(task, {}).get(key)) for record in records]
-    return Line(name=name, colour=colour, points=points)
+    return Curve(name=name, colour=colour, points=points)
 
 
-def routing_line(records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "forward") -> Line:
+def routing_line(
+    records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "forward"
+) -> Curve:
     """A figure of the router."""
     points = [(record.step, record.routing.get(key)) for record in records]
-    return Line(name=name or key, colour=colour, points=points)
+    return Curve(name=name or key, colour=colour, points=points)
 
 
-def learning(lines: Sequence[Line], *, is_logarithmic: bool = False, height: float = 96) -> Drawing | None:
+def learning(lines: Sequence[Curve], *, is_logarithmic: bool = False, height: float = 96) -> Drawing | None:
     """Lines over the steps; None where no line has a point.  Evaluations are rarer than steps: no gaps."""
     known = [point for line in lines for point in line.known]
     if not known:
         return None
     steps, values = zip(*known, strict=True)
     low, high = min(values), max(values)
-    frame = Frame(
+    axes = Axes(
         across=step_scale(int(min(0, *steps)), int(max(1, *steps))),
         up=log_scale(low, high, bend=LEAST_LOSS) if is_logarithmic else span_scale(low, high),
         height=height,
     )
-    return curves(lines, frame, shows_last=True)
+    return curves(lines, axes, shows_last=True)
 
 
 # The figure file
@@ -283,7 +285,7 @@ def plot_report(report: RunReport, path: Path) -> Path:
     return write_figure(path, panels, title=f"{report.name}  ·  {report.model}")
 
 
-def _task_lines(report: RunReport, key: str | None) -> Iterator[Line]:
+def _task_lines(report: RunReport, key: str | None) -> Iterator[Curve]:
     """A line per task: its training loss, or without a `key` its metric on rows held out."""
     records = report.of_phase("phase1")
     tasks = dict.fromkeys(task for record in records for task in (*record.losses, *record.validation))
@@ -294,19 +296,19 @@ def _task_lines(report: RunReport, key: str | None) -> Iterator[Line]:
             yield validation_line(records, task, report.metric(task, records) or "loss", name=task)
 
 
-def _router_lines(report: RunReport) -> Iterator[Line]:
+def _router_lines(report: RunReport) -> Iterator[Curve]:
     records = report.of_phase("phase2")
     for term in dict.fromkeys(term for record in records for term in record.losses):
         yield loss_line(records, term)
 
 
-def _accuracy_lines(report: RunReport) -> Iterator[Line]:
+def _accuracy_lines(report: RunReport) -> Iterator[Curve]:
     """Accuracy alone: losses and temperatures are of another size."""
     for phase in ("phase2", "phase3"):
         yield routing_line(report.of_phase(phase), "accuracy", name=phase)
 
 
-def _coloured(lines: Iterable[Line]) -> list[Line]:
+def _coloured(lines: Iterable[Curve]) -> list[Curve]:
     """A colour for each line; where lines outnumber colours, they are dashed."""
     return [
         replace(line, colour=LINE_COLOURS[place % len(LINE_COLOURS)], dashed=place >= len(LINE_COLOURS))

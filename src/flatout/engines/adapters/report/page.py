@@ -32,7 +32,7 @@ from flatout.engines.adapters.report.charts import (
 )
 from flatout.engines.adapters.report.run_report import RunReport, headline
 from flatout.engines.adapters.training.log import StepRecord
-from flatout.page.charts import Line
+from flatout.page.charts import Curve
 from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, known, listing, section, table, tag
@@ -260,7 +260,7 @@ def _router_panels(records: Sequence[StepRecord]) -> Iterator[Html]:
         yield from _panel(f"loss: {term}", [loss_line(records, term)])
 
 
-def _panel(title: str, *charts: Sequence[Line]) -> Iterator[Html]:
+def _panel(title: str, *charts: Sequence[Curve]) -> Iterator[Html]:
     shown = [inline(chart) for lines in charts if (chart := learning(lines)) is not None]
     if shown:
         yield tag("div", tag("h3", title), *shown)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.engines.steering.report.record import Retest, StudyRecord, TrialRecord
-from flatout.page.charts import Cell, Drawing, Frame, Mark, Matrix, Row, Rows, scatter
+from flatout.page.charts import Axes, Cell, ChartRow, Drawing, Mark, Matrix, RowChart, scatter
 from flatout.page.figures import write_figure
 from flatout.page.scales import round_scale, round_step
 
@@ -128,16 +128,16 @@ def trade_off(record: StudyRecord) -> Drawing | None:
                 title=f"{trial.describe()}: score {show_score(score)}, perplexity {ratio:.3g}×",
             )
         )
-    frame = Frame(across=across, up=up, height=240)
+    axes = Axes(across=across, up=up, height=240)
     rules = [((1.0, up.low), (1.0, up.high))]
     if record.baseline_score is not None:
         rules.append(((across.low, record.baseline_score), (across.high, record.baseline_score)))
     lines = [Mark(shape="line", at=at, colour="soft", dashed=True) for at in rules]
     label = f"score against perplexity of neutral text, {len(known)} trials"
-    return scatter([*lines, *dots], frame, label=label)
+    return scatter([*lines, *dots], axes, label=label)
 
 
-def intervals(retest: Retest) -> Rows:
+def intervals(retest: Retest) -> RowChart:
     """Unsteered, steered and their paired difference, each as a dot on its 95 % interval."""
     named = (
         ("unsteered", retest.baseline, "ink"),
@@ -145,7 +145,7 @@ def intervals(retest: Retest) -> Rows:
         ("difference, paired", retest.difference, "up" if retest.is_certain else "ink"),
     )
     ends = [0.0] + [end for _, each, _ in named for end in (each.value, *(each.bounds or ()))]
-    chart = Rows(across=round_scale(min(ends), max(ends)))
+    chart = RowChart(across=round_scale(min(ends), max(ends)))
     rows = []
     for name, interval, colour in named:
         figure = interval.show(signed=interval is retest.difference)
@@ -153,8 +153,8 @@ def intervals(retest: Retest) -> Rows:
         if interval.bounds is not None:
             marks += chart.interval(*interval.bounds, colour)
         marks.append(chart.dot(interval.value, colour))
-        rows.append(Row(name=name, marks=tuple(marks), label=f"{name}: {figure}", figure=figure))
-    return Rows(rows=tuple(rows), across=chart.across)
+        rows.append(ChartRow(name=name, marks=tuple(marks), label=f"{name}: {figure}", figure=figure))
+    return RowChart(rows=tuple(rows), across=chart.across)
 
 
 def plot_study(record: StudyRecord, path: Path) -> Path:
