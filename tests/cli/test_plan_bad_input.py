@@ -16,10 +16,10 @@ from tests.support.measure import Ran, run
 PROGRAM = """\
 import sys
 sys.path.insert(0, {root!r})
-import flatout.api
+import flatout.planner.plan
 from flatout.cli.app import main
 from tests.support.planner import toy_maker
-flatout.api._forecast = toy_maker()
+flatout.planner.plan.load_forecast = toy_maker()
 main()
 """
 ON_24GB = ("--model", "pkg:build", "--gpu-memory", "24GB")

@@ -8,5 +8,4 @@ from_name         `pkg.module:build`, a config folder or a LightningModule, by n
 from_huggingface  a folder with a config.json
 from_lightning    a LightningModule
 eight_bit_adam    bitsandbytes' Adam by its arithmetic
-user_errors       errors of the user's code, with their place
 """
