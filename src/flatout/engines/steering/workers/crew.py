@@ -146,10 +146,10 @@ class _WorkerProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
-    def end(self, *, grace_s: float = GRACE_S) -> None:
+    def end(self) -> None:
         """Wait a while for it to end by itself, then kill it."""
         try:
-            self._process.wait(timeout=grace_s)
+            self._process.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -32,12 +32,11 @@ class RayCrew:
         *,
         workers: int,
         gpus_each: int,
-        cpus_each: int = 1,
         address: str = "auto",
         on_progress: OnProgress,
     ) -> None:
         self._command, self._workers, self._address = command, workers, address
-        self._gpus_each, self._cpus_each, self._on_progress = gpus_each, cpus_each, on_progress
+        self._gpus_each, self._on_progress = gpus_each, on_progress
         self._ray: Any = import_extra("ray", extra="ray")
         self._had_connection = self._ray.is_initialized()
         self._waiting: dict[Any, str] = {}  # task -> name of its worker
@@ -51,7 +50,7 @@ class RayCrew:
             self.__exit__()
             raise
         start = self._ray.remote(run_command).options(
-            num_cpus=self._cpus_each,
+            num_cpus=1,
             num_gpus=self._gpus_each,
             scheduling_strategy="SPREAD",
             max_retries=1,  # of a node that was lost: its worker starts again elsewhere and joins the study
@@ -96,13 +95,13 @@ class RayCrew:
 
     def _check_room(self) -> None:
         """Refuse a task that no node can hold: it would wait forever."""
-        wanted = {"CPU": self._cpus_each, "GPU": self._gpus_each}
+        wanted = {"CPU": 1, "GPU": self._gpus_each}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if any(all(node.get(kind, 0) >= number for kind, number in wanted.items()) for node in nodes):
             return
         most = {kind: max((int(node.get(kind, 0)) for node in nodes), default=0) for kind in wanted}
         raise BadInput(
-            f"a worker wants {self._gpus_each} GPUs and {self._cpus_each} CPUs; the {len(nodes)} nodes of"
+            f"a worker wants {self._gpus_each} GPUs and 1 CPU; the {len(nodes)} nodes of"
             f" the Ray cluster have at most {most['GPU']} and {most['CPU']}",
             hint="take --device cpu, or add a node that has them",
         )
