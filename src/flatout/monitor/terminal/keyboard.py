@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -32,6 +33,8 @@ NAMES = {
     b"\x03": "interrupt",
     b" ": "space",
 }
+# ESC [ parameters final, ESC O letter, a character of one or several bytes.
+KEY = re.compile(rb"\x1b\[[^@-~]*[@-~]?|\x1bO.|[\xc0-\xff][\x80-\xbf]*|.", flags=re.DOTALL)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
@@ -107,31 +110,11 @@ class Keyboard:
 def names_of(data: bytes) -> list[str]:
     """Translate bytes into key names; drop unknown sequences whole."""
     keys = []
-    while data:
-        length = _sequence_length(data) if data[:1] == b"\x1b" else _character_length(data[0])
-        one, data = data[:length], data[length:]
-        name = NAMES.get(one)
-        if name is not None:
-            keys.append(name)
-        elif one[:1] != b"\x1b" and (text := one.decode(errors="ignore")).isprintable() and text:
+    for one in KEY.findall(data):
+        text = NAMES.get(one) or ("" if one.startswith(b"\x1b") else one.decode(errors="ignore"))
+        if text and text.isprintable():
             keys.append(text)
     return keys
-
-
-def _sequence_length(data: bytes) -> int:
-    """Measure ESC [ parameters final, ESC O letter, or ESC alone."""
-    if data[1:2] == b"O" and len(data) > 2:
-        return 3
-    if data[1:2] != b"[":
-        return 1
-    for position in range(2, len(data)):
-        if 0x40 <= data[position] <= 0x7E:
-            return position + 1
-    return len(data)
-
-
-def _character_length(first: int) -> int:
-    return 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
 def standard_input() -> int | None:
