@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decode.steppers import State
+from flatout.multiplex.decode.steppers import SlotState
 from flatout.multiplex.kernels import step as fused
 from flatout.multiplex.models.decoder import Decoder, Projection
 
@@ -17,7 +17,7 @@ class BatchedProducts:
     """A decode step of `rows` rows, members in equal groups, in a CUDA graph; `step_ms` is its median."""
 
     def __init__(self, decoder: Decoder, *, rows: int, positions: int, per_member: int, rank: int) -> None:
-        self.state = State.empty(decoder, slots=rows, max_tokens=positions, eos=[])
+        self.state = SlotState.empty(decoder, slots=rows, max_tokens=positions, eos=[])
         members = rows // per_member
         made = {"device": decoder.device, "dtype": decoder.dtype}
         self.factors = {

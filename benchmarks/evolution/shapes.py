@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatout.multiplex.models.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
+from flatout.multiplex.models.decoder import Attention, Decoder, DecoderBlock, Mlp, Norm, Projection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ def build(
             gated=True,
         )
         blocks.append(
-            Block(
+            DecoderBlock(
                 attention_norm=norm(shape.width),
                 attention=attention,
                 attention_out_norm=None,

@@ -17,7 +17,7 @@ from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
 from flatout.multiplex.decode.sampling import Sampling
-from flatout.multiplex.decode.steppers import State, Stepper
+from flatout.multiplex.decode.steppers import SlotState, Stepper
 from flatout.multiplex.models.decoder import Decoder
 
 ENDING_SHARE = 1 / 48  # of the vocabulary ends a text where texts are to differ in length
@@ -45,7 +45,7 @@ class Counting:
     def prefill(self, *args: Any, **options: Any) -> None:
         self._stepper.prefill(*args, **options)
 
-    def step(self, state: State, *, bucket: int) -> None:
+    def step(self, state: SlotState, *, bucket: int) -> None:
         self.num_steps += 1
         self._stepper.step(state, bucket=bucket)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decode.steppers import State
+from flatout.multiplex.decode.steppers import SlotState
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.models.decoder import Attention, Decoder, Norm, Projection
 from flatout.multiplex.rows import Rows, VariantRange
@@ -247,7 +247,7 @@ def largest_error(
     from flatout.multiplex.kernels.step import DecodeStep
 
     assert why_not(decoder, factors) is None
-    state = State.empty(decoder, slots=len(rows), max_tokens=20, eos=())
+    state = SlotState.empty(decoder, slots=len(rows), max_tokens=20, eos=())
     state.tables.write(range(len(rows)), rows)
     state.cache.storage.fill_(7.0)  # what a row has not written must not matter
     step = DecodeStep(decoder, state, factors=factors, tile=tile)

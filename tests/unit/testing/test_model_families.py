@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 
 # All that a package has to bring beside the entry point.
 READER = """
-from flatout.multiplex.models.decoder import Attention, Block, Decoder, Mlp
+from flatout.multiplex.models.decoder import Attention, DecoderBlock, Decoder, Mlp
 from flatout.multiplex.models.families import activation_of, head_of, layer_norm, rotary_tables
 from flatout.multiplex.models.stacking import stacked
 
@@ -41,7 +41,7 @@ def read_starcoder2(model):
 
     def read_block(layer, name):
         attention = layer.self_attn
-        return Block(
+        return DecoderBlock(
             attention_norm=layer_norm(layer.input_layernorm),
             attention=Attention(
                 qkv=stacked(model, [f"{name}.self_attn.{part}_proj" for part in "qkv"]),

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from flatout.multiplex.decode.cache import Cache
     from flatout.multiplex.factors import Factors
-    from flatout.multiplex.models.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
+    from flatout.multiplex.models.decoder import Attention, Decoder, DecoderBlock, Mlp, Norm, Projection
     from flatout.multiplex.rows import RowTables
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlaces:
     """Where the rows of a batch stand, as blocks of one kind see it (Gemma has two kinds).
 
     `slots` [n] are the rows' slots in the cache, None for all of them in order.  `write` [n, T] is where the
@@ -97,8 +97,8 @@ def group_of(index: Tensor) -> int | None:
 # Where rows stand
 
 
-def fresh_places(decoder: Decoder, *, slots: Tensor, num_tokens: int) -> tuple[Place, ...]:
-    """Rows at positions 0..num_tokens-1, one `Place` per block."""
+def fresh_places(decoder: Decoder, *, slots: Tensor, num_tokens: int) -> tuple[RowPlaces, ...]:
+    """Rows at positions 0..num_tokens-1, one `RowPlaces` per block."""
     positions = torch.arange(num_tokens, device=decoder.device)[None]
 
     def mask(attention: Attention) -> Tensor | None:
@@ -117,8 +117,8 @@ def cached_places(
     slots: Tensor | None,
     write: Tensor,
     bucket: int,
-) -> tuple[Place, ...]:
-    """Rows at `positions` [n, T] that read the cache up to `bucket`, one `Place` per block."""
+) -> tuple[RowPlaces, ...]:
+    """Rows at `positions` [n, T] that read the cache up to `bucket`, one `RowPlaces` per block."""
     keys = torch.arange(bucket, device=positions.device)
 
     def mask(attention: Attention) -> Tensor:
@@ -139,9 +139,9 @@ def places_of(
     write: Tensor | None,
     positions: Tensor,
     mask: Callable[[Attention], Tensor | None],
-) -> tuple[Place, ...]:
-    """Blocks of one kind share one `Place`: its tensors are made once per batch, not once per block."""
-    made: dict[tuple[object, ...], Place] = {}
+) -> tuple[RowPlaces, ...]:
+    """Blocks of one kind share one `RowPlaces`: its tensors are made once per batch, not once per block."""
+    made: dict[tuple[object, ...], RowPlaces] = {}
     places = []
     for block in decoder.blocks:
         attention = block.attention
@@ -149,7 +149,7 @@ def places_of(
         if kind not in made:
             cos = None if attention.cos is None else attention.cos[positions][:, :, None]
             sin = None if attention.sin is None else attention.sin[positions][:, :, None]
-            made[kind] = Place(slots, write, mask(attention), cos, sin)
+            made[kind] = RowPlaces(slots, write, mask(attention), cos, sin)
         places.append(made[kind])
     return tuple(places)
 
@@ -168,7 +168,13 @@ def embed(decoder: Decoder, tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def run_block(
-    block: Block, x: Tensor, keys: Tensor, values: Tensor, place: Place, tables: RowTables, deltas: Deltas
+    block: DecoderBlock,
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    place: RowPlaces,
+    tables: RowTables,
+    deltas: Deltas,
 ) -> Tensor:
     """One block: the residual stream after it; the cache of its layer is written in place."""
     attended = attend(block.attention, normed(block.attention_norm, x), keys, values, place, tables, deltas)
@@ -191,7 +197,7 @@ def run_blocks(
     decoder: Decoder,
     x: Tensor,
     cache: Cache,
-    places: tuple[Place, ...],
+    places: tuple[RowPlaces, ...],
     tables: RowTables,
     deltas: tuple[Deltas, ...],
     *,
@@ -225,7 +231,7 @@ def attend(
     x: Tensor,
     keys: Tensor,
     values: Tensor,
-    place: Place,
+    place: RowPlaces,
     tables: RowTables,
     deltas: Deltas,
 ) -> Tensor:
@@ -263,7 +269,7 @@ def _heads(attention: Attention, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _through_cache(
-    keys: Tensor, values: Tensor, k: Tensor, v: Tensor, place: Place, write: Tensor
+    keys: Tensor, values: Tensor, k: Tensor, v: Tensor, place: RowPlaces, write: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Write k, v [n, K, T, E] at their positions; read back everything the mask may show."""
     assert place.mask is not None

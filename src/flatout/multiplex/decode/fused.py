@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flatout.multiplex.decode.sampling import Sampling, pick
-from flatout.multiplex.decode.steppers import Portable, PromptPart, State, batches, padded
+from flatout.multiplex.decode.steppers import Portable, PromptPart, SlotState, batches, padded
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.kernels import HAS_TRITON
-from flatout.multiplex.models.decoder import Block, Decoder
+from flatout.multiplex.models.decoder import Decoder, DecoderBlock
 
 
 class Fused:
@@ -26,7 +26,7 @@ class Fused:
     def __init__(
         self,
         decoder: Decoder,
-        state: State,
+        state: SlotState,
         *,
         factors: Mapping[str, Factors],
         vectors: Mapping[int, Tensor],
@@ -44,7 +44,7 @@ class Fused:
             window for window in (*windows, decoder.max_positions) if window is not None
         )
 
-    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+    def prefill(self, state: SlotState, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
         """Put the keys and values of `parts` into their slots."""
         if plain or any(part.start or len(part.tokens) > self._longest_prompt for part in parts):
             self._portable.prefill(state, parts, plain=plain)
@@ -53,7 +53,7 @@ class Fused:
             slots, tokens = padded(batch, state.token.device)
             self._step.prefill(tokens, slots)
 
-    def step(self, state: State, *, bucket: int) -> None:
+    def step(self, state: SlotState, *, bucket: int) -> None:
         """Read `token` of every slot, choose the next, append it; attention reads no further than its row."""
         logits = self._step.decode(state.token, state.position)
         if self._sampling.temperature == 0:
@@ -101,7 +101,7 @@ def why_not(
     return None
 
 
-def _block_obstacle(block: Block) -> str | None:
+def _block_obstacle(block: DecoderBlock) -> str | None:
     attention, mlp = block.attention, block.mlp
     norms = (block.attention_norm, block.mlp_norm)
     every_norm = [norm for norm in (*norms, attention.q_norm, attention.k_norm) if norm is not None]

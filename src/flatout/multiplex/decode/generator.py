@@ -16,10 +16,10 @@ import torch
 from flatout.errors import BadInput
 from flatout.multiplex.decode.cache import Prefixes
 from flatout.multiplex.decode.fused import Fused, why_not, why_not_here
-from flatout.multiplex.decode.requests import Completion, Limits, Progress, Request
+from flatout.multiplex.decode.requests import Completion, GenerationProgress, Limits, Request
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.schedule import Schedule
-from flatout.multiplex.decode.steppers import Graphed, Mode, Portable, State, Stepper, choose_mode
+from flatout.multiplex.decode.steppers import Graphed, Mode, Portable, SlotState, Stepper, choose_mode
 from flatout.multiplex.models.families import read_decoder
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Generator:
             ),
         )
         ends = _end_tokens(model) if eos is None else eos
-        self.state = State.empty(self.decoder, slots=slots, max_tokens=max_tokens, eos=ends)
+        self.state = SlotState.empty(self.decoder, slots=slots, max_tokens=max_tokens, eos=ends)
         self.tile = tile
         self.decision = choose_mode(
             mode,
@@ -126,7 +126,7 @@ class Generator:
         *,
         max_new_tokens: int,
         on_finished: Callable[[Completion], None] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[GenerationProgress], None] | None = None,
     ) -> list[Completion]:
         """Every request's completion, in the order of the requests.
 

@@ -41,7 +41,7 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class GenerationProgress:
     """How far a generation is; `num_requests` is None where an iterator gives the requests."""
 
     num_finished: int

@@ -18,16 +18,23 @@ import torch
 
 from flatout.errors import BadInput
 from flatout.multiplex.decode.cache import Prefixes, bucket_of
-from flatout.multiplex.decode.requests import Completion, Finished, Limits, Progress, Request, first_stop
+from flatout.multiplex.decode.requests import (
+    Completion,
+    Finished,
+    GenerationProgress,
+    Limits,
+    Request,
+    first_stop,
+)
 from flatout.multiplex.decode.steppers import PromptPart
 from flatout.multiplex.rows import Rows
 
 if TYPE_CHECKING:
-    from flatout.multiplex.decode.steppers import State, Stepper
+    from flatout.multiplex.decode.steppers import SlotState, Stepper
 
 STRIDE = 8  # steps between two looks of the host; a finished row idles half of it on average
 AHEAD = 1  # steps that a GPU runs while the host looks
-REASONS: tuple[Finished, ...] = ("stop", "eos", "length")  # by State.reason: a stop ends a row that runs
+REASONS: tuple[Finished, ...] = ("stop", "eos", "length")  # by SlotState.reason: a stop ends a row that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Schedule:
         self,
         requests: Iterable[Request],
         *,
-        state: State,
+        state: SlotState,
         stepper: Stepper,
         limits: Limits,
         prefixes: Prefixes,
@@ -213,9 +220,9 @@ class Schedule:
             self._seats_changed()
         return finished
 
-    def progress(self) -> Progress:
+    def progress(self) -> GenerationProgress:
         """How far the generation is."""
-        return Progress(
+        return GenerationProgress(
             num_finished=len(self._done),
             num_requests=self._num_requests,
             num_tokens=self._num_tokens + sum(seat.count(self._looked) for seat in self._seats.values()),
@@ -229,7 +236,7 @@ class Schedule:
 class _Look:
     """What a state says at one moment, for a host that reads it later."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SlotState) -> None:
         self._state = state
         self._on_gpu = state.token.device.type == "cuda"
         self._said = torch.empty(3, len(state.alive), dtype=torch.int64, pin_memory=self._on_gpu)

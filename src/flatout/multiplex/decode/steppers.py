@@ -40,7 +40,7 @@ RUNNING, EOS, LENGTH = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class SlotState:
     """Buffers [slots]: `token` stands at `position` and is read next; `emitted` is [slots, tokens]."""
 
     token: Tensor
@@ -56,7 +56,7 @@ class State:
     cache: Cache
 
     @classmethod
-    def empty(cls, decoder: Decoder, *, slots: int, max_tokens: int, eos: Sequence[int]) -> State:
+    def empty(cls, decoder: Decoder, *, slots: int, max_tokens: int, eos: Sequence[int]) -> SlotState:
         """No slot is alive."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -102,7 +102,7 @@ class PromptPart(NamedTuple):
 
 
 class Stepper(Protocol):
-    """A way to run the slots of a `State`.
+    """A way to run the slots of a `SlotState`.
 
     `reads_beyond`: a step loads what lies in the cache beyond a row's position, and gives it no weight.
     """
@@ -110,13 +110,13 @@ class Stepper(Protocol):
     @property
     def reads_beyond(self) -> bool: ...
 
-    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+    def prefill(self, state: SlotState, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
         """Put the keys and values of `parts` into their slots.
 
         `plain` leaves the slots' variants out.  Nothing but the cache changes.
         """
 
-    def step(self, state: State, *, bucket: int) -> None:
+    def step(self, state: SlotState, *, bucket: int) -> None:
         """Read `token` of every slot, choose the next, append it; no living row passes `bucket` positions."""
 
 
@@ -150,11 +150,11 @@ class Portable:
         self._run_block: Any = _static(forward.run_block) if compiled else forward.run_block
         self._end_step: Any = _static(self._append) if compiled else self._append
 
-    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+    def prefill(self, state: SlotState, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
         for batch in batches(parts):
             self._prefill_batch(state, batch, plain=plain)
 
-    def _prefill_batch(self, state: State, batch: Sequence[PromptPart], *, plain: bool) -> None:
+    def _prefill_batch(self, state: SlotState, batch: Sequence[PromptPart], *, plain: bool) -> None:
         device = self._decoder.device
         slots, tokens = padded(batch, device)
         longest = tokens.shape[1]
@@ -178,11 +178,11 @@ class Portable:
         with _compiling() if self._compiled else nullcontext():
             forward.run_blocks(self._decoder, x, state.cache, places, state.tables.take(slots), deltas)
 
-    def step(self, state: State, *, bucket: int) -> None:
+    def step(self, state: SlotState, *, bucket: int) -> None:
         with _compiling() if self._compiled else nullcontext():
             self._step(state, bucket=bucket)
 
-    def _step(self, state: State, *, bucket: int) -> None:
+    def _step(self, state: SlotState, *, bucket: int) -> None:
         positions = state.position[:, None]
         places = forward.cached_places(self._decoder, positions, slots=None, write=positions, bucket=bucket)
         if self._compiled:
@@ -197,7 +197,7 @@ class Portable:
         )
         self._end_step(state, x[:, 0])
 
-    def _append(self, state: State, x: Tensor) -> None:
+    def _append(self, state: SlotState, x: Tensor) -> None:
         logits = forward.logits_of(self._decoder, x)
         where = state.position + 1
         state.advance(pick(logits, self._sampling, keys=state.key, positions=where, stream=self._stream))
@@ -226,7 +226,7 @@ def _of_any_length(function: Callable[..., Any]) -> Any:
     return run
 
 
-def _mark_bucket(places: Sequence[forward.Place]) -> None:
+def _mark_bucket(places: Sequence[forward.RowPlaces]) -> None:
     """The one size that changes from step to step: all buckets share a compiled block."""
     import torch._dynamo
 
@@ -275,7 +275,7 @@ class Graphed:
     The graphs hold the addresses of one state and of the factors: change factors by writing into them.
     """
 
-    def __init__(self, stepper: Stepper, state: State, *, by_bucket: bool = True) -> None:
+    def __init__(self, stepper: Stepper, state: SlotState, *, by_bucket: bool = True) -> None:
         self._stepper = stepper
         self.reads_beyond, self.prefill = stepper.reads_beyond, stepper.prefill
         self._by_bucket = by_bucket
@@ -283,7 +283,7 @@ class Graphed:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def step(self, state: State, *, bucket: int) -> None:
+    def step(self, state: SlotState, *, bucket: int) -> None:
         assert state is self._state, "a captured step belongs to the state it was captured with"
         bucket = bucket if self._by_bucket else state.cache.num_positions
         with torch.cuda.device(state.token.device):

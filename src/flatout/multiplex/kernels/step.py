@@ -23,14 +23,14 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from flatout.multiplex.decode.steppers import EOS, LENGTH, State
+from flatout.multiplex.decode.steppers import EOS, LENGTH, SlotState
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.kernels.attend import attend
 from flatout.multiplex.kernels.choose import advance, best_of_chunks
 from flatout.multiplex.kernels.gate import gate_up
 from flatout.multiplex.kernels.norm import add_norm
 from flatout.multiplex.kernels.split import shrink_rows, split_heads
-from flatout.multiplex.models.decoder import Attention, Block, Decoder, Mlp, Norm, Projection
+from flatout.multiplex.models.decoder import Attention, Decoder, DecoderBlock, Mlp, Norm, Projection
 from flatout.multiplex.rows import RowTables
 
 CHUNKS = 8
@@ -93,7 +93,7 @@ class DecodeStep:
     def __init__(
         self,
         decoder: Decoder,
-        state: State,
+        state: SlotState,
         *,
         factors: Mapping[str, Factors] | None = None,
         vectors: Mapping[int, Tensor] | None = None,
@@ -227,7 +227,7 @@ class DecodeStep:
         together = self.num_rows if call is self.call else call.num_tokens
         return wanted if together % wanted == 0 else 1
 
-    def _norm_before_attention(self, number: int, block: Block, call: Call, token: Tensor) -> None:
+    def _norm_before_attention(self, number: int, block: DecoderBlock, call: Call, token: Tensor) -> None:
         first = number == 0
         self._add_norm(
             call, block.attention_norm,
@@ -236,7 +236,7 @@ class DecodeStep:
             token=token if first else None, vectors=self.vectors.get(number - 1),
         )  # fmt: skip
 
-    def _finish_block(self, block: Block, call: Call, coefficients: Tensor, *, parts: int) -> None:
+    def _finish_block(self, block: DecoderBlock, call: Call, coefficients: Tensor, *, parts: int) -> None:
         self._add_norm(
             call, block.mlp_norm,
             before=block.attention.out, after=block.mlp.up, coefficients=coefficients, parts=parts,

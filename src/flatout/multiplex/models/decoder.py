@@ -92,7 +92,7 @@ class Mlp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Block:
+class DecoderBlock:
     """x + attention(norm(x)), then x + mlp(norm(x)); `parallel` (NeoX): both read the same x and are added.
 
     `attention_out_norm` and `mlp_out_norm` (Gemma 2, 3) act on a branch before it joins the residual.
@@ -112,7 +112,7 @@ class Decoder:
     """A whole causal language model; `head` shares the embedding's storage where the model ties them."""
 
     embedding: Tensor  # [V, D]
-    blocks: tuple[Block, ...]
+    blocks: tuple[DecoderBlock, ...]
     norm: Norm
     head: Projection
     max_positions: int

@@ -23,7 +23,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import BadInput
-from flatout.multiplex.models.decoder import Activation, Attention, Block, Decoder, Mlp, Norm, Projection
+from flatout.multiplex.models.decoder import (
+    Activation,
+    Attention,
+    Decoder,
+    DecoderBlock,
+    Mlp,
+    Norm,
+    Projection,
+)
 from flatout.multiplex.models.stacking import linear_of, stacked, transposed
 from flatout.plugins import load_plugins
 
@@ -91,7 +99,7 @@ def _read_llama(model: nn.Module) -> Decoder:
 
 def _llama_block(
     model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, Tensor], *, offset: bool
-) -> Block:
+) -> DecoderBlock:
     config: Any = model.config
     module = layer.self_attn
     sandwich = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3 also norm what a branch gives back
@@ -112,7 +120,7 @@ def _llama_block(
         softcap=softcap,
     )
     after = rms_norm(layer.post_attention_layernorm, offset=offset)
-    return Block(
+    return DecoderBlock(
         attention_norm=rms_norm(layer.input_layernorm, offset=offset),
         attention=attention,
         attention_out_norm=after if sandwich else None,
@@ -142,7 +150,7 @@ def _read_gpt2(model: nn.Module) -> Decoder:
     )
 
 
-def _gpt2_block(model: nn.Module, layer: Any, name: str) -> Block:
+def _gpt2_block(model: nn.Module, layer: Any, name: str) -> DecoderBlock:
     config: Any = model.config
     attention = Attention(
         qkv=transposed(model, f"{name}.attn.c_attn"),
@@ -152,7 +160,7 @@ def _gpt2_block(model: nn.Module, layer: Any, name: str) -> Block:
         head_width=layer.attn.head_dim,
         scale=layer.attn.scaling,
     )
-    return Block(
+    return DecoderBlock(
         attention_norm=layer_norm(layer.ln_1),
         attention=attention,
         mlp_norm=layer_norm(layer.ln_2),
@@ -181,7 +189,7 @@ def _read_neox(model: nn.Module) -> Decoder:
     )
 
 
-def _neox_block(model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, Tensor]) -> Block:
+def _neox_block(model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, Tensor]) -> DecoderBlock:
     config: Any = model.config
     heads = config.num_attention_heads
     attention = Attention(
@@ -196,7 +204,7 @@ def _neox_block(model: nn.Module, layer: Any, name: str, rotary: tuple[Tensor, T
         rotary_width=2 * rotary[0].shape[1],
         interleaved=True,
     )
-    return Block(
+    return DecoderBlock(
         attention_norm=layer_norm(layer.input_layernorm),
         attention=attention,
         mlp_norm=layer_norm(layer.post_attention_layernorm),

@@ -67,7 +67,7 @@ def table(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
+class NoiseStream:
     """All numbers of one (seed, epoch, parameter, side); pairs and elements say which part is meant."""
 
     key: tuple[int, int]
@@ -103,7 +103,7 @@ def normals(
             f"out is {out.dtype} {tuple(out.shape)} on {out.device}",
             hint=f"give {dtype} ({len(numbers)}, {count}) on {device}",
         )
-    stream = Stream(key=stream_key(seed, parameter, side), epoch=epoch)
+    stream = NoiseStream(key=stream_key(seed, parameter, side), epoch=epoch)
     if out.numel():
         _fill(out, stream=stream, pairs=numbers, first=first)
     return out
@@ -262,7 +262,7 @@ def _pair_numbers(pairs: range | Tensor, device: torch.device) -> Tensor:
     return torch.arange(pairs.start, pairs.stop, pairs.step, dtype=torch.int64, device=device)
 
 
-def _fill(out: Tensor, *, stream: Stream, pairs: Tensor, first: int) -> None:
+def _fill(out: Tensor, *, stream: NoiseStream, pairs: Tensor, first: int) -> None:
     """Draw with what serves the device best; all three give the same bits."""
     if out.device.type == "cpu":
         fill_with_numpy(out, stream=stream, pairs=pairs, first=first)
@@ -275,7 +275,7 @@ def _fill(out: Tensor, *, stream: Stream, pairs: Tensor, first: int) -> None:
         fill_with_torch(out, stream=stream, pairs=pairs, first=first)
 
 
-def fill_with_numpy(out: Tensor, *, stream: Stream, pairs: Tensor, first: int) -> None:
+def fill_with_numpy(out: Tensor, *, stream: NoiseStream, pairs: Tensor, first: int) -> None:
     """Draw on the CPU, where numpy's integers take two thirds of the time of torch's."""
     carrier = {1: torch.int8, 2: torch.int16, 4: torch.int32}[out.element_size()]  # numpy has no bfloat16
     values = table(out.dtype, torch.device("cpu")).view(carrier).numpy()
@@ -295,7 +295,7 @@ def fill_with_numpy(out: Tensor, *, stream: Stream, pairs: Tensor, first: int) -
         drawn[rows, columns] = np.take(values, entries[:, inside])
 
 
-def fill_with_torch(out: Tensor, *, stream: Stream, pairs: Tensor, first: int) -> None:
+def fill_with_torch(out: Tensor, *, stream: NoiseStream, pairs: Tensor, first: int) -> None:
     """Draw on any device, with whole operators."""
     values = table(out.dtype, out.device)
     for rows, blocks in _tiles(out.shape, first=first, tile=DEVICE_TILE):

@@ -25,7 +25,7 @@ from torch import Tensor
 BRANCH_TOKENS = 32_768  # of a pass that is not recorded, from which branches outweigh their waits: assumed
 
 
-class Branch:
+class SideStream:
     """A second stream until `join`, or the current one where `side` is None."""
 
     __slots__ = ("_main", "_side")
@@ -46,14 +46,14 @@ class Branch:
             self._main.wait_stream(self._side)
 
 
-_NONE = Branch(main=None, side=None)
+_NONE = SideStream(main=None, side=None)
 
 
-def branch_for(x_NK: Tensor) -> Branch:
+def branch_for(x_NK: Tensor) -> SideStream:
     """A branch of the current stream, where it pays for a pass over these tokens."""
     if not is_bound_by_device(x_NK):
         return _NONE
-    return Branch(main=torch.cuda.current_stream(x_NK.device), side=_side_of(x_NK.device))
+    return SideStream(main=torch.cuda.current_stream(x_NK.device), side=_side_of(x_NK.device))
 
 
 def is_bound_by_device(x_NK: Tensor) -> bool:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from flatout.errors import BadInput
 from flatout.multiplex.decode.cache import bucket_of
 from flatout.multiplex.decode.generator import Generator
-from flatout.multiplex.decode.requests import Completion, Progress, Request
+from flatout.multiplex.decode.requests import Completion, GenerationProgress, Request
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.schedule import Schedule
-from flatout.multiplex.decode.steppers import Portable, PromptPart, State, Stepper
+from flatout.multiplex.decode.steppers import Portable, PromptPart, SlotState, Stepper
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import prompts_of, random_factors, reference_tokens, shared_model
 
@@ -148,11 +148,11 @@ class Counting:
         self.reads_beyond = inner.reads_beyond
         self.num_tokens = 0
 
-    def prefill(self, state: State, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
+    def prefill(self, state: SlotState, parts: Sequence[PromptPart], *, plain: bool = False) -> None:
         self.num_tokens += sum(len(part.tokens) for part in parts)
         self.inner.prefill(state, parts, plain=plain)
 
-    def step(self, state: State, *, bucket: int) -> None:
+    def step(self, state: SlotState, *, bucket: int) -> None:
         assert int(state.position[state.alive].max()) < bucket
         assert bucket == bucket_of(bucket)
         self.inner.step(state, bucket=bucket)
@@ -274,7 +274,7 @@ def test_an_iterator_is_drawn_as_slots_become_free() -> None:
             drawn.append(len(finished))
             yield Request(prompt=prompt, key=number)
 
-    seen: list[Progress] = []
+    seen: list[GenerationProgress] = []
     completions = make(2).generate(
         source(),
         max_new_tokens=3,
@@ -298,7 +298,7 @@ def test_a_list_is_checked_before_anything_runs() -> None:
 
 
 def test_progress_of_a_list_knows_its_length() -> None:
-    seen: list[Progress] = []
+    seen: list[GenerationProgress] = []
     make(2).generate(REQUESTS, max_new_tokens=12, on_progress=seen.append)
     assert {one.num_requests for one in seen} == {len(REQUESTS)}
     assert seen[-1].num_finished == len(REQUESTS)

@@ -19,15 +19,15 @@ from flatout.multiplex.decode.steppers import (
     Graphed,
     Portable,
     PromptPart,
-    State,
+    SlotState,
     choose_mode,
 )
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import prompts_of, random_factors, shared_model, tiny_model
 
 
-def state_of(slots: int, *, eos: tuple[int, ...] = (9,)) -> State:
-    return State.empty(read_decoder(shared_model()), slots=slots, max_tokens=20, eos=eos)
+def state_of(slots: int, *, eos: tuple[int, ...] = (9,)) -> SlotState:
+    return SlotState.empty(read_decoder(shared_model()), slots=slots, max_tokens=20, eos=eos)
 
 
 def test_living_rows_advance_and_end() -> None:
@@ -74,9 +74,9 @@ def test_prefill_batches_of_any_size_leave_the_same_cache(monkeypatch: pytest.Mo
     prompts = prompts_of([9, 1, 30, 4, 17, 9])
     slots = [3, 1, 0, 5, 2, 4]
 
-    def prefilled(num_tokens: int) -> State:
+    def prefilled(num_tokens: int) -> SlotState:
         monkeypatch.setattr(steppers, "PREFILL_TOKENS", num_tokens)
-        state = State.empty(decoder, slots=6, max_tokens=40, eos=())
+        state = SlotState.empty(decoder, slots=6, max_tokens=40, eos=())
         portable = Portable(decoder, factors={}, vectors={}, sampling=Sampling(), compiled=False)
         portable.prefill(state, [PromptPart(*part) for part in zip(slots, prompts, strict=True)])
         return state

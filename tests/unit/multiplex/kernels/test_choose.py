@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.multiplex.decode.steppers import State
+from flatout.multiplex.decode.steppers import SlotState
 from flatout.multiplex.models.families import read_decoder
 from tests.support.kernels import DEVICE, Numbers, needs_device
 from tests.support.multiplex import fusible_model
@@ -20,7 +20,7 @@ def shared() -> Any:
     return fusible_model().to(DEVICE)
 
 
-def chosen(logits: Tensor, state: State) -> None:
+def chosen(logits: Tensor, state: SlotState) -> None:
     """What the hand-written step does of logits [rows, vocabulary]."""
     from flatout.multiplex.kernels.step import DecodeStep
 
@@ -29,8 +29,8 @@ def chosen(logits: Tensor, state: State) -> None:
     step.append()
 
 
-def running(rows: int, *, eos: tuple[int, ...]) -> State:
-    state = State.empty(read_decoder(shared()), slots=rows, max_tokens=20, eos=eos)
+def running(rows: int, *, eos: tuple[int, ...]) -> SlotState:
+    state = SlotState.empty(read_decoder(shared()), slots=rows, max_tokens=20, eos=eos)
     state.alive[: rows - 1] = True
     state.position.copy_(torch.arange(rows) + 3)
     state.limit.copy_(torch.arange(rows) % 3 + 1)

@@ -152,7 +152,7 @@ def test_whole_operators_give_the_same_bits(
     dtype: torch.dtype, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draws, "DEVICE_TILE", tile)
-    stream = draws.Stream(key=stream_key(11, "layer.weight", "shrink"), epoch=2)
+    stream = draws.NoiseStream(key=stream_key(11, "layer.weight", "shrink"), epoch=2)
     drawn = torch.empty(5, 301, dtype=dtype)
     draws.fill_with_torch(drawn, stream=stream, pairs=torch.arange(2, 12, 2), first=6)
     assert torch.equal(drawn, draw(pairs=range(2, 12, 2), count=301, first=6, dtype=dtype))

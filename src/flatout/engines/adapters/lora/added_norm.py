@@ -22,7 +22,7 @@ from flatout.multiplex.products.side_stream import is_bound_by_device
 WIDEST = 8192  # a row that a program's registers hold
 
 
-class Kernels(NamedTuple):
+class NormKernels(NamedTuple):
     """What `kernels.add_norm` has."""
 
     forward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -40,7 +40,7 @@ def added_norm(norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor) -> tu
 
 
 def fused(
-    norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor, kernels: Kernels
+    norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor, kernels: NormKernels
 ) -> tuple[Tensor, Tensor]:
     """The same by these kernels."""
     pair: tuple[Tensor, Tensor] = _AddedNorm.apply(  # type: ignore[no-untyped-call]
@@ -52,7 +52,13 @@ def fused(
 class _AddedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, branch: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: Kernels
+        ctx: Any,
+        branch: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        kernels: NormKernels,
     ) -> tuple[Tensor, Tensor]:
         total, normed, mean, rstd = kernels.forward(
             branch.contiguous(), residual.contiguous(), weight, bias, eps
@@ -74,7 +80,7 @@ class _AddedNorm(torch.autograd.Function):
 
 
 @functools.cache
-def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> Kernels | None:
+def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> NormKernels | None:
     """The kernels, compiled for this width by a first row; None where they cannot be had."""
     if not HAS_TRITON or width > WIDEST or torch.cuda.get_device_capability(device) < (8, 0):
         return None
@@ -92,4 +98,4 @@ def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> Kernels | 
         add_norm_kernel.backward(normed, None, total, mean, rstd, weight)
     except (RuntimeError, OSError, CalledProcessError):  # triton finds no C compiler, or no headers of Python
         return None
-    return Kernels(add_norm_kernel.forward, add_norm_kernel.backward)
+    return NormKernels(add_norm_kernel.forward, add_norm_kernel.backward)

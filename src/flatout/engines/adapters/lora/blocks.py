@@ -152,7 +152,7 @@ def shapes_of(blocks: Blocks) -> Shapes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class Rectangle:
     """Neighbouring blocks of one length, which portable attention takes as one rectangle."""
 
     start: int
@@ -170,7 +170,7 @@ class Frame:
 
     shapes: Shapes
     ranges: tuple[VariantRange, ...]  # of tokens, by adapter
-    runs: tuple[Run, ...]
+    runs: tuple[Rectangle, ...]
     num_tokens: int
     longest: int
     positions: Tensor  # [1, N] int64: the place of each token in its row
@@ -181,17 +181,17 @@ class Frame:
 def frame(shapes: Shapes, *, device: torch.device | str) -> Frame:
     """The frame of blocks of these shapes."""
     ranges: list[VariantRange] = []
-    runs: list[Run] = []
+    runs: list[Rectangle] = []
     starts: list[int] = []
     at = 0
     for shape in shapes:
         ranges.append(VariantRange(variant=shape.adapter, start=at, stop=at + shape.num_tokens))
         if runs and runs[-1].length == shape.length:
-            runs[-1] = Run(
+            runs[-1] = Rectangle(
                 start=runs[-1].start, num_rows=runs[-1].num_rows + shape.num_rows, length=shape.length
             )
         else:
-            runs.append(Run(start=at, num_rows=shape.num_rows, length=shape.length))
+            runs.append(Rectangle(start=at, num_rows=shape.num_rows, length=shape.length))
         starts += [at + row * shape.length for row in range(shape.num_rows)]
         at += shape.num_tokens
     positions = np.concatenate([np.tile(np.arange(shape.length), shape.num_rows) for shape in shapes])

@@ -25,7 +25,7 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
+class EncoderLayer:
     """One layer, as its parts."""
 
     query: nn.Linear
@@ -59,7 +59,7 @@ class Layer:
         return added_norm(self.narrow_norm, self.narrow.forward(wide), residual_NW)
 
 
-def layers_of(model: Any) -> tuple[Layer, ...] | None:
+def layers_of(model: Any) -> tuple[EncoderLayer, ...] | None:
     """The layers of a model, first to last; None where its family is another."""
     config = model.config
     is_known = config.model_type in FAMILIES and not getattr(config, "is_decoder", False)
@@ -68,9 +68,9 @@ def layers_of(model: Any) -> tuple[Layer, ...] | None:
     return tuple(_layer(layer) for layer in model.encoder.layer)
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: Any) -> EncoderLayer:
     heads = layer.attention.self
-    return Layer(
+    return EncoderLayer(
         query=heads.query,
         key=heads.key,
         value=heads.value,

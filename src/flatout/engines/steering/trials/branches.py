@@ -29,7 +29,7 @@ from flatout.multiplex.rows import Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.multiplex.models.decoder import Attention, Block, Decoder
+    from flatout.multiplex.models.decoder import Attention, Decoder, DecoderBlock
     from flatout.multiplex.rows import RowTables
 
 ROW_TOKENS = 256  # branch tokens behind one trunk; the mask grows with their square
@@ -200,7 +200,7 @@ class _Layout:
         self.tokens, self.positions = tokens.to(device), positions.to(device)
         self._holders, self._places = holders.to(device), places.to(device)
 
-    def places(self, decoder: Decoder) -> tuple[forward.Place, ...]:
+    def places(self, decoder: Decoder) -> tuple[forward.RowPlaces, ...]:
         """Place the branch tokens behind the trunks."""
         write = torch.arange(self.num_trunk, self.end, device=self.tokens.device)
         return forward.places_of(
@@ -246,11 +246,11 @@ class _SteeredTokens:
 
     def run_block(
         self,
-        block: Block,
+        block: DecoderBlock,
         x: Tensor,
         keys: Tensor,
         values: Tensor,
-        place: forward.Place,
+        place: forward.RowPlaces,
         tables: RowTables,
         deltas: forward.Deltas,
     ) -> Tensor:

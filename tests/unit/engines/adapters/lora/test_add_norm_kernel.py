@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engines.adapters.lora.added_norm import Kernels, added_norm, fused
+from flatout.engines.adapters.lora.added_norm import NormKernels, added_norm, fused
 from tests.support.kernels import DEVICE, Numbers, needs_device
 
 pytestmark = needs_device
@@ -25,7 +25,7 @@ def test_states_and_gradients(width: int, dtype: torch.dtype, readers: tuple[flo
     weights = numbers.normal(9, width)
     branch, residual = (numbers.normal(9, width, dtype=dtype) for _ in range(2))
     found = []
-    for kernels in (Kernels(add_norm_kernel.forward, add_norm_kernel.backward), None):
+    for kernels in (NormKernels(add_norm_kernel.forward, add_norm_kernel.backward), None):
         given = [one.clone().requires_grad_() for one in (branch, residual)]
         pair = added_norm(norm, *given) if kernels is None else fused(norm, *given, kernels)
         used = [share * (y.float() * weights).sum() for share, y in zip(readers, pair, strict=True) if share]

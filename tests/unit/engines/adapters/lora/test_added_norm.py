@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.added_norm import Kernels, added_norm, fused
+from flatout.engines.adapters.lora.added_norm import NormKernels, added_norm, fused
 
 
 def forward(branch: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
@@ -27,7 +27,7 @@ def backward(
 def test_the_gradients_of_both_readers_arrive(readers: tuple[float, float]) -> None:
     norm = nn.LayerNorm(8).requires_grad_(False)
     nn.init.normal_(norm.weight)
-    plain = Kernels(forward, backward)  # type: ignore[arg-type]
+    plain = NormKernels(forward, backward)  # type: ignore[arg-type]
     found = []
     for together in (True, False):
         torch.manual_seed(0)
