@@ -6,6 +6,7 @@ checkpoints   tensors and state of a step, whole or not there
 fingerprint   names for weights, models and tokenizers
 ranks         this process among those of a launcher, and its device
 log           log.jsonl and TensorBoard curves of a run
+json_lines    files with one JSON object per line
 models        a model and its tokenizer from a folder, in a dtype that fits the device
 
 Interrupts (`flatout.interrupts`), the launcher's variables (`flatout.torchrun`) and the home of all runs

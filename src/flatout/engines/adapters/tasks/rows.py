@@ -10,7 +10,6 @@ the training rows last, so an input that is in several files is tested on and no
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,37 +141,6 @@ def _generate(task: AdapterTask, options: DataOptions) -> Found:
     for split in CHOOSING:
         found[split], records = records[: counts[split]], records[counts[split] :]
     return found
-
-
-def read_rows(path: Path, *, read: Callable[[Mapping[str, Any]], Kept]) -> list[Kept]:
-    """What `read` makes of every line that is not empty."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist", hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="give a UTF-8 text file") from error
-    kept = [
-        _read_line(line, read=read, place=f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not kept:
-        raise BadInput(f"{path} is empty", hint="give one JSON object per line")
-    return kept
-
-
-def _read_line(line: str, *, read: Callable[[Mapping[str, Any]], Kept], place: str) -> Kept:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput(f"{place} is not JSON: {error}", hint="give one JSON object per line") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"{place} is a {type(row).__name__}", hint="give one JSON object per line")
-    try:
-        return read(row)
-    except BadInput as error:
-        raise BadInput(f"{place}: {error.message}", hint=error.hint) from error
 
 
 def text_field(row: Mapping[str, Any], *names: str) -> str:

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from flatout.engines.adapters.lora.blocks import Block, block_of, tensor_on
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder
-from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, read_rows, text_field
+from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
+from flatout.engines.run.json_lines import read_rows
 
 Ints = npt.NDArray[np.int32]
 Targets = dict[str, npt.NDArray[Any]]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts, split_of
+from flatout.engines.run.json_lines import read_rows
 from flatout.errors import BadInput
 
 Fields = dict[str, str]
@@ -67,45 +68,6 @@ class FileTask:
         return Prompt(text=text, answer=self.answer(fields), key=f"{self.name} {_short(fields[asked])}")
 
 
-def read_fields(path: Path, *, names: Sequence[str]) -> list[tuple[int, Fields]]:
-    """Line number and the named fields of every line that is not empty."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="give a UTF-8 text file") from error
-    found = [(number, _fields(line, names, f"{path}:{number}")) for number, line in _numbered(lines)]
-    if not found:
-        raise BadInput(f"{path} is empty", hint=f"give lines of {_shape(names)}")
-    return found
-
-
-def _numbered(lines: list[str]) -> list[tuple[int, str]]:
-    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _fields(line: str, names: Sequence[str], place: str) -> Fields:
-    try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput(f"{place} is not JSON: {error}", hint=f"give lines of {_shape(names)}") from error
-    if not isinstance(record, dict):
-        raise BadInput(
-            f"{place} is {type(record).__name__}, not an object", hint=f"give lines of {_shape(names)}"
-        )
-    for name in names:
-        value = record.get(name)
-        if not isinstance(value, str) or not value.strip():
-            what = "is missing" if name not in record else f"is {value!r}, not a text"
-            raise BadInput(f"{place}: {name!r} {what}", hint=f"give lines of {_shape(names)}")
-    return {name: record[name] for name in names}
-
-
-def _shape(names: Sequence[str]) -> str:
-    return json.dumps(dict.fromkeys(names, "..."))
-
-
 def read_splits(
     path: Path, heldout: Path | None, *, names: Sequence[str], make: MakePrompt
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -132,13 +94,17 @@ def read_splits(
 
 
 def _prompts(path: Path, *, names: Sequence[str], make: MakePrompt) -> list[Prompt]:
-    prompts = []
-    for number, fields in read_fields(path, names=names):
-        try:
-            prompts.append(make(fields))
-        except BadInput as error:
-            raise BadInput(f"{path}:{number}: {error.message}", hint=error.hint) from error
-    return prompts
+    hint = f"give lines of {json.dumps(dict.fromkeys(names, '...'))}"
+    return read_rows(path, read=lambda row: make(_texts(row, names)), hint=hint)
+
+
+def _texts(row: Mapping[str, Any], names: Sequence[str]) -> Fields:
+    for name in names:
+        value = row.get(name)
+        if not isinstance(value, str) or not value.strip():
+            what = "is missing" if name not in row else f"is {value!r}, not a text"
+            raise BadInput(f"{name!r} {what}")
+    return {name: row[name] for name in names}
 
 
 def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.adapters.tasks import DataOptions, Splits, known_tasks, rows, task_named
+from flatout.engines.run.json_lines import read_rows
 from flatout.errors import BadInput
 
 
@@ -21,7 +22,7 @@ def write_lines(path: Path, *lines: str) -> Path:
 
 
 def texts_of(path: Path) -> list[str]:
-    return rows.read_rows(path, read=lambda row: rows.text_field(row, "text", "sentence"))
+    return read_rows(path, read=lambda row: rows.text_field(row, "text", "sentence"))
 
 
 def test_empty_lines_do_not_count_and_other_names_are_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward
-from flatout.engines.evolution.tasks.jsonl import FileTask, read_fields, read_splits
+from flatout.engines.evolution.tasks.jsonl import FileTask, read_splits
 from flatout.engines.evolution.tasks.task import Prompt
 from flatout.errors import BadInput
 
@@ -30,7 +30,7 @@ def write(path: Path, questions: list[str]) -> Path:
     ("line", "message"),
     [
         ("{", "f.jsonl:3 is not JSON"),
-        ("[1]", "f.jsonl:3 is list, not an object"),
+        ("[1]", "f.jsonl:3 is a list, not an object"),
         ('{"q": "x"}', "f.jsonl:3: 'a' is missing"),
         ('{"q": "x", "a": 5}', "f.jsonl:3: 'a' is 5, not a text"),
         ('{"q": " ", "a": "5"}', "f.jsonl:3: 'q' is ' ', not a text"),
@@ -40,28 +40,8 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "f.jsonl"
     path.write_text(f'{{"q": "x", "a": "1"}}\n\n{line}\n')
     with pytest.raises(BadInput, match=message) as caught:
-        read_fields(path, names=("q", "a"))
+        read_splits(path, None, names=("q", "a"), make=make)
     assert '{"q": "...", "a": "..."}' in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    empty, foreign = tmp_path / "empty.jsonl", tmp_path / "foreign.jsonl"
-    empty.write_text("\n \n")
-    foreign.write_bytes(b"\xff\xfe\x00")
-    for path, message in (
-        (empty, "is empty"),
-        (foreign, "UTF-8"),
-        (tmp_path / "absent", "does not exist"),
-        (tmp_path, "cannot be read"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            read_fields(path, names=("q",))
-
-
-def test_lines_end_at_line_ends_only(tmp_path: Path) -> None:
-    path = tmp_path / "f.jsonl"
-    path.write_bytes('\ufeff{"q": "one\u2028two"}\r\n{"q": "three"}'.encode())
-    assert read_fields(path, names=("q",)) == [(1, {"q": "one\u2028two"}), (2, {"q": "three"})]
 
 
 def test_one_file_is_divided(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Every line is read, or named with what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.engines.run.json_lines import read_rows
+from flatout.errors import BadInput
+
+
+def questions(path: Path) -> list[Any]:
+    def read(row: Any) -> Any:
+        if row["q"] == "bad":
+            raise BadInput("q is bad")
+        return row["q"]
+
+    return read_rows(path, read=read, hint='lines of {"q": "..."}')
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    empty, foreign = tmp_path / "empty.jsonl", tmp_path / "foreign.jsonl"
+    empty.write_text("\n \n")
+    foreign.write_bytes(b"\xff\xfe\x00")
+    for path, message in (
+        (empty, "is empty"),
+        (foreign, "UTF-8"),
+        (tmp_path / "absent", "does not exist"),
+        (tmp_path, "cannot be read"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            questions(path)
+
+
+def test_lines_end_at_line_ends_only(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes('\ufeff{"q": "one\u2028two"}\r\n{"q": "three"}'.encode())
+    assert questions(path) == ["one\u2028two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{", "f.jsonl:3 is not JSON"), ("[1]", "f.jsonl:3 is a list"), ('{"q": "bad"}', "f.jsonl:3: q is bad")],
+)
+def test_a_bad_line_is_named_with_what_a_line_looks_like(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_text(f'{{"q": "x"}}\n\n{line}\n')
+    with pytest.raises(BadInput, match=said) as caught:
+        questions(path)
+    assert 'lines of {"q": "..."}' in str(caught.value) and "\n" not in str(caught.value)
