@@ -57,7 +57,7 @@ def fit_job(
     stage = _stage(job, recipe)
     found = judge.largest(stage, job.sizes, recipe=traced(recipe))
     if found.tight is None:
-        raise does_not_fit([stage], budget=budget, forecast=forecast)
+        raise does_not_fit([stage], judge=judge)
     sizes = {**job.sizes, "batch_size": found.tight}
     return JobFit(
         batch_size=found.tight,

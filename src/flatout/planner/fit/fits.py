@@ -150,7 +150,7 @@ class Judge:
         spared = show_share(1 - self.budget.margin)
         return f"a margin of {show_share(self.budget.margin)} spares {spared}, and {caveats[0]}"
 
-    def peak(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak:
+    def peak(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> Peak:
         """Return what a step holds where nothing stops it."""
         return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
 
@@ -161,7 +161,7 @@ class Judge:
             peak, reserved_bytes=peak.reserved_bytes - over, process_bytes=peak.process_bytes - over
         )
 
-    def fits(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> bool:
+    def fits(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> bool:
         """Whether a step trains within the margin, and also where the memory really ends.
 
         More room mostly helps and need not: the allocator then hands memory back at another moment.
@@ -179,7 +179,7 @@ class Judge:
         sure_bytes = int(self.budget.free_bytes.value * SURE_MARGIN)
         return self.budget.usable_bytes if self.caution(stage) is None else sure_bytes
 
-    def runs(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> bool:
+    def runs(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> bool:
         """Whether a step trains within all that is free."""
         return self._trains(stage, sizes, recipe=recipe, capacity_bytes=self.budget.free_bytes.value)
 
@@ -189,7 +189,7 @@ class Judge:
         forecast = self.forecast.of_stage(stage.name)
         return forecast.trains(sizes, recipe=recipe, capacity_bytes=capacity_bytes)
 
-    def largest(self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe) -> BatchBounds:
+    def largest(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> BatchBounds:
         """Return the largest batches within the margin; `tight` is the recommended one."""
         forecast = self.forecast.of_stage(stage.name)
         found = forecast.largest_within(sizes, recipe=recipe, capacity_bytes=self.budget.usable_bytes)
@@ -204,7 +204,7 @@ class Judge:
         return dataclasses.replace(found, tight=found.safe)
 
     def largest_of_loader(
-        self, stage: StageSettings, sizes: Mapping[str, int], *, recipe: Recipe
+        self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe
     ) -> BatchBounds:
         """Return the same for training and, if it shares the loader, evaluation.
 

@@ -16,36 +16,38 @@ from flatout.hardware.matching import all_datasheets
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import traced
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes, room
+from flatout.planner.fit.fits import Forecast, Judge, evaluation_recipe, job_sizes, room
 from flatout.units import show_bytes
 
 
-def does_not_fit(stages: Sequence[StageSettings], *, budget: Budget, forecast: Forecast) -> BatchDoesNotFit:
+def does_not_fit(stages: Sequence[StageSettings], *, judge: Judge) -> BatchDoesNotFit:
     """Return the error for a group of stages, with what would help as its hint."""
-    needs = {stage.name: needed_bytes(stage, stage.recipe, forecast=forecast, over={}) for stage in stages}
+    needs = {stage.name: needed_bytes(stage, stage.recipe, forecast=judge.forecast) for stage in stages}
     worst = max(stages, key=lambda stage: needs[stage.name])
     needed = needs[worst.name]
     stage_words = f" in {worst.name}" if len(stages) > 1 else ""
+    helps = [*_lighter(worst, judge=judge), *_others(needed, worst, margin=judge.budget.margin)]
     return BatchDoesNotFit(
-        f"batch_size=1 needs {show_bytes(needed)}{stage_words}; {room(budget)}",
-        hint="what would help: "
-        + "; ".join(
-            [*_lighter(worst, budget=budget, forecast=forecast), *_others(needed, worst, budget=budget)]
-        ),
+        f"batch_size=1 needs {show_bytes(needed)}{stage_words}; {room(judge.budget)}",
+        hint=f"what would help: {'; '.join(helps)}",
     )
 
 
-def needed_bytes(stage: StageSettings, recipe: Recipe, *, forecast: Forecast, over: Mapping[str, int]) -> int:
+def needed_bytes(
+    stage: StageSettings, recipe: Recipe, *, forecast: Forecast, over: Mapping[str, int] | None = None
+) -> int:
     """Return what a batch of one needs, in training and, if it shares the loader, in evaluation."""
     sizes = job_sizes(stage, forecast, batch_size=1, over=over)
     of_stage = forecast.of_stage(stage.name)
     return max(of_stage.peak_bytes(sizes, recipe=one).process_bytes for one in _recipes(stage, recipe))
 
 
-def _fits(stage: StageSettings, recipe: Recipe, *, judge: Judge, over: Mapping[str, int]) -> bool:
+def _fits(
+    stage: StageSettings, recipe: Recipe, *, judge: Judge, over: Mapping[str, int] | None = None
+) -> bool:
     """Whether a batch of one trains within the margin."""
     sizes = job_sizes(stage, judge.forecast, batch_size=1, over=over)
-    return all(judge.fits(stage, sizes, recipe=one) for one in _recipes(stage, recipe))
+    return all(judge.fits(stage, sizes, one) for one in _recipes(stage, recipe))
 
 
 def _recipes(stage: StageSettings, recipe: Recipe) -> list[Recipe]:
@@ -53,15 +55,12 @@ def _recipes(stage: StageSettings, recipe: Recipe) -> list[Recipe]:
     return [traced(recipe), *evaluation]
 
 
-def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> list[str]:
+def _lighter(stage: StageSettings, *, judge: Judge) -> list[str]:
     """Name the recipes that fit: checkpointing, bf16, or both if neither alone does."""
     recipe = stage.recipe
     checkpoints = (False,) if recipe.checkpointing else (False, True)
-    casts = (
-        (False, True)
-        if recipe.precision in ("fp32", "tf32") and budget.device.bf16 is not False
-        else (False,)
-    )
+    can_cast = recipe.precision in ("fp32", "tf32") and judge.budget.device.bf16 is not False
+    casts = (False, True) if can_cast else (False,)
     fitting: list[tuple[bool, bool, int]] = []
     for checkpointing, cast in sorted(product(checkpoints, casts), key=sum):
         covered = any(checkpointing >= one and cast >= other for one, other, _ in fitting)
@@ -73,10 +72,10 @@ def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> lis
             precision="bf16" if cast else recipe.precision,
         )
         try:
-            needed = needed_bytes(stage, lighter, forecast=forecast, over={})
+            needed = needed_bytes(stage, lighter, forecast=judge.forecast)
         except BadInput:  # the model has no switch for it
             continue
-        if _fits(stage, lighter, judge=Judge(budget=budget, forecast=forecast), over={}):
+        if _fits(stage, lighter, judge=judge):
             fitting.append((checkpointing, cast, needed))
     return [
         f"{' and '.join(['checkpointing'] * checkpointing + ['bf16'] * cast)} ({show_bytes(needed)})"
@@ -84,8 +83,8 @@ def _lighter(stage: StageSettings, *, budget: Budget, forecast: Forecast) -> lis
     ]
 
 
-def _others(needed: int, stage: StageSettings, *, budget: Budget) -> list[str]:
-    gpu = smallest_gpu(needed, margin=budget.margin, bf16=stage.precision.value in ("bf16", "pure-bf16"))
+def _others(needed: int, stage: StageSettings, *, margin: float) -> list[str]:
+    gpu = smallest_gpu(needed, margin=margin, bf16=stage.precision.value in ("bf16", "pure-bf16"))
     found = f"a GPU from {gpu} on" if gpu else "no single GPU of the datasheets"
     return ["LoRA instead of training all weights (another model, not estimated here)", found]
 
@@ -104,13 +103,13 @@ def smallest_gpu(needed: int, *, margin: float, bf16: bool) -> str | None:
 
 
 def lower_sizes(
-    stages: Sequence[StageSettings], *, budget: Budget, forecast: Forecast, allow: Sequence[str]
+    stages: Sequence[StageSettings], *, judge: Judge, allow: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     """Stage -> allowed size -> the largest value at which a batch of one fits; empty where none does."""
-    names = [name for name in allow if name in forecast.sizes and name != "batch_size"]
+    names = [name for name in allow if name in judge.forecast.sizes and name != "batch_size"]
     lowered: dict[str, dict[str, int]] = {}
     for stage in stages:
-        over = _lowered(stage, names, budget=budget, forecast=forecast)
+        over = _lowered(stage, names, judge=judge)
         if over is None:
             return {}
         if over:
@@ -118,11 +117,8 @@ def lower_sizes(
     return lowered
 
 
-def _lowered(
-    stage: StageSettings, names: Sequence[str], *, budget: Budget, forecast: Forecast
-) -> dict[str, int] | None:
+def _lowered(stage: StageSettings, names: Sequence[str], *, judge: Judge) -> dict[str, int] | None:
     """Lower one size after the other to 1, then raise the last as far as it goes."""
-    judge = Judge(budget=budget, forecast=forecast)
 
     def fits(over: Mapping[str, int]) -> bool:
         return _fits(stage, stage.recipe, judge=judge, over=over)
@@ -132,7 +128,7 @@ def _lowered(
         if fits(over):
             break
         over[name] = 1
-        low, high = 1, job_sizes(stage, forecast, batch_size=1)[name]
+        low, high = 1, job_sizes(stage, judge.forecast, batch_size=1)[name]
         high = high if fits(over) else low
         while low < high:
             middle = (low + high + 1) // 2

@@ -147,12 +147,9 @@ class GroupSearch:
         self.progress.ask(f"{_named(others)} at batch {best.batch_size}")
         peaks = dict(best.peaks)
         for stage in others:
-            recipe = self._recipe(
-                stage, checkpointing=best.checkpointing, accumulation=best.accumulations[stage.name]
-            )
-            sizes = self._sizes(stage, batch_size=best.batch_size)
-            peaks[stage.name] = self.judge.held(self.judge.peak(stage, sizes, recipe=recipe))
-            if not self.judge.fits(stage, sizes, recipe=recipe):
+            step = self._step_of(stage, best)
+            peaks[stage.name] = self.judge.held(self.judge.peak(stage, *step))
+            if not self.judge.fits(stage, *step):
                 return None
         if any(peaks[stage.name].process_bytes > best.peak.process_bytes for stage in others):
             return None
@@ -162,11 +159,9 @@ class GroupSearch:
         lowered = {}
         self.progress.ask("what would fit")
         if not self.lowered:
-            lowered = lower_sizes(
-                self.stages, budget=self.budget, forecast=self.forecast, allow=self.wish.allow
-            )
+            lowered = lower_sizes(self.stages, judge=self.judge, allow=self.wish.allow)
         if not lowered:
-            raise does_not_fit(self.stages, budget=self.budget, forecast=self.forecast)
+            raise does_not_fit(self.stages, judge=self.judge)
         return dataclasses.replace(self, lowered=lowered, deciding=()).fit()
 
     def _suggestions(self, found: Mapping[bool, _Best], *, use: bool) -> Iterator[Suggestion]:
@@ -196,13 +191,26 @@ class GroupSearch:
         over = self.lowered.get(stage.name)
         return job_sizes(stage, self.forecast, batch_size=batch_size, over=over)
 
+    def _step(
+        self, stage: StageSettings, batch_size: int, *, checkpointing: bool, accumulation: int
+    ) -> tuple[dict[str, int], Recipe]:
+        """Return sizes and recipe of one step, as the judge takes them."""
+        recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation)
+        return self._sizes(stage, batch_size=batch_size), recipe
+
+    def _step_of(self, stage: StageSettings, suggestion: Suggestion) -> tuple[dict[str, int], Recipe]:
+        return self._step(
+            stage,
+            suggestion.batch_size,
+            checkpointing=suggestion.checkpointing,
+            accumulation=suggestion.accumulations[stage.name],
+        )
+
     def _largest(self, checkpointing: bool, *, accumulation: int = TRACED_ACCUMULATION) -> BatchBounds:
         """The largest batch of the worst stage, evaluation included where it goes through the same loader."""
         return least(
             self.judge.largest_of_loader(
-                stage,
-                self._sizes(stage, batch_size=1),
-                recipe=self._recipe(stage, checkpointing=checkpointing, accumulation=accumulation),
+                stage, *self._step(stage, 1, checkpointing=checkpointing, accumulation=accumulation)
             )
             for stage in self.deciding
         )
@@ -244,35 +252,22 @@ class GroupSearch:
     def _whole(self, checkpointing: bool) -> Suggestion | None:
         """Assess the whole effective batch in one piece, where no gradients wait and more may fit."""
         for stage in self.deciding:
-            sizes = self._sizes(stage, batch_size=self.common)
-            recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION)
-            in_pieces = self.judge.peak(stage, sizes, recipe=recipe)
-            if in_pieces.allocated_bytes > MOST_WAITING * self.budget.usable_bytes:
+            step = self._step(
+                stage, self.common, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION
+            )
+            if self.judge.peak(stage, *step).allocated_bytes > MOST_WAITING * self.budget.usable_bytes:
                 return None
         found = self._assess(self.common, checkpointing=checkpointing)
-        shares_loader = [stage for stage in self.deciding if stage.eval_batch_size is None]
         evaluated = all(
-            self.judge.fits(
-                stage, self._sizes(stage, batch_size=self.common), recipe=evaluation_recipe(stage)
-            )
-            for stage in shares_loader
+            self.judge.fits(stage, self._sizes(stage, batch_size=self.common), evaluation_recipe(stage))
+            for stage in self.deciding
+            if stage.eval_batch_size is None
         )
         return found if evaluated and self._fits(found) else None
 
     def _fits(self, suggestion: Suggestion) -> bool:
         """Whether every stage that decides trains within the margin at its own sizes."""
-        return all(
-            self.judge.fits(
-                stage,
-                self._sizes(stage, batch_size=suggestion.batch_size),
-                recipe=self._recipe(
-                    stage,
-                    checkpointing=suggestion.checkpointing,
-                    accumulation=suggestion.accumulations[stage.name],
-                ),
-            )
-            for stage in self.deciding
-        )
+        return all(self.judge.fits(stage, *self._step_of(stage, suggestion)) for stage in self.deciding)
 
     def _within(self, best: Suggestion, *, capacity_bytes: int) -> Suggestion | None:
         """The largest divisor up to that of `best` within a tighter capacity; it follows from the search."""
@@ -302,9 +297,10 @@ class GroupSearch:
         peaks: dict[str, Peak] = {}
         seconds: list[float | None] = []
         for stage in self.deciding:
-            recipe = self._recipe(stage, checkpointing=checkpointing, accumulation=steps[stage.name])
-            sizes = self._sizes(stage, batch_size=batch_size)
-            peaks[stage.name] = self.judge.held(self.judge.peak(stage, sizes, recipe=recipe))
+            sizes, recipe = self._step(
+                stage, batch_size, checkpointing=checkpointing, accumulation=steps[stage.name]
+            )
+            peaks[stage.name] = self.judge.held(self.judge.peak(stage, sizes, recipe))
             micro_s = self.forecast.of_stage(stage.name).step_s(sizes, recipe=recipe)
             seconds.append(None if micro_s is None else micro_s * steps[stage.name])
         worst = max(peaks, key=lambda name: peaks[name].process_bytes)

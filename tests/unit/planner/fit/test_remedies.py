@@ -4,6 +4,7 @@ import pytest
 
 from flatout.errors import BatchDoesNotFit
 from flatout.hardware.matching import all_datasheets
+from flatout.planner.fit.fits import Judge
 from flatout.planner.fit.remedies import does_not_fit, lower_sizes, needed_bytes, smallest_gpu
 from tests.support import planner as plans
 from tests.support.planner import GIB, ToyForecast
@@ -13,7 +14,9 @@ HEAVY = ToyForecast(sample_bytes=16 * GIB)
 
 def said(usable_gib: float, *, forecast: ToyForecast = HEAVY, name: str = "24GB", **stage: object) -> str:
     stages = (plans.stage(**stage),)  # type: ignore[arg-type]
-    error = does_not_fit(stages, budget=plans.budget(round(usable_gib * GIB), name=name), forecast=forecast)
+    error = does_not_fit(
+        stages, judge=Judge(budget=plans.budget(round(usable_gib * GIB), name=name), forecast=forecast)
+    )
     assert isinstance(error, BatchDoesNotFit)
     return str(error)
 
@@ -68,7 +71,7 @@ def test_the_worst_stage_is_named() -> None:
         plans.stage(name="01", sizes={"n_negatives": 1}),
         plans.stage(name="02", sizes={"n_negatives": 9}),
     )
-    error = does_not_fit(stages, budget=plans.budget(GIB), forecast=ToyForecast())
+    error = does_not_fit(stages, judge=Judge(budget=plans.budget(GIB), forecast=ToyForecast()))
     assert "in 02;" in error.message
 
 
@@ -78,9 +81,11 @@ def test_sizes_are_lowered_in_the_order_they_were_allowed() -> None:
     stage = plans.stage(sizes={"n_negatives": 100, "length": 4})
     needed = needed_bytes(stage, stage.recipe, forecast=forecast, over={"n_negatives": 50})
     budget = plans.budget(needed)
-    assert lower_sizes([stage], budget=budget, forecast=forecast, allow=("n_negatives", "length")) == {
+    judge = Judge(budget=budget, forecast=forecast)
+    tiny = Judge(budget=plans.budget(1), forecast=forecast)
+    assert lower_sizes([stage], judge=judge, allow=("n_negatives", "length")) == {
         "training": {"n_negatives": 50}
     }
-    assert lower_sizes([stage], budget=budget, forecast=forecast, allow=("length",)) == {}
-    assert lower_sizes([stage], budget=budget, forecast=forecast, allow=("unheard_of",)) == {}
-    assert lower_sizes([stage], budget=plans.budget(1), forecast=forecast, allow=("n_negatives",)) == {}
+    assert lower_sizes([stage], judge=judge, allow=("length",)) == {}
+    assert lower_sizes([stage], judge=judge, allow=("unheard_of",)) == {}
+    assert lower_sizes([stage], judge=tiny, allow=("n_negatives",)) == {}
