@@ -1,4 +1,7 @@
-"""The verbs: the only place where rooms are composed."""
+"""The verbs as Python functions: the only place where rooms are composed.
+
+The command line calls these, and so may anyone; `flatout` itself exports the everyday ones.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ OnCount = Callable[[int, int], None]
 
 
 def diagnose_evidence(path: Path) -> Diagnosis:
-    """The findings of a saved Evidence file."""
+    """Diagnose a saved Evidence file."""
     evidence = load_evidence(path)
     return Diagnosis(evidence=evidence, findings=examine(evidence), evidence_path=path)
 
@@ -141,7 +144,7 @@ def plan(
     parallel: Parallel = "ddp",
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MemoryEstimate:
-    """The memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
+    """Predict the memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
 
     With `native` the GPU that is here chooses the kernels.  With several `ranks` it is the memory of one of
     them, under "ddp" or "fsdp2".
@@ -176,7 +179,7 @@ def fit(
     native: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> JobFit:
-    """The largest batch that trains within a margin of the free memory of `device`, with its estimate.
+    """Find the largest batch that trains within a margin of the free memory of `device`.
 
     Without `device` it is the GPU of this machine; one that is named ("A100-80GB", "24GB") is taken to be
     empty.  `model_or_step`, `batch` and the rest are those of `plan`.  Raises BatchDoesNotFit where not even
@@ -535,7 +538,7 @@ def compare_runs(
 def plan_config(
     conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
 ) -> ConfigPlan:
-    """The settings of a config and, where a model and a device are known, the memory of every stage."""
+    """Read the settings of a config and, where model and device are known, the memory of every stage."""
     from flatout.planner import plan
 
     return plan.plan_config(conf, options or plan.PlanOptions(), make_forecast=make_forecast)
@@ -551,7 +554,7 @@ def fit_config(
     to_apply: bool = False,
     make_forecast: ForecastMaker | None = None,
 ) -> ConfigFit:
-    """The largest batch of a config that fits a device, with its effective batch kept; nothing is written.
+    """Find the largest batch of a config that fits a device, its effective batch kept; write nothing.
 
     A fit `to_apply` is refused before any work where its values could not be written.
     """

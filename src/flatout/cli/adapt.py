@@ -259,7 +259,7 @@ def _show_status(found: AdaptStatus) -> None:
 
 
 def _how_far(phase: PhaseStatus) -> str:
-    """The last step that is known of, how it stands there, and what of it is kept."""
+    """Say the last known step of a phase, its state, and the step of its last checkpoint."""
     if phase.state in ("not begun", "finished"):
         done = "" if phase.step is None else f"step {phase.step} of {phase.steps}, "
         return done + phase.state

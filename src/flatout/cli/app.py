@@ -29,7 +29,7 @@ CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
 
 
 class Verb(TyperCommand):
-    """A verb; `--version` works beside it as it does before it."""
+    """A verb that also takes `--version`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         shared = [each for each in ctx.find_root().command.params if each.name == "version"]
@@ -55,7 +55,7 @@ class Verbs(TyperGroup):
 
 
 class DefectsExitWithTwo:
-    """A traceback ends Python with 1, which is the code for findings: a defect of ours must not look so."""
+    """End with 2 for a defect of ours: a traceback ends Python with 1, which is the code for findings."""
 
     def __enter__(self) -> None: ...
 
@@ -84,7 +84,7 @@ def say_error(error: FlatoutError) -> None:
 
 
 def _let_go_of_streams() -> None:
-    """The interpreter flushes once more when it ends: what has no reader or no room must find a place."""
+    """Send what has no reader or no room to nowhere: the interpreter flushes once more when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -93,7 +93,7 @@ def _let_go_of_streams() -> None:
 
 
 def main() -> None:
-    """The entry point of the `flatout` command."""
+    """Run the `flatout` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets a question mark, not a traceback
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def application() -> typer.Typer:
-    """The command with all its verbs."""
+    """Make the command with all its verbs."""
     from flatout.cli.adapt import adapt
     from flatout.cli.devices import devices
     from flatout.cli.diagnose import diagnose, rules

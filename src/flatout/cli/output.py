@@ -54,14 +54,14 @@ def show(value: object) -> str:
 
 
 def plain_console() -> Console:
-    """A console for text from jobs and drivers, whose brackets are not markup."""
+    """Make a console for text from jobs and drivers, whose brackets are not markup."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False)
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """A table without lines; cells of the `whole` columns stay on one line."""
+    """Make a table without lines; cells of the `whole` columns stay on one line."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -70,7 +70,7 @@ ExpandableSegments = Annotated[
 
 @plan.callback()
 def about() -> None:
-    """What a training config needs of a GPU, and how to make it fit.
+    """Say what a training config needs of a GPU, and make it fit.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def show(
 ) -> None:
     """Show a config's settings, its memory per stage, and the share of the device it uses.
 
-    Without a model there is no memory to show; the settings and where they were found are shown all the same.
+    Without a model there is no memory to show, only the settings and where they were found.
 
     \b
     Examples:

@@ -121,7 +121,7 @@ def searching() -> Iterator[tuple[OnText, Callable[[Event], None]]]:
 
 
 class Tally:
-    """The trials of a study by what became of them; what other workers ended is known at every round."""
+    """Counts the trials of a study by how they ended; those of other workers are known at every round."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.started = self.complete = self.pruned = self.failed = self.rows = 0

@@ -190,7 +190,7 @@ def _interval(each: Difference) -> str:
 
 
 def show(value: float | None, unit: Unit) -> str:
-    """A figure in its unit."""
+    """Show a figure in its unit."""
     if value is None:
         return UNKNOWN
     if unit == "s":

@@ -29,7 +29,7 @@ class EpochBatches(Sampler[list[int]]):
     Iterating yields lists of indices, `arrays()` the same batches as arrays.  A finished epoch is followed
     by the next; `set_epoch` chooses one.  `state_dict(done=k)` says where training is after `k` batches of
     this epoch (default: all that were handed out; a loader with workers asks ahead), and the sampler that
-    loads it goes on from there.
+    loads it continues there.
     """
 
     def __init__(
