@@ -30,13 +30,20 @@ ARMS: dict[Arm, str] = {
     "real": "as it is",
     "cached": "cached batches",
     "half": "half batches",
+    "without": "without a statement",
     "count": "counting",
     "attribution": "attribution",
     "stacks": "stacks",
     "kernels": "profiler",
     "memory": "memory",
 }
-SHORT: dict[Arm, str] = {"cached": "cached", "half": "half", "attribution": "lines", "count": "count"}
+SHORT: dict[Arm, str] = {
+    "cached": "cached",
+    "half": "half",
+    "without": "without",
+    "attribution": "lines",
+    "count": "count",
+}
 
 
 def whiskers(found: Sequence[ArmReading]) -> RowChart:

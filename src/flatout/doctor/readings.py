@@ -45,14 +45,24 @@ class ArmReading:
 
 def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
     """Every counterfactual that was run, read."""
+    read = {"cached": _read_cached, "half": _read_half, "without": _read_without}
     return tuple(
-        _read_cached(found) if found.name == "cached" else _read_half(found, evidence)
-        for found in evidence.counterfactuals
-        if found.speedup_low > 0
+        read[found.name](found, evidence) for found in evidence.counterfactuals if found.speedup_low > 0
     )
 
 
-def _read_cached(found: Counterfactual) -> ArmReading:
+def _read_without(found: Counterfactual, _evidence: Evidence) -> ArmReading:
+    if found.speedup_low > 1:
+        words = f"that statement costs {show_share(1 - 1 / found.speedup)} of the step"
+    elif found.speedup_high < 1 + NARROW:
+        words = "that statement costs nothing: the step waits for something else"
+    else:
+        words = "inside the noise: this run cannot tell what that statement costs"
+    figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
+    return _reading(found, label=f"without {found.place}", figure=figure, words=words)
+
+
+def _read_cached(found: Counterfactual, _evidence: Evidence) -> ArmReading:
     if found.speedup_low > 1:
         words = f"the loader costs {show_share(1 - 1 / found.speedup)} of the step"
     elif found.speedup_high < 1 + NARROW:

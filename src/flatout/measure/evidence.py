@@ -14,7 +14,9 @@ from flatout.codec import encode
 
 EVIDENCE_VERSION = 1
 
-Arm = Literal["warmup", "real", "cached", "half", "stacks", "count", "kernels", "attribution", "memory"]
+Arm = Literal[
+    "warmup", "real", "cached", "half", "without", "stacks", "count", "kernels", "attribution", "memory"
+]
 SiteKind = Literal["create", "row", "sync", "copy", "cell"]
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
 
@@ -294,7 +296,7 @@ class Stacks:
 class Counterfactual:
     """Steps with one cause taken away, interleaved with steps that have it."""
 
-    name: Literal["cached", "half"]
+    name: Literal["cached", "half", "without"]
     baseline: Arm
     step_s: float
     baseline_step_s: float
@@ -303,6 +305,8 @@ class Counterfactual:
     speedup_high: float
     num_blocks: int
     num_steps: int
+    place: Place | None = None  # the first line of the statement that was left out
+    last_line: int | None = None
 
     @property
     def ceiling_s(self) -> float:

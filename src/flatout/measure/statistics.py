@@ -58,22 +58,22 @@ def spread(values_s: Sequence[float]) -> Spread | None:
 
 
 def compare(
-    steps: Sequence[Step], *, name: Literal["cached", "half"], baseline: Arm
+    steps: Sequence[Step], *, name: Literal["cached", "half", "without"], baseline: Arm, partner: int = -1
 ) -> Counterfactual | None:
-    """The counterfactual `name` against `baseline`, each block paired with the baseline block before it.
+    """The counterfactual `name` against `baseline`, each block paired with the baseline block beside it.
 
     The interval resamples rounds and, within a round, steps: what changes slowly on a shared machine
     hits both arms of a round and cancels.
     """
     treated_blocks, plain_blocks = _kept_blocks(steps, name), _kept_blocks(steps, baseline)
-    # the arms of a round follow one another, so the partner of block i is block i - 1
-    paired = [block for block in sorted(treated_blocks) if block - 1 in plain_blocks]
+    # the arms of a round follow one another, so the partner of block i is the one before or after it
+    paired = [block for block in sorted(treated_blocks) if block + partner in plain_blocks]
     if len(paired) < 2:
         return None
     import numpy as np
 
     treated = [np.array(treated_blocks[block]) for block in paired]
-    plain = [np.array(plain_blocks[block - 1]) for block in paired]
+    plain = [np.array(plain_blocks[block + partner]) for block in paired]
     treated_s = float(np.mean([block.mean() for block in treated]))
     plain_s = float(np.mean([block.mean() for block in plain]))
     random = np.random.default_rng(0)

@@ -17,6 +17,7 @@ import random
 import sys
 import threading
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -61,7 +62,8 @@ class StackSampler:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
 
-    def stop(self, *, num_steps: int) -> Stacks:
+    def stop(self, *, num_steps: int, differentiable: Collection[Place] = ()) -> Stacks:
+        """What was seen; `differentiable` are lines that are known to compute the loss."""
         self._ended.set()
         self._thread.join()
         sys.setswitchinterval(self._switch_interval_s)
@@ -74,12 +76,14 @@ class StackSampler:
             StackPath(phase=PHASES[region], places=places, samples=num)
             for (region, places), num in self._found.most_common(MOST_PATHS)
         )
-        loops = {str(place): self._loops_around(place) for path in paths for place in path.places}
+        places = dict.fromkeys(place for path in paths for place in path.places)
+        loops = {str(place): self._loops_around(place) for place in places}
         return Stacks(
             num_steps=num_steps,
             samples_by_phase=dict(by_phase),
             paths=paths,
             loops={line: headers for line, headers in loops.items() if headers},
+            differentiable=tuple(place for place in places if place in differentiable),
         )
 
     def _loops_around(self, place: Place) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout import __version__
 from flatout.codec import decode, encode, rounded
+from flatout.measure.arms.leave_out import LeaveOut
 from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import (
     Counterfactual,
@@ -22,11 +23,9 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Site,
-    Stacks,
     Step,
 )
 from flatout.measure.run.observer import Observer, StepRow
-from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unwatched_processes
 from flatout.measure.statistics import compare, outliers
 from flatout.torchrun import read_launch
@@ -78,8 +77,8 @@ class Assembly:
             attributed_step_s=tools.attributed_step_s,
             kernels=tools.kernels,
             memory=tools.memory,
-            stacks=_stacks(tools),
-            counterfactuals=_counterfactuals(steps),
+            stacks=tools.stacks,
+            counterfactuals=_counterfactuals(steps, observer.left_out),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
         )
@@ -134,21 +133,16 @@ def build_steps(rows: list[StepRow]) -> tuple[Step, ...]:
                 and (row.arm == "real" or excluded_share < 0.05),
             )
         )
-    timed = [step for step in steps if step.kept and step.arm in ("real", "cached", "half")]
+    timed = [step for step in steps if step.kept and step.arm in ("real", "cached", "half", "without")]
     apart = outliers(timed)
     return tuple(replace(step, kept=False) if step.kept and step.index in apart else step for step in steps)
 
 
-def _stacks(tools: Passes) -> Stacks | None:
-    if tools.stacks is None or tools.sites is None:
-        return tools.stacks
-    seen = {place for path in tools.stacks.paths for place in path.places}
-    differentiable = sorted(seen & tools.sites.differentiable, key=lambda place: (place.file, place.line))
-    return replace(tools.stacks, differentiable=tuple(differentiable))
-
-
-def _counterfactuals(steps: tuple[Step, ...]) -> tuple[Counterfactual, ...]:
-    found = (compare(steps, name="cached", baseline="real"), compare(steps, name="half", baseline="cached"))
+def _counterfactuals(steps: tuple[Step, ...], left_out: LeaveOut) -> tuple[Counterfactual, ...]:
+    found = [compare(steps, name="cached", baseline="real"), compare(steps, name="half", baseline="cached")]
+    without = compare(steps, name="without", baseline="real", partner=1)
+    if without is not None and left_out.chosen is not None:
+        found.append(replace(without, place=left_out.place(), last_line=left_out.chosen.last_line))
     return tuple(each for each in found if each is not None)
 
 

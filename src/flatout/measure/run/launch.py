@@ -32,12 +32,17 @@ from flatout.interrupts import Interrupts, Terminated
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import ranks
-from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, adopt_orphans
+from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, adopt_orphans
 from flatout.runs import home_folder, make_folder
 from flatout.torchrun import read_launch
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
+# How a counterfactual failed -> the option that leaves it out, and what to say; in the order they are run.
+RETRIES = {
+    WITHOUT_FAILED: ("leave_out", "without one of its statements"),
+    HALF_FAILED: ("half", "on half a batch"),
+}
 ITS_WORDS = "what it printed last stands above"
 
 
@@ -100,6 +105,7 @@ def run_job(
         "keep_running": keep_running,
         "seconds": seconds,
         "half": True,
+        "leave_out": True,
         "parent": os.getpid(),
     }
     own_path = evidence_path
@@ -110,10 +116,12 @@ def run_job(
     options["evidence_path"] = str(own_path)
     before = _stamp(own_path)
     end = _run_child(options, script_stdout_to_stderr, on_progress)
-    if end.code == HALF_FAILED:
-        on_progress("the script raised on half a batch; measuring again without that")
-        ranks.begin_another_attempt()
-        end = _run_child({**options, "half": False}, script_stdout_to_stderr, on_progress)
+    for code, (option, reason) in RETRIES.items():
+        if end.code == code:
+            on_progress(f"the script raised {reason}; measuring again without that")
+            ranks.begin_another_attempt()
+            options[option] = False
+            end = _run_child(options, script_stdout_to_stderr, on_progress)
     evidence = _read(own_path, before, end, command[0])
     if distributed:
         own_path = ranks.publish(own_path)

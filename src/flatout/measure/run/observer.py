@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.measure.clock import EXCLUDED, Clock, DeviceMarks, ident, now
+from flatout.measure.arms.leave_out import LeaveOut
+from flatout.measure.clock import EXCLUDED, REST, Clock, DeviceMarks, ident, now
 from flatout.measure.evidence import Arm
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches
@@ -36,6 +37,7 @@ class ObserverOptions:
     seconds: float = 60.0
     counterfactuals: bool = True  # False where the job's own training is to be kept as it is
     half: bool = True  # False after the job failed on half a batch
+    leave_out: bool = True  # False after the job failed without a statement of its own
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Observer:
         self.anchor = Anchor()
         self.agreement = Agreement()
         self.tools = Passes(self.user_code, self.clock)
+        self.left_out = LeaveOut(self.user_code)
         self.optimizer: Any = None
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
@@ -110,6 +113,8 @@ class Observer:
 
     def install(self) -> None:
         install_phases(self, self.patches)
+        if self.options.counterfactuals and self.options.leave_out:
+            self.left_out.install(self.patches)
         self.loaders.install(self.patches)
         steps.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: steps.listen(None))
@@ -253,6 +258,7 @@ class Observer:
         if self.position < self.blocks[self.block_number].num_steps:
             return
         self._end_block(self.arm)
+        self._plan_without()
         self.block_number += 1
         self.position = 0
         self.on_block_end()
@@ -283,10 +289,28 @@ class Observer:
             self.tools.missing.append("counterfactuals: left out, the training that runs on stays as written")
         if self.options.counterfactuals and not self.options.half:
             self.tools.missing.append("half batch: the script raised on half a batch")
+        if self.options.counterfactuals and not self.options.leave_out:
+            self.tools.missing.append("leaving a statement out: the script raised without it")
         step_s = warm_up.step_s if warm_up is not None else 1.0
         return plan_blocks(
             step_s, seconds=self.options.seconds, cached=cached, half=cached and self.options.half
         )
+
+    def _plan_without(self) -> None:
+        """After the stacks were looked at: a block without the heaviest statement before each real one."""
+        stacks = self.tools.stacks
+        if self.arm != "stacks" or stacks is None or self.agreement.shared:
+            return
+        timed = [row for row in self.rows if row.arm == "real" and not row.transition]
+        rest_s, step_s = sum(row.totals[REST] for row in timed), sum(row.host_s for row in timed)
+        if not step_s or not self.left_out.choose(stacks, rest_share=rest_s / step_s):
+            return
+        planned = self.block_number + 1
+        self.blocks[planned:] = [
+            each
+            for block in self.blocks[planned:]
+            for each in ([replace(block, arm="without"), block] if block.arm == "real" else [block])
+        ]
 
     # -- blocks
 
@@ -295,9 +319,13 @@ class Observer:
         self.on_progress(f"{arm}: block {done} of {total}, {self.blocks[self.block_number].num_steps} steps")
         self.loaders.begin_serving(arm if arm in ("cached", "half") else None)
         self.loaders.recording = arm == "real"
+        if arm == "without":
+            self.left_out.switch(True)
         self.tools.begin(arm, self.device)
 
     def _end_block(self, arm: Arm) -> None:
+        if arm == "without":
+            self.left_out.switch(False)
         self.tools.end(
             arm, [row.host_s for row in self.rows if row.block == self.block_number and row.arm == arm]
         )

@@ -90,7 +90,8 @@ class Passes:
                 self.memory = memory_recorder.stop()
             elif arm == "stacks" and self._sampler is not None:
                 sampler, self._sampler = self._sampler, None
-                self.stacks = sampler.stop(num_steps=len(steps_s))
+                loss = self.sites.differentiable if self.sites is not None else set()
+                self.stacks = sampler.stop(num_steps=len(steps_s), differentiable=loss)
         self._run_as_before()
 
     def leave_in_child(self) -> None:

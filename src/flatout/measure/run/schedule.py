@@ -77,8 +77,8 @@ def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> l
         arms.append("half")
     instruments = [
         Block(arm="real", num_steps=1 + (1 if long else 3)),
-        Block(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
         Block(arm="count", num_steps=1 if long else 2),
+        Block(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
         Block(arm="kernels", num_steps=1 if long else 2),
         Block(arm="memory", num_steps=4),
         # never next to the kernels' pass: a profiler session that begins in the very hook in which

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, is_orphan
+from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, is_orphan
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.ranks import keep_attempts_apart
 
@@ -54,6 +54,7 @@ class JobOptions:
     keep_running: bool
     seconds: float
     half: bool
+    leave_out: bool
     progress_fd: int | None
     parent: int | None = None  # the launching process, with which the job ends
 
@@ -72,6 +73,7 @@ class Session:
                 seconds=options.seconds,
                 counterfactuals=not options.keep_running,
                 half=options.half,
+                leave_out=options.leave_out,
             ),
             on_finished=self._finished,
             on_progress=self._progress,
@@ -95,7 +97,7 @@ class Session:
         ending = self._run_script()
         for number in PYTHONS_OWN_HANDLERS:
             signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
-        in_half = self._is_in_half()
+        failed_by = self._counterfactual_under_way()
         self._end_workers()
         if self._timer is not None:
             self._timer.cancel()
@@ -105,8 +107,8 @@ class Session:
         code = self._save(ending)
         if self.num_stops and any(_own_threads()):
             self._leave(code)
-        if code == 0 and in_half and ending.exit_code and ending.ended != "interrupted":
-            return HALF_FAILED
+        if code == 0 and failed_by is not None and ending.exit_code and ending.ended != "interrupted":
+            return failed_by
         if code == 0 and self.options.keep_running:
             return ending.exit_code or 0
         return code
@@ -135,9 +137,11 @@ class Session:
             return Ending("measured", 0)
         return Ending("interrupted", 130) if self.interrupted else ending
 
-    def _is_in_half(self) -> bool:
-        """A failure is the counterfactual's; the script runs again without it."""
-        return self.options.half and self.observer.arm == "half" and not self.observer.finished
+    def _counterfactual_under_way(self) -> int | None:
+        """The exit code of a failure that is a counterfactual's; the script runs again without it."""
+        if self.observer.finished:
+            return None
+        return {"half": HALF_FAILED, "without": WITHOUT_FAILED}.get(self.observer.arm)
 
     def _interrupt(self, number: int, _frame: Any) -> None:
         """The first signal; a second one ends the launching process, and this one with it."""
@@ -158,7 +162,7 @@ class Session:
 
     def _show_traceback(self, error: BaseException) -> None:
         """The script's traceback as it would have shown it: our frames and runpy's left out."""
-        if self._is_in_half():
+        if self._counterfactual_under_way() is not None:
             return
         shown = traceback.TracebackException.from_exception(error)
         _leave_out_own_frames(shown)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flatout.measure.run.schedule import FEWEST_ROUNDS, MOST_ROUNDS, WarmUp, plan_blocks
 
 steps_s = st.floats(min_value=1e-4, max_value=60.0)
-INSTRUMENTS = ["real", "stacks", "count", "kernels", "memory", "attribution"]
+INSTRUMENTS = ["real", "count", "stacks", "kernels", "memory", "attribution"]
 
 
 @given(
