@@ -98,6 +98,17 @@ def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Pa
     assert "Traceback" not in outcome.stderr
 
 
+def test_a_script_that_fails_without_a_statement_is_measured_with_it(tmp_path: Path) -> None:
+    outcome = diagnose("needs_its_statement.py", save=tmp_path / "evidence.json")
+    evidence = outcome.measured
+    assert "without" not in arms(evidence)
+    assert "leaving a statement out: the script raised without it" in evidence.missing
+    assert "measuring again" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    (finding,) = [line for line in outcome.stdout.splitlines() if line.startswith("FO207")]
+    assert "n/a" in finding  # a share, and no ceiling: nothing was left out
+
+
 def test_a_module_of_a_package_that_ends_before_the_plan_does(tmp_path: Path) -> None:
     package = tmp_path / "jobs"
     package.mkdir()

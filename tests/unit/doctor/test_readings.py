@@ -256,6 +256,26 @@ def test_instruments_name_only_what_was_taken() -> None:
     assert "operators" in instruments(builders.cpu_evidence())
 
 
+def test_steps_without_a_statement_say_what_it_costs() -> None:
+    def read(speedup: float, low: float, high: float) -> str:
+        made = replace(
+            builders.counterfactuals()[0],
+            name="without",
+            speedup=speedup,
+            speedup_low=low,
+            speedup_high=high,
+            place=builders.SYNC_LINE,
+            last_line=builders.SYNC_LINE.line,
+        )
+        (reading,) = readings(builders.evidence(counterfactuals=(made,)))
+        assert reading.label == f"without {builders.SYNC_LINE}"
+        return reading.words
+
+    assert read(4.0, 3.5, 4.5) == "that statement costs 75 % of the step"
+    assert read(1.0, 0.98, 1.03).startswith("that statement costs nothing")
+    assert read(1.2, 0.8, 1.7).startswith("inside the noise")
+
+
 # Time that no rule explains
 
 
