@@ -23,7 +23,6 @@ from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, summarise, weights
 from flatout.monitor.sample import Sample
 
-NUM_RESAMPLES = 2000
 FEWEST_POINTS = 8
 WARM_UP_SHARE = 0.1
 WORTH_SAYING = 0.01
@@ -198,21 +197,27 @@ def _interval(first: Weighted, second: Weighted) -> tuple[float, float]:
     """Return the 95 % interval of the ratio of means, by resampling blocks of each run's points."""
     import numpy as np
 
+    from flatout.measure.statistics import bootstrap_interval
+
     random = np.random.default_rng(0)
 
-    def means(values: Weighted) -> Any:
+    def blocks(values: Weighted) -> tuple[Any, Any, int]:
+        """Sum every block of neighbours; blocks go round the end, so each point counts as often."""
         table = np.array(values)
         num = len(table)
         size = max(round(math.sqrt(num)), 1)
-        # The sums of every block of neighbours; blocks go round the end, so each point counts as often.
         members = (np.arange(num)[:, None] + np.arange(size)) % num
         weight = table[:, 1]
-        sums, counts = (table[:, 0] * weight)[members].sum(axis=1), weight[members].sum(axis=1)
-        drawn = random.integers(num, size=(NUM_RESAMPLES, math.ceil(num / size)))
-        return sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+        return (table[:, 0] * weight)[members].sum(axis=1), weight[members].sum(axis=1), math.ceil(num / size)
 
-    low, high = np.percentile(means(second) / means(first), [2.5, 97.5])
-    return float(low), float(high)
+    (sums, counts, num_drawn), (later_sums, later_counts, num_later) = blocks(first), blocks(second)
+
+    def ratio(later: Any) -> Any:
+        drawn = random.integers(len(sums), size=(len(later), num_drawn))
+        mean = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+        return later_sums[later].sum(axis=1) / later_counts[later].sum(axis=1) / mean
+
+    return bootstrap_interval(ratio, num_values=len(second), num_drawn=num_later, random=random)
 
 
 def _caveats(first: Recorded, second: Recorded, summaries: tuple[Summary, Summary]) -> list[str]:
