@@ -102,9 +102,9 @@ def test_a_prompt_is_computed_once_for_all_trials(monkeypatch: pytest.MonkeyPatc
     stepper, computed = generator.stepper, []
     prefill = stepper.prefill
 
-    def counted(state: Any, slots: Any, prompts: Any, **options: Any) -> None:
-        computed.extend(prompt for prompt in prompts if prompt)
-        prefill(state, slots, prompts, **options)
+    def counted(state: Any, parts: Any, **options: Any) -> None:
+        computed.extend(part.tokens for part in parts if part.tokens)
+        prefill(state, parts, **options)
 
     monkeypatch.setattr(stepper, "prefill", counted)
     engine.texts(rows, max_new_tokens=3)
