@@ -144,6 +144,8 @@ def _engine_rows(digest: RunDigest) -> Iterator[tuple[str, str]]:
     yield "step", show_seconds(digest.step_s)
     for name, value in digest.last.items():
         yield name, f"{value:.4g}"
+    if run.kind == "steer":
+        yield "search", f"flatout steer report {digest.folder} shows what it found"
 
 
 # Two runs

@@ -49,6 +49,11 @@ def test_a_run_of_an_engine_is_reported_by_its_log(runs: Path, tmp_path: Path) -
     assert isinstance(refused.exception, BadInput) and "has no page" in str(refused.exception)
 
 
+def test_a_search_names_the_verb_that_shows_it(runs: Path) -> None:
+    engine_run(runs, [], kind="steer")
+    assert "flatout steer report" in run("report", "steer").stdout
+
+
 def test_runs_of_one_engine_are_compared_and_of_two_are_not(runs: Path) -> None:
     first = engine_run(runs, epochs(0.1, 0.5), kind="evolve")
     second = engine_run(runs, epochs(0.1, 0.75), kind="evolve")
