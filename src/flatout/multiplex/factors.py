@@ -51,7 +51,3 @@ class Factors:
         """The change of the weight that one variant stands for, materialised in float32 [out, in]."""
         expand, shrink = self.expand[variant].float(), self.shrink[variant].float()
         return (expand.T @ shrink) * (sign * self.scale)
-
-    def nbytes(self) -> int:
-        """Bytes of both tensors."""
-        return sum(t.numel() * t.element_size() for t in (self.shrink, self.expand))

@@ -246,11 +246,6 @@ class AdapterBank:
                     rows[:, site.expand] = state[f"{site.name}.lora_B.weight"].to(rows).T
         self.refresh()
 
-    def num_parameters(self, adapter: int) -> int:
-        """Trained numbers of one adapter, without what only pads."""
-        sites = [site for site in self.sites.values() if site.adapted[adapter]]
-        return self.specs[adapter].rank * sum(site.num_in + site.num_out for site in sites)
-
     def _parameter(self, number: int) -> nn.Parameter | None:
         rank = self.specs[number].rank
         if not rank:

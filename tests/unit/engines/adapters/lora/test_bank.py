@@ -17,7 +17,6 @@ def test_every_linear_map_of_the_layers_is_adapted_and_nothing_else() -> None:
     bank = AdapterBank(bert(), specs())
     assert len(bank.sites) == 2 * 6
     assert not any("pooler" in name for name in bank.sites)
-    assert bank.num_parameters(0) == 16 * 2 * (4 * 2 * WIDTH + 2 * (WIDTH + 48))
 
 
 def test_factors_of_a_map_are_one_view_with_adapters_and_ranks_as_rows() -> None:
@@ -101,7 +100,7 @@ def test_rank_zero_is_no_adapter() -> None:
     bank = AdapterBank(bert(), specs((0, 0)))
     assert bank.parameters_of(0) == [] and bank.state_dict("a") == {} and not bank.sites
     mixed = AdapterBank(bert(), specs((0, 8)))
-    assert mixed.parameters_of(0) == [] and mixed.num_parameters(0) == 0 and mixed.num_parameters(1) > 0
+    assert mixed.parameters_of(0) == [] and mixed.parameters_of(1)
 
 
 def test_bad_input_is_named() -> None:
