@@ -12,7 +12,7 @@ from flatout.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Precision, Recipe
 from flatout.memory.predict.forecast import BatchBounds, Peak
-from flatout.planner.config.job_config import Place
+from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings
 from flatout.planner.fit.fits import Budget
 from flatout.planner.forecast.load import ForecastRequest
@@ -162,7 +162,7 @@ def budget(usable_bytes: int, *, margin: float = 1.0, name: str = "24GB") -> Bud
 
 
 def setting(value: int, key: str, *, file: str = "config.yaml") -> Setting[int]:
-    return Setting(value=value, source=key, place=Place(path=Path(file), key=key, line=1))
+    return Setting(value=value, source=key, place=ConfigPlace(path=Path(file), key=key, line=1))
 
 
 def stage(
@@ -185,7 +185,7 @@ def stage(
         checkpointing=Setting(
             value=checkpointing,
             source="checkpointing",
-            place=Place(path=Path("config.yaml"), key="checkpointing", line=1),
+            place=ConfigPlace(path=Path("config.yaml"), key="checkpointing", line=1),
         ),
         clip_norm=Setting(value=None, source="none"),
         eval_batch_size=None if eval_batch_size is None else setting(eval_batch_size, "eval_batch_size"),

@@ -18,7 +18,7 @@ from flatout.page.printable import printable
 from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
-    from flatout.planner.config.lengths import Lengths
+    from flatout.planner.config.lengths import SequenceLengths
     from flatout.planner.config.settings import Setting, Settings, StageSettings
     from flatout.planner.fit.fits import Budget
     from flatout.planner.fit.show import StageMemory
@@ -224,7 +224,7 @@ def _range(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
 
 
-def _lengths(lengths: Lengths | None, batch_sizes: Sequence[int]) -> Iterator[RenderableType]:
+def _lengths(lengths: SequenceLengths | None, batch_sizes: Sequence[int]) -> Iterator[RenderableType]:
     if lengths is None:
         return
     said = []

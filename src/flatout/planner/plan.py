@@ -16,7 +16,7 @@ from flatout.codec import encode
 from flatout.errors import BadInput
 from flatout.hardware.device import Device
 from flatout.planner.config.backups import Backup, FileEdit, apply_edits, check_places, plan_edits, show_diff
-from flatout.planner.config.lengths import Lengths, read_lengths, with_lengths
+from flatout.planner.config.lengths import SequenceLengths, read_lengths, with_lengths
 from flatout.planner.config.settings import OpenedConfig, Settings, open_config, with_job_sizes
 from flatout.planner.fit.fit_settings import changes_of, fit_settings
 from flatout.planner.fit.fits import DEFAULT_MARGIN, Budget, Forecast, find_budget
@@ -59,7 +59,7 @@ class ConfigPlan:
     overview: Overview
     request: ForecastRequest | None = None  # what memory was asked for with
     missing: str | None = None  # why there is no memory to show
-    lengths: Lengths | None = None
+    lengths: SequenceLengths | None = None
 
     def to_json(self) -> dict[str, Any]:
         budget = self.overview.budget
@@ -82,7 +82,7 @@ class ConfigFit:
     fit: Fit
     request: ForecastRequest
     choose: str | None = None
-    lengths: Lengths | None = None
+    lengths: SequenceLengths | None = None
     edits: tuple[FileEdit, ...] = ()
     unwritable: BadInput | None = None  # why the chosen suggestion has no place in the files
 
@@ -198,7 +198,7 @@ def fit_config(
     )
 
 
-def _open(conf: Path, options: PlanOptions) -> tuple[OpenedConfig, Settings, Lengths | None]:
+def _open(conf: Path, options: PlanOptions) -> tuple[OpenedConfig, Settings, SequenceLengths | None]:
     opened = open_config(
         conf, mapping_file=options.mapping_file, knobs=options.knobs, overrides=options.overrides
     )
@@ -213,7 +213,7 @@ def _budget(options: PlanOptions, settings: Settings) -> Budget:
 
 
 def _with_job(
-    settings: Settings, opened: OpenedConfig, forecast: Forecast, lengths: Lengths | None
+    settings: Settings, opened: OpenedConfig, forecast: Forecast, lengths: SequenceLengths | None
 ) -> Settings:
     """The settings with every size that the job has."""
     settings = opened.with_sizes(settings, forecast.sizes)

@@ -32,7 +32,7 @@ NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beside those of the 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
+class MemoryTimeline:
     """Bytes in use over one step, thinned out to where they are largest."""
 
     step: str  # "first" or "next"
@@ -67,7 +67,7 @@ class MemoryEstimate:
     peak_phase: Phase
     peak_step: str
     peak_module: str | None
-    timeline: Timeline
+    timeline: MemoryTimeline
     workspaces: Workspaces
     guesses: tuple[Guess, ...]
     native: bool = False  # PyTorch chose the kernels, on the GPU of this machine; else our rules of CUDA
@@ -181,13 +181,15 @@ def _peak(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) 
     return int(series.argmax())
 
 
-def _timeline(trace: Trace, block_bytes: NDArray[np.int64], series: NDArray[np.int64], peak: int) -> Timeline:
+def _timeline(
+    trace: Trace, block_bytes: NDArray[np.int64], series: NDArray[np.int64], peak: int
+) -> MemoryTimeline:
     """The step in which the peak lies."""
     step, _phase = _step_and_phase(trace.marks, peak)
     start, end = _bounds(trace.marks, step, len(series))
     picked = _thin_out(series[start:end], MAX_POINTS) + start
     by_component = _component_series(trace, block_bytes, picked)
-    return Timeline(
+    return MemoryTimeline(
         step=step,
         events=tuple((picked - start).tolist()),
         phases=tuple((at - start, phase) for at, name, phase in trace.marks if name == step),

@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class ShardedParameter:
     """One parameter."""
 
     shape: tuple[int, ...]
@@ -58,10 +58,10 @@ class Unit:
     """What is gathered and freed together; the root has the empty name."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardedParameter, ...]
 
     @property
-    def trainable(self) -> tuple[Piece, ...]:
+    def trainable(self) -> tuple[ShardedParameter, ...]:
         return tuple(piece for piece in self.pieces if piece.trainable)
 
     def shard_bytes(self, ranks: int) -> int:
@@ -83,9 +83,9 @@ def block_of_name(name: str) -> str:
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
     """A unit for each block in the order of its first parameter, and the root's; shared parameters once."""
-    pieces: dict[str, list[Piece]] = {ROOT: []}
+    pieces: dict[str, list[ShardedParameter]] = {ROOT: []}
     for name, parameter in model.named_parameters():
-        piece = Piece(
+        piece = ShardedParameter(
             shape=tuple(parameter.shape),
             element_bytes=parameter.element_size(),
             trainable=parameter.requires_grad,

@@ -33,8 +33,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from flatout.errors import BadInput
-from flatout.memory.predict.fsdp_units import ROOT, Piece, Unit, block_of_name
-from flatout.memory.predict.trace_edit import Edit, Step, gradients_of, steps_of
+from flatout.memory.predict.fsdp_units import ROOT, ShardedParameter, Unit, block_of_name
+from flatout.memory.predict.trace_edit import Edit, StepMarks, gradients_of, steps_of
 from flatout.memory.trace.record import Phase, Trace
 
 MIB = 2**20
@@ -127,7 +127,7 @@ def _check_units(trace: Trace, units: Sequence[Unit]) -> None:
 # Shards
 
 
-def _shard_what_lasts(edit: Edit, units: Sequence[Unit], steps: Sequence[Step], ranks: int) -> None:
+def _shard_what_lasts(edit: Edit, units: Sequence[Unit], steps: Sequence[StepMarks], ranks: int) -> None:
     """Parameters, the optimizer's state and what its step takes, in chunks."""
     groups: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for number, storage in enumerate(edit.origin.storages):
@@ -149,7 +149,7 @@ def _shard_what_lasts(edit: Edit, units: Sequence[Unit], steps: Sequence[Step], 
             edit.resize(number, chunk)
 
 
-def _chunks(num_bytes: int, count: int, pieces: Sequence[Piece], ranks: int) -> list[int]:
+def _chunks(num_bytes: int, count: int, pieces: Sequence[ShardedParameter], ranks: int) -> list[int]:
     """Bytes of the chunks of `count` storages of `num_bytes`, which belong to these parameters in order."""
     if not pieces:
         return [num_bytes if num_bytes <= SMALL_BYTES else -(-num_bytes // ranks)] * count
@@ -162,7 +162,7 @@ def _chunks(num_bytes: int, count: int, pieces: Sequence[Piece], ranks: int) -> 
 class _Sharded:
     """One step's gathers and scatters, put into an edit."""
 
-    def __init__(self, edit: Edit, step: Step, units: Sequence[Unit], ranks: int) -> None:
+    def __init__(self, edit: Edit, step: StepMarks, units: Sequence[Unit], ranks: int) -> None:
         self.edit, self.step, self.ranks = edit, step, ranks
         self.blocks = {unit.name: unit for unit in units if unit.name != ROOT and unit.pieces}
         self.root = next((unit for unit in units if unit.name == ROOT and unit.pieces), None)

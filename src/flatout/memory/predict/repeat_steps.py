@@ -21,7 +21,7 @@ NUM_STEPS = 4  # the allocator settles in the second or third
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Run:
+class RepeatedSteps:
     """Births and deaths of several steps, and where each step after the first begins."""
 
     events: Numbers
@@ -42,12 +42,12 @@ class Run:
         return whole.num_flushes - done(self.events[: self.starts[-1] if self.starts else 0]).num_flushes
 
 
-def repeated(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> Run:
+def repeated(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> RepeatedSteps:
     """`num_steps` steps; those of the trace alone where its second step does not leave what it found."""
     events, num_bytes = found.trace.events, found.num_bytes
     start = next((at for at, step, _phase in found.trace.marks if step == "next"), len(events))
     step = events[start:]
-    plain = Run(events=events, num_bytes=num_bytes, starts=(start,) if len(step) else ())
+    plain = RepeatedSteps(events=events, num_bytes=num_bytes, starts=(start,) if len(step) else ())
     pairs = _handed_on(events, num_bytes, start)
     if pairs is None or not len(step):
         return plain
@@ -63,7 +63,7 @@ def repeated(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> Run:
         parts.append(np.where(step >= 0, named[storages], ~named[storages]))
         sizes.append(num_bytes[born])
         starts.append(len(events) + number * len(step))
-    return Run(events=np.concatenate(parts), num_bytes=np.concatenate(sizes), starts=tuple(starts))
+    return RepeatedSteps(events=np.concatenate(parts), num_bytes=np.concatenate(sizes), starts=tuple(starts))
 
 
 def _handed_on(events: Numbers, num_bytes: Numbers, start: int) -> tuple[Numbers, Numbers] | None:

@@ -13,7 +13,7 @@ from flatout.memory.trace.record import Component, Phase, Storage, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class StepMarks:
     """Where a step's phases begin among the events; `forward` is after the drop of old gradients."""
 
     start: int
@@ -23,7 +23,7 @@ class Step:
     num_backwards: int
 
 
-def steps_of(trace: Trace) -> list[Step]:
+def steps_of(trace: Trace) -> list[StepMarks]:
     found = []
     for name in dict.fromkeys(name for _at, name, _phase in trace.marks):
         marks = [(at, phase) for at, step, phase in trace.marks if step == name]
@@ -32,7 +32,7 @@ def steps_of(trace: Trace) -> list[Step]:
             raise BadInput("several ranks are planned for training steps", hint="trace with mode='train'")
         backward = phases.index("backward")
         found.append(
-            Step(
+            StepMarks(
                 start=marks[0][0],
                 forward=marks[backward - 1][0],
                 backward=marks[backward][0],
@@ -45,7 +45,7 @@ def steps_of(trace: Trace) -> list[Step]:
     return found
 
 
-def gradients_of(trace: Trace, step: Step) -> list[int]:
+def gradients_of(trace: Trace, step: StepMarks) -> list[int]:
     """The gradients of a step in their order of birth."""
     events = trace.events[step.start : step.optimizer].tolist()
     return [event for event in events if event >= 0 and trace.storages[event].component == "gradients"]

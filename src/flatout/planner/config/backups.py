@@ -27,7 +27,7 @@ from typing import Any
 from flatout.codec import WrongShape, decode, encode
 from flatout.errors import BadInput
 from flatout.planner.config.documents import Value, check_editable, edit_scalars
-from flatout.planner.config.job_config import JobConfig, Place
+from flatout.planner.config.job_config import ConfigPlace, JobConfig
 from flatout.planner.config.knobs import LAST_NAMES
 
 BACKUPS = Path(".flatout") / "backups"
@@ -64,7 +64,7 @@ class Backup:
     config: str | None = None  # its main file, from the folder that holds the backups
 
 
-def plan_edits(config: JobConfig, changes: Mapping[Place, Value]) -> tuple[FileEdit, ...]:
+def plan_edits(config: JobConfig, changes: Mapping[ConfigPlace, Value]) -> tuple[FileEdit, ...]:
     """The edits of every file, none of them written."""
     edits = []
     for path in sorted({place.path for place in changes}):
@@ -79,7 +79,7 @@ def plan_edits(config: JobConfig, changes: Mapping[Place, Value]) -> tuple[FileE
     return tuple(edits)
 
 
-def _interpolated(config: JobConfig, changes: Iterable[Place], *, path: Path) -> list[str]:
+def _interpolated(config: JobConfig, changes: Iterable[ConfigPlace], *, path: Path) -> list[str]:
     """What else moves with a value that others take by name; the knob that was followed to it is meant to."""
     meant = (*LAST_NAMES["batch_size"], *LAST_NAMES["accumulation"])
     warnings = []
@@ -108,7 +108,7 @@ def _lines(content: bytes) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", content.decode("utf-8"))
 
 
-def check_places(config: JobConfig, places: Iterable[Place]) -> None:
+def check_places(config: JobConfig, places: Iterable[ConfigPlace]) -> None:
     """BadInput where a value cannot be replaced: asked before a plan is made, which takes a while."""
     for place in sorted(set(places)):
         check_writable(place.path)

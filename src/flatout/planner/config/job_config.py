@@ -33,7 +33,7 @@ _INTERPOLATION = re.compile(r"\$\{([^${}:]+)\}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Place:
+class ConfigPlace:
     """Where a value stands: a file and the dotted key inside it."""
 
     path: Path
@@ -50,7 +50,7 @@ class Found:
 
     key: str
     value: Value
-    place: Place | None
+    place: ConfigPlace | None
     num_ignored: int = 0  # earlier keys of the same name in the same file
 
     @property
@@ -77,7 +77,7 @@ class Stage:
             found = self.values.get(match[1])
         return found
 
-    def followers(self, place: Place) -> set[str]:
+    def followers(self, place: ConfigPlace) -> set[str]:
         """Return the keys that follow a place through `${...}`, directly or through others."""
         moved = {key for key, found in self.values.items() if found.place == place}
         following = {
@@ -210,5 +210,5 @@ def _merge(values: dict[str, Found], layer: Layer) -> None:
         )
 
 
-def _place(layer: Layer, scalar: Scalar) -> Place:
-    return Place(path=layer.path, key=scalar.key, line=scalar.line)
+def _place(layer: Layer, scalar: Scalar) -> ConfigPlace:
+    return ConfigPlace(path=layer.path, key=scalar.key, line=scalar.line)

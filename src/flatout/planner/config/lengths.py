@@ -36,7 +36,7 @@ class BatchLengths:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lengths:
+class SequenceLengths:
     """A histogram: length -> how many sequences have it."""
 
     source: str
@@ -74,7 +74,7 @@ class Lengths:
         }
 
 
-def with_lengths(settings: Settings, lengths: Lengths, *, job_sizes: Mapping[str, int]) -> Settings:
+def with_lengths(settings: Settings, lengths: SequenceLengths, *, job_sizes: Mapping[str, int]) -> Settings:
     """Return settings whose length is the longest sequence, unless a stage cuts it."""
     if LENGTH not in job_sizes:
         raise BadInput(
@@ -93,7 +93,7 @@ def with_lengths(settings: Settings, lengths: Lengths, *, job_sizes: Mapping[str
     return dataclasses.replace(settings, stages=tuple(stages))
 
 
-def read_lengths(path: Path) -> Lengths:
+def read_lengths(path: Path) -> SequenceLengths:
     """Read a file of lengths, with or without counts."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -111,7 +111,7 @@ def read_lengths(path: Path) -> Lengths:
         counts[length] += count
     if not any(counts.values()):
         raise BadInput(f"--lengths {path} holds no sequence", hint=f"give {FORMATS}")
-    return Lengths(source=path.name, counts=dict(counts))
+    return SequenceLengths(source=path.name, counts=dict(counts))
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[int, int, str]]:

@@ -19,7 +19,7 @@ from flatout.decisions import Decision
 from flatout.errors import BadInput
 from flatout.memory.jobs.job import Precision, Recipe
 from flatout.planner.config.documents import Value, plain_value
-from flatout.planner.config.job_config import Found, JobConfig, Place, Stage, main_file, read_config
+from flatout.planner.config.job_config import ConfigPlace, Found, JobConfig, Stage, main_file, read_config
 from flatout.planner.config.knobs import (
     LAST_NAMES,
     MAPPING_FILE,
@@ -57,7 +57,7 @@ class Setting(Generic[Kind]):
 
     value: Kind
     source: str
-    place: Place | None = None
+    place: ConfigPlace | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

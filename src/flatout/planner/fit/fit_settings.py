@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from flatout.errors import BadInput
 from flatout.planner.config.documents import Value
-from flatout.planner.config.job_config import Place
+from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings
 from flatout.planner.fit.fits import Budget, Forecast, device_notes
 from flatout.planner.fit.progress import Progress
@@ -73,10 +73,10 @@ def _check_wish(wish: Wish, *, ranks: int, forecast: Forecast) -> None:
 
 def group_stages(stages: Sequence[StageSettings]) -> list[tuple[StageSettings, ...]]:
     """Stages by the place of their batch size."""
-    groups: dict[Place | None, list[StageSettings]] = {}
+    groups: dict[ConfigPlace | None, list[StageSettings]] = {}
     for stage in stages:
         groups.setdefault(stage.batch_size.place, []).append(stage)
-    owners: dict[Place, Place | None] = {}
+    owners: dict[ConfigPlace, ConfigPlace | None] = {}
     for key, members in groups.items():
         for stage in members:
             place = stage.accumulation.place
@@ -112,9 +112,9 @@ def _notes(
                 )
 
 
-def changes_of(fit: Fit, *, choose: str | None = None) -> dict[Place, Value]:
+def changes_of(fit: Fit, *, choose: str | None = None) -> dict[ConfigPlace, Value]:
     """Return what to write where for the chosen suggestion, without values that stay."""
-    wanted: dict[Place, Value] = {}
+    wanted: dict[ConfigPlace, Value] = {}
     for group in fit.groups:
         chosen = group.suggestion(choose)
         if not chosen.keeps_effective_batch:
@@ -136,7 +136,7 @@ def changes_of(fit: Fit, *, choose: str | None = None) -> dict[Place, Value]:
 
 
 def _want(
-    wanted: dict[Place, Value],
+    wanted: dict[ConfigPlace, Value],
     knob: str,
     setting: Setting[int] | Setting[bool] | None,
     value: int | bool,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flatout.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.predict.fsdp_units import Piece, Unit, block_of_name, units_of, units_of_job
+from flatout.memory.predict.fsdp_units import ShardedParameter, Unit, block_of_name, units_of, units_of_job
 from tests.support import memory_ranks as ranks
 
 
@@ -35,7 +35,7 @@ def test_a_block_is_what_has_a_number(name: str, block: str) -> None:
     element_bytes=st.sampled_from([2, 4]),
 )
 def test_a_chunk_is_that_of_torch(shape: list[int], num_ranks: int, element_bytes: int) -> None:
-    piece = Piece(shape=tuple(shape), element_bytes=element_bytes)
+    piece = ShardedParameter(shape=tuple(shape), element_bytes=element_bytes)
     first = torch.chunk(torch.empty(shape, device="meta"), num_ranks)[0]
     assert piece.shard_elements(num_ranks) == first.numel()
     assert piece.num_bytes == math.prod(shape) * element_bytes
@@ -44,7 +44,7 @@ def test_a_chunk_is_that_of_torch(shape: list[int], num_ranks: int, element_byte
 
 def test_a_scalar_is_refused() -> None:
     with pytest.raises(BadInput, match="without dimensions"):
-        Piece(shape=(), element_bytes=4).shard_bytes(2)
+        ShardedParameter(shape=(), element_bytes=4).shard_bytes(2)
 
 
 def test_a_unit_holds_what_lies_in_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import BadInput
-from flatout.planner.config.lengths import Lengths, read_lengths, with_lengths
+from flatout.planner.config.lengths import SequenceLengths, read_lengths, with_lengths
 from tests.support import planner as plans
 
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 def test_larger_batches_are_longer_and_never_above_the_longest(
     counts: dict[int, int], batch_size: int
 ) -> None:
-    lengths = Lengths(source="a test", counts=counts)
+    lengths = SequenceLengths(source="a test", counts=counts)
     one, many = lengths.of_batches(1), lengths.of_batches(batch_size)
     assert list(one.within.values()) == sorted(one.within.values())
     assert all(many.within[share] >= length for share, length in one.within.items())
@@ -79,14 +79,14 @@ def test_larger_batches_are_longer_and_never_above_the_longest(
 
 
 def test_the_share_of_batches_is_that_of_drawing_rows() -> None:
-    found = Lengths(source="a test", counts={10: 90, 100: 10}).of_batches(8)
+    found = SequenceLengths(source="a test", counts={10: 90, 100: 10}).of_batches(8)
     assert found.within == {"50 %": 100, "90 %": 100, "99 %": 100}
     assert found.longest_share == pytest.approx(1 - 0.9**8)
-    assert Lengths(source="a test", counts={10: 90, 100: 10}).of_batches(1).within["90 %"] == 10
+    assert SequenceLengths(source="a test", counts={10: 90, 100: 10}).of_batches(1).within["90 %"] == 10
 
 
 def test_the_longest_is_the_length_of_every_stage_unless_it_is_cut() -> None:
-    lengths = Lengths(source="lengths.txt", counts={10: 3, 700: 1})
+    lengths = SequenceLengths(source="lengths.txt", counts={10: 3, 700: 1})
     cut, free = plans.stage(name="01", sizes={"length": 512}), plans.stage(name="02")
     found = with_lengths(plans.settings(cut, free), lengths, job_sizes={"batch_size": 8, "length": 128})
     one, two = (stage.sizes["length"] for stage in found.stages)
@@ -96,12 +96,12 @@ def test_the_longest_is_the_length_of_every_stage_unless_it_is_cut() -> None:
 
 
 def test_a_job_without_a_length_is_told() -> None:
-    lengths = Lengths(source="lengths.txt", counts={10: 3})
+    lengths = SequenceLengths(source="lengths.txt", counts={10: 3})
     with pytest.raises(BadInput, match=r"no size 'length' .*batch_size, width"):
         with_lengths(plans.settings(), lengths, job_sizes={"batch_size": 8, "width": 4})
 
 
 def test_the_document() -> None:
-    document = Lengths(source="lengths.txt", counts={10: 1, 20: 1}).to_json([4, 4, 8])
+    document = SequenceLengths(source="lengths.txt", counts={10: 1, 20: 1}).to_json([4, 4, 8])
     assert (document["num_sequences"], document["longest"]) == (2, 20)
     assert [batches["batch_size"] for batches in document["batches"]] == [4, 8]
