@@ -77,17 +77,19 @@ def compare(
     treated_s = float(np.mean([block.mean() for block in treated]))
     plain_s = float(np.mean([block.mean() for block in plain]))
     random = np.random.default_rng(0)
-    rounds = random.integers(len(paired), size=(NUM_RESAMPLES, len(paired)))
-    ratios = _resampled_sums(plain, rounds, random) / _resampled_sums(treated, rounds, random)
-    low, high = np.percentile(ratios, [2.5, 97.5])
+    low, high = bootstrap_interval(
+        lambda rounds: _resampled_sums(plain, rounds, random) / _resampled_sums(treated, rounds, random),
+        num_values=len(paired),
+        random=random,
+    )
     return Counterfactual(
         name=name,
         baseline=baseline,
         step_s=treated_s,
         baseline_step_s=plain_s,
         speedup=plain_s / treated_s,
-        speedup_low=min(float(low), plain_s / treated_s),
-        speedup_high=max(float(high), plain_s / treated_s),
+        speedup_low=min(low, plain_s / treated_s),
+        speedup_high=max(high, plain_s / treated_s),
         num_blocks=len(treated),
         num_steps=sum(len(block) for block in treated),
     )

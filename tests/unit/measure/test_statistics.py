@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.measure.evidence import Arm, Step
-from flatout.measure.statistics import compare, outliers, spread
+from flatout.measure.statistics import bootstrap_interval, compare, outliers, spread
 
 NUM_ROUNDS, NUM_STEPS = 6, 8
 
@@ -141,3 +141,16 @@ def test_each_arm_is_judged_by_its_own_steps() -> None:
 
 def test_a_handful_of_steps_has_no_outliers() -> None:
     assert outliers([step(0, "real", 0, 0.1), step(1, "real", 0, 0.1), step(2, "real", 0, 9.0)]) == set()
+
+
+def test_a_bootstrap_covers_the_mean_and_draws_as_many_as_it_is_told() -> None:
+    values = np.random.default_rng(1).normal(3.0, 1.0, 400)
+    low, high = bootstrap_interval(lambda drawn: values[drawn].mean(1), num_values=400)
+    assert low < values.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
+    assert (low, high) == bootstrap_interval(lambda drawn: values[drawn].mean(1), num_values=400)
+    shapes: list[tuple[int, ...]] = []
+    bootstrap_interval(
+        lambda drawn: shapes.append(drawn.shape) or drawn.mean(1), num_values=9, num_drawn=4, num_resamples=7
+    )
+    assert shapes == [(7, 4)]
