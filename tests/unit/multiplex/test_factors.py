@@ -22,6 +22,9 @@ def test_integers_give_a_float_delta() -> None:
     assert factors.delta(0).tolist() == [[16129.0, -16129.0], [-16129.0, 16129.0]]
 
 
+@pytest.mark.parametrize(
+    ("shrink", "expand"), [((4, 3, 5), (4, 2, 7)), ((4, 3, 5), (3, 3, 7)), ((4, 5), (4, 5))]
+)
 def test_factors_that_do_not_match_are_refused(shrink: tuple[int, ...], expand: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match=r"do not match \(both are \[variants, rank, width\]\)"):
         Factors(torch.zeros(shrink), torch.zeros(expand), 1.0)
