@@ -243,7 +243,9 @@ def _add_vectors(
     parameters = [dict(module.named_parameters(recurse=False)).get(attribute) for module in parts]
     found = [parameter for parameter in parameters if parameter is not None and parameter.ndim == 1]
     if len(found) != len(parts):
-        raise BadInput(f"{name} is no vector of the model", hint="full noise goes to biases and norm weights")
+        raise BadInput(
+            f"{name} is not a vector of the model", hint="full noise goes to biases and norm weights"
+        )
     widths = [len(parameter) for parameter in found]
     if noise.values.ndim != 2 or noise.values.shape[1] != sum(widths):
         raise BadInput(

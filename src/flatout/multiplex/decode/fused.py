@@ -97,7 +97,7 @@ def why_not(
         if reason is not None:
             return reason
     if decoder.positions is not None or decoder.norm.centred or decoder.norm.offset:
-        return "learned positions, or a last norm that is no plain RMS norm"
+        return "learned positions, or a last norm that is not a plain RMS norm"
     return None
 
 

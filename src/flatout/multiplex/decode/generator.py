@@ -64,7 +64,7 @@ class Generator:
         positions = self.decoder.max_positions
         if tile < 1 or slots % tile:
             raise BadInput(
-                f"{slots} slots are no whole tiles of {tile}", hint="take a multiple of it, or tile=1"
+                f"{slots} slots cannot be cut into tiles of {tile}", hint="take a multiple of it, or tile=1"
             )
         if slots < 1 or not 2 <= max_tokens <= positions:
             raise BadInput(
@@ -188,7 +188,9 @@ def _check_factors(decoder: Decoder, factors: Mapping[str, Factors]) -> None:
     known = decoder.projections()
     for name, one in factors.items():
         if name not in known:
-            raise BadInput(f"{name!r} is no product of the model", hint=f"the first is {next(iter(known))!r}")
+            raise BadInput(
+                f"{name!r} is not a product of the model", hint=f"the first is {next(iter(known))!r}"
+            )
         wanted = tuple(known[name].weight.shape)
         found = (one.expand.shape[2], one.shrink.shape[2])
         if found != wanted:

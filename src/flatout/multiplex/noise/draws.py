@@ -8,7 +8,7 @@ random word to a normal number is a table: each Philox counter gives eight 16-bi
 deviations.
 
 The int8 table holds the quantiles times 32, rounded and clamped to 127; `UNIT` times such a number has
-variance 1.  Integers up to 256 are exact in bfloat16, so int8 noise is no approximation: it is another
+variance 1.  Integers up to 256 are exact in bfloat16, so int8 noise is not an approximation: it is another
 distribution of variance 1, in half the bytes.
 
 Counter: (element // 8, pair, epoch, domain).  Key: a hash of the seed, the parameter's name and the side.
@@ -245,7 +245,7 @@ def draw_full(
 
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch <= WORD:
-        raise BadInput(f"epoch {epoch} is no 32-bit number", hint="take 0 to 2**32 - 1")
+        raise BadInput(f"epoch {epoch} is not a 32-bit number", hint="take 0 to 2**32 - 1")
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -258,7 +258,7 @@ def _pair_numbers(pairs: range | Tensor, device: torch.device) -> Tensor:
     if isinstance(pairs, Tensor):
         return pairs.to(device=device, dtype=torch.int64)
     if len(pairs) and not 0 <= min(pairs[0], pairs[-1]) <= max(pairs[0], pairs[-1]) <= WORD:
-        raise BadInput(f"pairs {pairs} are no 32-bit numbers", hint="take 0 to 2**32 - 1")
+        raise BadInput(f"pairs {pairs} are not 32-bit numbers", hint="take 0 to 2**32 - 1")
     return torch.arange(pairs.start, pairs.stop, pairs.step, dtype=torch.int64, device=device)
 
 

@@ -59,7 +59,7 @@ def linear(
         )
     if group_size and (rows % group_size or rows > group_size * shrink.shape[0]):
         raise BadInput(
-            f"{rows} rows are no groups of {group_size} for {shrink.shape[0]} variants",
+            f"{rows} rows cannot be cut into groups of {group_size} for {shrink.shape[0]} variants",
             hint="give group_size=0 for rows in any order",
         )
     kind = x.device.type

@@ -253,9 +253,9 @@ def test_neighbours_of_a_tile_run_one_variant() -> None:
         return [one.tokens for one in generator.generate(requests, max_new_tokens=10)]
 
     assert tokens(2) == tokens(1)
-    with pytest.raises(BadInput, match=r"4 slots are no whole tiles of 3.*multiple"):
+    with pytest.raises(BadInput, match=r"4 slots cannot be cut into tiles of 3.*multiple"):
         tokens(3)
-    with pytest.raises(BadInput, match=r"4 slots are no whole tiles of 0"):
+    with pytest.raises(BadInput, match=r"4 slots cannot be cut into tiles of 0"):
         tokens(0)
 
 
@@ -270,7 +270,7 @@ def test_factors_must_fit_their_product() -> None:
     decoder = read_decoder(shared_model())
     name = "model.layers.0.mlp.down_proj"
     good = random_factors(decoder, num_variants=1)[name]
-    with pytest.raises(BadInput, match="'lm_head' is no product of the model"):
+    with pytest.raises(BadInput, match="'lm_head' is not a product of the model"):
         Generator(decoder, slots=1, max_tokens=20, factors={"lm_head": good})
     swapped = Factors(good.expand, good.shrink, 1.0)
     with pytest.raises(BadInput, match=r"down_proj are for \(80, 48\).*\(48, 80\)"):

@@ -43,7 +43,7 @@ ALIGNMENT = 16  # elements: grouped products want rows that begin at multiples o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
-    """One adapter: `targets` are endings of module names, as in PEFT; rank 0 is no adapter at all."""
+    """One adapter: `targets` are endings of module names, as in PEFT; rank 0 means no adapter."""
 
     name: str
     rank: int

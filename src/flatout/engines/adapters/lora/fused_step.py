@@ -151,7 +151,7 @@ class FusedStep:
     def _guard(self, states: Sequence[Tensor], losses: Tensor) -> None:
         """Let no gradient of a loss that is not finite into the encoder.
 
-        There, dense products multiply foreign rows by zero, and zero times no number is no number: one task
+        There, dense products multiply foreign rows by zero, and zero times NaN is NaN: one task
         would take the step from all.
         """
         if not states[0].requires_grad:  # heads alone

@@ -270,9 +270,9 @@ def _trained(module: nn.Module | None) -> list[nn.Parameter]:
 
 
 def _update_if_finite(groups: list[_Group]) -> None:
-    """Clip and step every group, but leave one as it is where its gradients' norm is no number.
+    """Clip and step every group, but leave one as it is where its gradients' norm is not finite.
 
-    Adapters share products, in which a foreign factor meets a zero; but zero times infinity is no number.  So
+    Adapters share products, in which a foreign factor meets a zero; but zero times infinity is NaN.  So
     what is not finite must never become a parameter: one adapter that diverges would end all of them.
 
     The norms of all groups are taken together, and AdamW clips while it reads the gradients, as it takes back

@@ -210,7 +210,7 @@ class Spoilt(Setup):
 
 @pytest.mark.parametrize("path", ["loop", "dense"])
 def test_a_loss_that_is_no_number_takes_nothing_from_the_others(path: Path) -> None:
-    """Dense products meet foreign rows with a zero, and zero times no number is no number."""
+    """Dense products meet foreign rows with a zero, and zero times NaN is NaN."""
     plain, spoilt = Setup(), Spoilt(path=path)
     given = batches(blocks())
     before = spoilt.bank.factors[1].clone()
