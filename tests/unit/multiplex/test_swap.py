@@ -235,7 +235,7 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
         install(model, {"norm": factor}, ROWS)
     with pytest.raises(BadInput, match="2 modules that could take noise"):
         install(model, {"x": factor}, ROWS)
-    with pytest.raises(BadInput, match=r"blocks\.1\.bias is no vector"):
+    with pytest.raises(BadInput, match=r"blocks\.1\.bias is not a vector"):
         install(model, {}, ROWS, vectors={"blocks.1.bias": FullNoise(torch.zeros(3, 5), 1.0)})
 
 
