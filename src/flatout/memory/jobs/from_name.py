@@ -50,14 +50,16 @@ def load_job(
 
     `settings` go to the build function or the LightningModule; `sizes` replace those of the job.
     `make_batch` names a batch maker for a LightningModule; `task` and `padded` are for config folders
-    (see `huggingface`).
+    (see `from_huggingface`).
     """
+    from torch import nn
+
     recipe = Recipe()
     if from_huggingface.is_config(name):
         job = from_huggingface.job_of_config(name, task=task, padded=padded)
     else:
         found = _named(name)
-        if isinstance(found, type) and _is_module(found):
+        if isinstance(found, type) and issubclass(found, nn.Module):
             job = _job_of_class(found, name=name, settings=settings, make_batch=make_batch)
         else:
             job, recipe = _job_of_build(found, name=name, settings=settings)
@@ -263,9 +265,3 @@ def _file_module(path: Path) -> ModuleType:
 def _importable(folder: str) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-
-
-def _is_module(found: type) -> bool:
-    from torch import nn
-
-    return issubclass(found, nn.Module)

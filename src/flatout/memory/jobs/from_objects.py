@@ -236,10 +236,12 @@ def _job_of_step(
 
 def _used(step: Callable[[Any], Any]) -> dict[str, Any]:
     """Return what a step names: closure, globals, and the attributes of a method's object."""
+    from torch import nn
+
     if isinstance(step, types.MethodType):
         owner = step.__self__
         function = step.__func__
-        attributes = {"self": owner} if _is_module(owner) else dict(getattr(owner, "__dict__", {}))
+        attributes = {"self": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
     elif isinstance(step, types.FunctionType):
         function, attributes = step, {}
     else:
@@ -284,12 +286,6 @@ def _rebound_function(function: types.FunctionType, replaced: Mapping[int, Any])
     twin = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
-
-
-def _is_module(value: Any) -> bool:
-    from torch import nn
-
-    return isinstance(value, nn.Module)
 
 
 def _name(step: Any) -> str:
