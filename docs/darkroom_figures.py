@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.units import show_ratio, show_seconds, show_share
+from flatout.ground.units import show_ratio, show_seconds, show_share
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "darkroom" / "results"
 COLOURS = ("#757575", "#1e88e5", "#f4511e", "#43a047", "#8e24aa")

@@ -25,10 +25,10 @@ from mkdocs.structure.files import File, Files
 import flatout
 from flatout.cli.app import all_verbs
 from flatout.doctor import rules_page
+from flatout.ground.units import UNKNOWN
 from flatout.hardware import datasheet
 from flatout.hardware.matching import all_datasheets
 from flatout.measure import evidence
-from flatout.units import UNKNOWN
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -17,7 +17,7 @@ from models import NAMES, shell, specs, with_one_adapter
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
 from flatout.multiplex.products.ranges import Path
@@ -29,7 +29,7 @@ Loss = Callable[[nn.Module, Tensor, Any], Tensor]
 class Batch:
     """A task's rows, all of full length, and their classes."""
 
-    block: Block
+    block: TokenBlock
     targets: dict[str, Tensor]
 
 
@@ -40,7 +40,7 @@ def batches(*, tokens: int, vocabulary: int, device: str) -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
     return [
         Batch(
-            block=Block(
+            block=TokenBlock(
                 adapter=adapter,
                 ids=torch.randint(5, vocabulary, (rows, length), generator=generator).to(device),
                 lengths=torch.full((rows,), length, device=device),

@@ -11,7 +11,7 @@ from limits import wait
 from models import NAMES, shell
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
 
 
@@ -26,7 +26,7 @@ def phase_two(model: Any, *, rows: int, length: int, epochs: int, device: str) -
 
     @torch.no_grad()
     def features(chosen: slice) -> Tensor:
-        block = Block(adapter=0, ids=ids[chosen], lengths=lengths[chosen])
+        block = TokenBlock(adapter=0, ids=ids[chosen], lengths=lengths[chosen])
         return pooled(encoder((block,))[0], block.lengths).float()
 
     def epochs_s(cache: bool) -> float:

@@ -25,7 +25,7 @@ from arms import Fused, Sequential
 from models import NAMES
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.blocks import TokenBlock
 
 LENGTHS = {"sentiment": 28, "qa": 180, "summarisation": 260, "code": 90, "translation": 142}
 TARGETS = {"summarisation": 50, "code": 20, "translation": 30}
@@ -35,7 +35,7 @@ TARGETS = {"summarisation": 50, "code": 20, "translation": 30}
 class Rows:
     """The rows of one task, as one rung of the ladder wants them."""
 
-    block: Block
+    block: TokenBlock
     targets: dict[str, Tensor]
     looped: bool  # the span head once per row and position
     everywhere: bool  # vocabulary logits at every position
@@ -73,7 +73,7 @@ def rows_of(
             targets["words"] = F.pad(words, (0, width - count), value=-100) if everywhere else words
         found.append(
             Rows(
-                block=Block(adapter=adapter, ids=ids.to(device), lengths=lengths.to(device)),
+                block=TokenBlock(adapter=adapter, ids=ids.to(device), lengths=lengths.to(device)),
                 targets={key: value.to(device) for key, value in targets.items()},
                 looped=looped,
                 everywhere=everywhere,

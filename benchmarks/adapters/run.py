@@ -32,7 +32,7 @@ from limits import reachable, step_bytes, step_flops, wait  # noqa: E402
 from models import RANKS, SHAPES, build  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.errors import FlatoutError  # noqa: E402
+from flatout.ground.errors import FlatoutError  # noqa: E402
 
 FAILURES = (RuntimeError, ImportError, ValueError, TypeError, FlatoutError)
 WARM_UP = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.units import show_ratio, show_seconds, show_share
+from flatout.ground.units import show_ratio, show_seconds, show_share
 
 
 def as_table(result: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ from report import as_table  # noqa: E402
 from train import SIZES  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.errors import FlatoutError  # noqa: E402
+from flatout.ground.errors import FlatoutError  # noqa: E402
 from flatout.hardware.host import read_host  # noqa: E402
 from flatout.measure.device.kernels import KernelRecorder  # noqa: E402
 

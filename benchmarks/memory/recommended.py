@@ -29,7 +29,7 @@ from benchmarks.memory.configuration import GIB, Configuration
 from benchmarks.memory.configurations import every_configuration, unseen_configurations
 from benchmarks.memory.preparation import import_everything
 from benchmarks.memory.table import RESULTS, latest_table, read_table, write_table
-from flatout.decisions import Decision
+from flatout.ground.decisions import Decision
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.predict.forecast import CONTEXT_BYTES, Forecaster
 from flatout.planner.config.settings import Setting, Settings, StageSettings

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from interleaved import ratio
 
-from flatout.errors import FlatoutError
+from flatout.ground.errors import FlatoutError
 
 # Whatever an arm's libraries raise; an interrupt still ends the run.
 FAILURES = (

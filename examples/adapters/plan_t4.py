@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, RobertaConfig
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks import TaskBatch, task_named
@@ -79,7 +79,7 @@ class Fused(nn.Module):
 
 def _batch(number: int, tensors: dict[str, Tensor]) -> TaskBatch:
     return TaskBatch(
-        block=Block(adapter=number, ids=tensors["block_ids"], lengths=tensors["lengths"]),
+        block=TokenBlock(adapter=number, ids=tensors["block_ids"], lengths=tensors["lengths"]),
         targets={
             name: tensor for name, tensor in tensors.items() if name not in ("block_ids", "lengths", "count")
         },

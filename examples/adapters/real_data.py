@@ -24,10 +24,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from flatout.atomic_files import write_whole
 from flatout.engines.adapters.tasks import AdapterTask, Record, task_named
 from flatout.engines.adapters.tasks.rows import drop_repeats, share_of
-from flatout.errors import FlatoutError
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.errors import FlatoutError
 
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 8000, 500, 1000
 # A small set gives no more than these shares away.

@@ -25,7 +25,7 @@ from histories import EPISODE_STEPS, GRID, learning_histories, split_goals
 from numpy.typing import NDArray
 from rollout import optimal_returns, random_returns, returns_by_episode
 
-from flatout.errors import BadInput, FlatoutError, MissingExtra, import_extra
+from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, import_extra
 
 NUM_COMPARED = 5  # episodes at either end of the stream
 NUM_RESAMPLES = 2000

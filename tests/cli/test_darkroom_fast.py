@@ -123,7 +123,7 @@ def test_batches_go_on_after_an_epoch_in_another_order(darkroom: SimpleNamespace
 
 
 def test_more_samples_per_batch_than_there_are_is_refused(darkroom: SimpleNamespace, histories: Any) -> None:
-    from flatout.errors import BadInput
+    from flatout.ground.errors import BadInput
 
     data = darkroom.fast_data
     with pytest.raises(BadInput, match="1920 samples do not fill one batch of 1000 on each of 2 ranks"):

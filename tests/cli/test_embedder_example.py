@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout import packages
+from flatout.ground import packages
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.jobs.step import make_parts, run_step

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.runs import list_runs
+from flatout.ground.runs import list_runs
 from tests.support.monitor import kept_run, story
 
 FLATOUT = [sys.executable, "-m", "flatout", "watch"]

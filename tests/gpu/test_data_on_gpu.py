@@ -12,7 +12,7 @@ import torch
 
 from flatout.data import DeviceDataset, Pad, PadCollate, RaggedArrays, TokenBudgetBatches, prefetch, ragged
 from flatout.data.device_dataset import choose_place, free_device_bytes
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.gpu import no_synchronisation
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Request
 from flatout.multiplex.decode.sampling import Sampling

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from flatout.codec import decode, encode
+from flatout.ground.codec import decode, encode
 from flatout.hardware.matching import find_datasheet
 from flatout.hardware.nvml import GpuReader, read_gpus
 from flatout.hardware.snapshot import GpuSnapshot, Snapshot

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import decode
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
+from flatout.ground.codec import decode
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 

@@ -12,7 +12,7 @@ import pytest
 
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import all_rules
-from flatout.measure.evidence import Evidence, Host, Job, Place
+from flatout.measure.evidence import Evidence, Host, ObservedJob, Place
 from flatout.measure.evidence_file import save_evidence
 
 PLANTED = Path(__file__).resolve().parent
@@ -148,7 +148,7 @@ def test_the_same_line_of_another_file_is_not_the_guilty_line(case):
 
 
 def recording(case, folder: Path, text: str) -> Path:
-    job = Job(
+    job = ObservedJob(
         command=("planted.py",),
         folder="",
         started_at="",

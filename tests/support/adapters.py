@@ -20,7 +20,7 @@ from flatout.engines.adapters.evaluation.results import (
 )
 from flatout.engines.adapters.evaluation.score_routings import Subject
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import Block, Blocks
+from flatout.engines.adapters.lora.blocks import Blocks, TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.tasks import encode_all, task_named
@@ -117,7 +117,7 @@ def phase_run(assembly: Any, phase: str, *, steps: int, lines: list[str] | None 
     """A phase that begins, which tells its lines and keeps its checkpoints as in earnest."""
     from flatout.engines.adapters.training.live_line import LiveLine
     from flatout.engines.adapters.training.phase import PhaseRun
-    from flatout.interrupts import Interrupts
+    from flatout.ground.interrupts import Interrupts
 
     told: list[str] = [] if lines is None else lines
     return PhaseRun(
@@ -152,7 +152,7 @@ class CountingEncoder(PackedEncoder):
         )
         return super().__call__(blocks, **options)
 
-    def depths(self, block: Block) -> tuple[Tensor, ...]:
+    def depths(self, block: TokenBlock) -> tuple[Tensor, ...]:
         self.__dict__.setdefault("passes", []).append(
             (block.adapter, block.num_rows, block.num_tokens, False)
         )

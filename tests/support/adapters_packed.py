@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import Block, Blocks, block_of
+from flatout.engines.adapters.lora.blocks import Blocks, TokenBlock, block_of
 
 VOCABULARY, WIDTH = 97, 32
 RANKS = (16, 24, 32)
@@ -93,7 +93,7 @@ def blocks(
     return tuple(made)
 
 
-def plain_states(model: Any, block: Block) -> Tensor:
+def plain_states(model: Any, block: TokenBlock) -> Tensor:
     """What the Hugging Face model says by itself."""
     states: Tensor = model(
         input_ids=block.ids, attention_mask=block.mask().long(), token_type_ids=block.types
@@ -101,7 +101,7 @@ def plain_states(model: Any, block: Block) -> Tensor:
     return states
 
 
-def difference(ours: Tensor, theirs: Tensor, block: Block) -> float:
+def difference(ours: Tensor, theirs: Tensor, block: TokenBlock) -> float:
     """The largest difference at real tokens."""
     return float(((ours - theirs).detach().abs() * block.mask()[..., None]).max())
 
@@ -158,7 +158,7 @@ def gradients_of(bank: AdapterBank, name: str) -> dict[str, Tensor]:
 class Batch:
     """What a task gives to a step."""
 
-    block: Block
+    block: TokenBlock
     targets: dict[str, Tensor] = field(default_factory=dict)
 
 

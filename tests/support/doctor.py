@@ -23,13 +23,13 @@ from flatout.measure.evidence import (
     GraphGrowth,
     Growth,
     Host,
-    Job,
     Kernel,
     Kernels,
     Lengths,
     Loader,
     Memory,
     ModuleCall,
+    ObservedJob,
     Place,
     Precision,
     Rank,
@@ -295,8 +295,8 @@ def ranks() -> tuple[Rank, ...]:
     )
 
 
-def job(**changes: Any) -> Job:
-    made = Job(
+def job(**changes: Any) -> ObservedJob:
+    made = ObservedJob(
         command=("darkroom/train.py", "--batch-size", "512"),
         folder="/home/ada/jobs",
         started_at="2031-05-04T10:11:12+00:00",

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from flatout.ground.runs import Run, create_run, end_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
-from flatout.runs import Run, create_run, end_run
 
 GIB = 2**30
 START_S = 1_768_471_200.0  # some morning in January

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from flatout.ground.runs import CHANNEL_FILE, Run, create_run
 from flatout.measure import PHASES
 from flatout.monitor.job.channel import SCALARS
 from flatout.monitor.job.reporter import ChannelWriter
 from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
-from flatout.runs import CHANNEL_FILE, Run, create_run
 from flatout.testing.played_nvml import BINDINGS, PlayedGpu, PlayedNvml
 
 NAN = float("nan")

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from flatout.ground.runs import Run, create_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
-from flatout.runs import Run, create_run
 
 # Samples of runs that are made up: what a page is fed where no GPU is at hand
 

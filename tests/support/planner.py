@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Precision, Recipe
 from flatout.memory.predict.forecast import BatchBounds, Peak

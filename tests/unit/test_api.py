@@ -23,7 +23,7 @@ from flatout.api import (
     watch_script,
 )
 from flatout.doctor.examine import Diagnosis, examine
-from flatout.errors import BadInput, EvidenceUnreadable
+from flatout.ground.errors import BadInput, EvidenceUnreadable
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 from flatout.planner.forecast.load import ForecastRequest
 from flatout.planner.plan import PlanOptions

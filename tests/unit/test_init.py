@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import flatout
-from flatout.errors import FlatoutError
+from flatout.ground.errors import FlatoutError
 
 
 def test_the_public_names_are_these() -> None:

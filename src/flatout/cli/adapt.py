@@ -17,8 +17,8 @@ from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, show
 from flatout.cli.progress import launched_line, live_line
-from flatout.errors import BadInput
-from flatout.units import UNKNOWN, show_seconds, show_share
+from flatout.ground.errors import BadInput
+from flatout.ground.units import UNKNOWN, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.results import Evaluation

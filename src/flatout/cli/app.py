@@ -22,8 +22,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import flatout
-from flatout.atomic_files import refused_by_disk, unwritable
-from flatout.errors import FlatoutError, Interrupted, is_interrupt
+from flatout.ground.atomic_files import refused_by_disk, unwritable
+from flatout.ground.errors import FlatoutError, Interrupted, is_interrupt
 
 CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
 

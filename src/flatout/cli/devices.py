@@ -12,8 +12,8 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.output import plain_console, plain_table, print_document, show
-from flatout.errors import BadInput
-from flatout.units import show_bytes, show_share
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes, show_share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def _print_document(**asked: Any) -> None:
 
 
 def _datasheet_document(row: Datasheet) -> dict[str, Any]:
-    from flatout.codec import encode
+    from flatout.ground.codec import encode
 
     return {**encode(row), "memory_bytes": row.memory_bytes, "bf16": row.bf16}
 

@@ -19,8 +19,8 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
 from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, print_json, say
-from flatout.errors import BadInput
-from flatout.torchrun import read_launch
+from flatout.ground.errors import BadInput
+from flatout.ground.torchrun import read_launch
 
 if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis

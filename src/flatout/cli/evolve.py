@@ -15,7 +15,7 @@ from flatout.cli import flags
 from flatout.cli.flags import option
 from flatout.cli.output import print_document, show
 from flatout.cli.progress import OnText, Pace, launched_line
-from flatout.units import show_seconds, show_share
+from flatout.ground.units import show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.training.records import EpochRecord

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def flag(name: str, metavar: str, text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flatout.units import UNKNOWN
+from flatout.ground.units import UNKNOWN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def say_written(*paths: object) -> None:
 
 def print_document(name: str, value: object = None, **parts: object) -> None:
     """Print one versioned JSON document: the fields of `value`, then `parts`."""
-    from flatout.codec import encode
+    from flatout.ground.codec import encode
 
     fields = {} if value is None else encode(value)
     print_json({"format": name, "version": 1, **fields, **{key: encode(part) for key, part in parts.items()}})

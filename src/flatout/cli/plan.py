@@ -19,7 +19,7 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import FINDINGS, print_json, say
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.planner.config.backups import Backup

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from flatout.cli.output import say
-from flatout.errors import Interrupted
-from flatout.torchrun import read_launch
-from flatout.units import show_rough, show_seconds
+from flatout.ground.errors import Interrupted
+from flatout.ground.torchrun import read_launch
+from flatout.ground.units import show_rough, show_seconds
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event

@@ -29,8 +29,8 @@ from flatout.doctor.readings import (
     unexplained,
 )
 from flatout.doctor.rule import all_rules
+from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
 from flatout.page.printable import printable
-from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.cli.output import bullet, plain_console, plain_table, render_lines, show
+from flatout.ground.units import UNKNOWN, show_bytes, show_seconds, show_share
 from flatout.page.printable import printable
-from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.planner.config.lengths import SequenceLengths

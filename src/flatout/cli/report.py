@@ -9,7 +9,7 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.output import plain_console, plain_table, print_json, say_written
-from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.monitor.past.compare import Comparison, Difference, Unit
@@ -101,7 +101,7 @@ def _summary_table(rows: Iterable[tuple[str, str]]) -> Any:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    from flatout.units import show_joules, show_time
+    from flatout.ground.units import show_joules, show_time
 
     yield "run", f"{summary.name} ({summary.folder}), {summary.state}"
     yield "lasted", show_time(summary.duration_s)
@@ -134,7 +134,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _engine_rows(digest: RunDigest) -> Iterator[tuple[str, str]]:
-    from flatout.units import show_time
+    from flatout.ground.units import show_time
 
     run = digest.run
     state = digest.state if run.end in (None, "finished") else f"{digest.state}: {run.end}"
@@ -202,7 +202,7 @@ def show(value: float | None, unit: Unit) -> str:
     if unit == "share":
         return show_share(value)
     if unit == "J":
-        from flatout.units import show_joules
+        from flatout.ground.units import show_joules
 
         return show_joules(value)
     return f"{value:.4g} W" if unit == "W" else f"{value:.4g}/s"

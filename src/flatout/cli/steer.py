@@ -15,8 +15,8 @@ from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, say_written
 from flatout.cli.progress import counting, searching
-from flatout.errors import BadInput
-from flatout.units import UNKNOWN, show_seconds
+from flatout.ground.errors import BadInput
+from flatout.ground.units import UNKNOWN, show_seconds
 
 if TYPE_CHECKING:
     from flatout.engines.steering.report.record import StudyRecord

@@ -17,7 +17,7 @@ from flatout.cli import flags
 from flatout.cli.diagnose import check_module
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import plain_console, plain_table, print_json, say
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.monitor.sample import Sample
@@ -157,7 +157,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
         print_json({"format": "flatout-runs", "version": 1, "runs": [each.to_json() for each in found]})
         return
     if not found:
-        from flatout.runs import runs_folder
+        from flatout.ground.runs import runs_folder
 
         typer.echo(f"there are no runs in {root or runs_folder()}")
         return
@@ -165,8 +165,8 @@ def _list(root: Path | None, *, json_output: bool) -> None:
 
     from rich.text import Text
 
+    from flatout.ground.units import UNKNOWN, show_time
     from flatout.page.printable import printable
-    from flatout.units import UNKNOWN, show_time
 
     console = plain_console()
     shown = ["state", "lasted"]  # a run begins with its date, and ends with its script

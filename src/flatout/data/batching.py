@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Sampler
 
 from flatout.data.padding import Longs
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 class EpochBatches(Sampler[list[int]]):

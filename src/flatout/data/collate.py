@@ -18,7 +18,7 @@ from torch import Tensor
 from flatout.data.buffers import Buffers
 from flatout.data.pad_rows import PadRows, mask_of, pad_lists
 from flatout.data.padding import Pad, Padded, numpy_dtype, torch_dtype
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 NUMBERS = (bool, int, float, complex, np.generic)
 HANDED_ON = (str, bytes, type(None))

@@ -17,11 +17,11 @@ from torch import Tensor
 from flatout.data.batching import RowBatches
 from flatout.data.padding import Pad
 from flatout.data.ragged_arrays import RaggedArrays
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes, show_share
 from flatout.hardware.nvml import read_gpus
 from flatout.measure.batches import map_arrays
-from flatout.units import show_bytes, show_share
 
 Place = Literal["host", "device"]
 

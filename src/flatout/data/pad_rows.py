@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flatout.data.buffers import KEPT_BYTES, Buffers
 from flatout.data.padding import Array, Pad, PaddingRows, numpy_dtype, torch_dtype
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 JOINED_ROW_BYTES = 8192  # samples shorter than this are joined
 # From this many elements on torch copies with all threads.  For torch.cat that is a gain where single samples

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Array = npt.NDArray[Any]
 Longs = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput, FlatoutError
+from flatout.ground.errors import BadInput, FlatoutError
 from flatout.measure.batches import arrays_of, map_arrays
 
 Batch = TypeVar("Batch")

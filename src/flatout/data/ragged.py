@@ -32,7 +32,7 @@ from torch import Tensor
 
 from flatout.data.padding import Longs
 from flatout.data.pieces import Piece, PieceTable, Placed, gather_rows
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 PADDING = -1  # the piece id of a row that belongs to no piece
 

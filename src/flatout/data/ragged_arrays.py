@@ -19,7 +19,7 @@ from flatout.data import ragged_files
 from flatout.data.buffers import Buffers
 from flatout.data.padding import Array, Longs, Pad
 from flatout.data.row_gather import DeviceRows, HostRows, Span
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 class RaggedArrays:

@@ -21,7 +21,7 @@ import torch
 
 from flatout.data.padding import Array, torch_dtype
 from flatout.data.row_gather import Span
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 FORMAT = "flatout-ragged"
 VERSION = 1

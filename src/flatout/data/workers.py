@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 from torch.utils.data import DataLoader
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes, show_seconds
 from flatout.hardware.host import HostFacts, read_host
 from flatout.measure.batches import num_bytes
-from flatout.units import show_bytes, show_seconds
 
 NUM_ROUNDS = 3
 NEAR = 1.05  # within this factor of the fastest, fewer workers are chosen

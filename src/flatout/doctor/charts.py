@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from flatout.doctor.readings import ArmReading
+from flatout.ground.units import show_seconds
 from flatout.measure import PHASES
 from flatout.measure.evidence import Arm, Step
 from flatout.page.charts import Axes, ChartRow, Column, Drawing, Key, RowChart, columns
 from flatout.page.markup import Html, tag
 from flatout.page.scales import Scale, zero_scale
-from flatout.units import show_seconds
 
 HEIGHT = 190.0  # pixels of the timeline
 MOST_BARS = 260  # more than this is thinner than a screen can show

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import encode
 from flatout.doctor.finding import Finding
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
 from flatout.doctor.rules.costly_block import explains
+from flatout.ground.codec import encode
+from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
-from flatout.units import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flatout.ground.units import show_seconds
 from flatout.measure.evidence import Evidence, Place, Site, SiteKind
-from flatout.units import show_seconds
 
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")

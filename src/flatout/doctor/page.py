@@ -20,13 +20,13 @@ from flatout.doctor.readings import (
     straggler_words,
     unexplained,
 )
+from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory, Place
 from flatout.page.charts import RowChart, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, legend
 from flatout.page.markup import Html, code, facts, join, known, listing, section, table, tag
-from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 CONTEXT_LINES = 4  # of source above and below a guilty line
 

@@ -15,9 +15,9 @@ from statistics import median
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
 from flatout.doctor.finding import Ceiling, FixSafety
+from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence, Job, Place, Rank
-from flatout.units import UNKNOWN, show_ratio, show_seconds, show_share
+from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
 
 LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
 LEAST_SHOWN = 0.02  # of the step, a line
@@ -194,7 +194,7 @@ def straggler_words(ranks: Sequence[Rank]) -> str:
     )
 
 
-def ended_early(job: Job) -> str | None:
+def ended_early(job: ObservedJob) -> str | None:
     """One sentence where the job did not live to see the whole diagnosis."""
     if job.ended not in ("crashed", "interrupted"):
         return None

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 from flatout.doctor.ceilings import computed_ceiling
 from flatout.doctor.finding import Ceiling, Finding, FixSafety
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.plugins import load_plugins
 from flatout.measure.evidence import Evidence, Place
-from flatout.plugins import load_plugins
 
 GROUP = "flatout.rules"
 SECTIONS = ("What it does", "Why it costs", "Evidence", "Fix", "Fix safety")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.datasheet import Datasheet
 from flatout.hardware.datasheet_rows import ROWS
 

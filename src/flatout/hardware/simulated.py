@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from flatout.errors import UnknownDevice
+from flatout.ground.errors import UnknownDevice
 from flatout.hardware.datasheet import Datasheet
 from flatout.hardware.device import Device, device_of_datasheet
 from flatout.hardware.matching import all_datasheets, plain_name

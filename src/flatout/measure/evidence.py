@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from flatout.codec import encode
+from flatout.ground.codec import encode
 
 EVIDENCE_VERSION = 1
 
@@ -45,7 +45,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class ObservedJob:
     """What ran, and how it ended."""
 
     command: tuple[str, ...]
@@ -338,7 +338,7 @@ class Rank:
 class Evidence:
     """What was measured of one job."""
 
-    job: Job
+    job: ObservedJob
     host: Host
     gpu: Gpu | None = None
     steps: tuple[Step, ...] = ()

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flatout.atomic_files import replace_whole
-from flatout.codec import WrongShape, decode
-from flatout.errors import EvidenceUnreadable
+from flatout.ground.atomic_files import replace_whole
+from flatout.ground.codec import WrongShape, decode
+from flatout.ground.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION, Evidence
 
 

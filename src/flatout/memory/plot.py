@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.trace.record import COMPONENTS, Component
 from flatout.page.charts import PAD, Axes, Curve, Drawing, Key, Mark, stack
 from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, binary_unit, zero_scale
-from flatout.units import show_bytes
 
 # Blues lie under a step whatever it computes; warm colours come and go within it.
 COLOURS: dict[Component, str] = {

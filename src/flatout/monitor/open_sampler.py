@@ -14,13 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from flatout.errors import BadInput
-from flatout.hardware.visible import VARIABLE
-from flatout.monitor.job.channel import find_channel
-from flatout.monitor.past.history import HistoryWriter
-from flatout.monitor.sampler import Sampler
-from flatout.monitor.sinks.choice import SinkChoice, open_sinks
-from flatout.runs import (
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import (
     CHANNEL_FILE,
     RUN_FILE,
     Run,
@@ -32,6 +27,11 @@ from flatout.runs import (
     state_of,
     this_run,
 )
+from flatout.hardware.visible import VARIABLE
+from flatout.monitor.job.channel import find_channel
+from flatout.monitor.past.history import HistoryWriter
+from flatout.monitor.sampler import Sampler
+from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 
 MACHINE = "machine"
 

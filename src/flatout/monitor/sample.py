@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput
 
 SAMPLE_VERSION = 1
 FORMAT = "flatout-sample"

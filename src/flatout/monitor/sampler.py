@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.errors import BadInput, FlatoutError
+from flatout.ground.errors import BadInput, FlatoutError
 from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.meters.host import HostMeter

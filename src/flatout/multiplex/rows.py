@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.noise.draws import FullNoise
 from flatout.multiplex.products.linear import linear

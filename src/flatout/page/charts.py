@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
+from flatout.ground.units import show_share
 from flatout.page.scales import Scale, Show, show_value
-from flatout.units import show_share
 
 Value = TypeVar("Value")
 Point = tuple[float, float]

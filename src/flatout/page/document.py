@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
-from flatout.atomic_files import write_whole
+from flatout.ground.atomic_files import write_whole
 from flatout.page.markup import NOTHING, Html, facts, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -15,13 +15,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flatout.atomic_files import write_whole
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.errors import BadInput, import_extra
+from flatout.ground.units import UNKNOWN
 from flatout.page.charts import Chart, Drawing, Key, Mark, Matrix, foot_of
 from flatout.page.inline import DARKEST, PALEST, anchor_at, svg_mark
 from flatout.page.markup import tag
 from flatout.page.printable import printable, shorten
-from flatout.units import UNKNOWN
 
 WIDTH = 1100.0
 MARGIN, GAP = 18.0, 30.0  # around the canvas, between panels

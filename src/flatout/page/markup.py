@@ -12,8 +12,8 @@ import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from flatout.ground.units import UNKNOWN
 from flatout.page.printable import printable
-from flatout.units import UNKNOWN
 
 Value = TypeVar("Value")
 

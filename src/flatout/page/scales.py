@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from flatout.units import show_time
+from flatout.ground.units import show_time
 
 Show = Callable[[float], str]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import flatout
-from flatout.codec import encode
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
 from flatout.planner.config.backups import Backup, FileEdit, apply_edits, check_places, plan_edits, show_diff
 from flatout.planner.config.lengths import SequenceLengths, read_lengths, with_lengths

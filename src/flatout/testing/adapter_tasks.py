@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flatout.engines.adapters.tasks import AdapterTask, Example, Prediction, Record, TaskBatch, encode_all
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.task import IGNORED
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = [

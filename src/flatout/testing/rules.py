@@ -23,20 +23,20 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
-from flatout.codec import decode, encode
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import SECTIONS, Rule
+from flatout.ground.codec import decode, encode
 from flatout.measure.evidence import (
     Evidence,
     Host,
-    Job,
     Loader,
+    ObservedJob,
 )
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-JOB = Job(
+JOB = ObservedJob(
     command=(),
     folder="",
     started_at="",

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import flatout
 from flatout.cli.app import DefectsExitWithTwo, Verbs, application, main, say_error
-from flatout.errors import BadInput, Interrupted
+from flatout.ground.errors import BadInput, Interrupted
 from flatout.measure.evidence_file import save_evidence
 from tests.support import doctor as builders
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 import flatout.hardware.nvml
 from flatout.cli.devices import devices
-from flatout.codec import decode
-from flatout.errors import BadInput, UnknownDevice
+from flatout.ground.codec import decode
+from flatout.ground.errors import BadInput, UnknownDevice
 from flatout.hardware.device import Device
 from flatout.hardware.host import HostFacts, read_host
 from flatout.hardware.matching import all_datasheets

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.app import application
 from flatout.cli.diagnose import check_module, exit_code, rules
 from flatout.doctor.rule import SECTIONS, all_rules
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.measure.evidence_file import save_evidence
 from tests.support import doctor as builders
 

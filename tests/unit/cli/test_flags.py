@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flatout.cli import flags
 from flatout.cli.app import all_verbs, application
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 # Whoever changes this table changes what users type: the CHANGELOG and docs say so too.
 FLAGS = {

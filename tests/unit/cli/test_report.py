@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flatout.cli.report import compare, report, show
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.past.compare import Unit
 from tests.support.monitor import HOSTILE, engine_run, epochs, kept_run, story
 

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flatout.cli.watch import watch
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample
 from tests.support.monitor import HOSTILE, engine_run, epochs, kept_run, phases, story
 

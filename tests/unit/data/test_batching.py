@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from flatout.data import RowBatches, TokenBudgetBatches
 from flatout.data.batching import EpochBatches
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 TOKENS = 40
 lengths_of_samples = st.lists(st.integers(0, TOKENS), min_size=1, max_size=60)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
 from flatout.data import Pad, PadCollate, Padded
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 class Pair(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 
 from flatout.data import DeviceDataset, Pad, Padded, RaggedArrays, TokenBudgetBatches
 from flatout.data.device_dataset import choose_place
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def arrays(count: int = 20) -> RaggedArrays:

@@ -12,7 +12,7 @@ from flatout.data import buffers, pad_rows
 from flatout.data.buffers import Buffers
 from flatout.data.pad_rows import PadRows, mask_of, pad_lists
 from flatout.data.padding import Pad
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "float32", "float64"]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.data.padding import MAX_KEPT_VIEWS, Pad, PaddingRows, numpy_dtype, torch_dtype
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_every_wrong_setting_is_named_at_once() -> None:

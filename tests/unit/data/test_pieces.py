@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flatout.data import ragged
 from flatout.data.pieces import PieceTable, gather_rows
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 B, N, D = 3, 4, 2
 VALUES = torch.zeros(B, N, D)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flatout.data import prefetch
-from flatout.errors import BadInput, FlatoutError
+from flatout.ground.errors import BadInput, FlatoutError
 
 
 def threads() -> list[str]:
@@ -94,7 +94,7 @@ import os, sys
 import torch
 from torch.utils.data import DataLoader
 from flatout.data import prefetch
-from flatout.errors import FlatoutError
+from flatout.ground.errors import FlatoutError
 
 class Dies(torch.utils.data.Dataset):
     def __len__(self):

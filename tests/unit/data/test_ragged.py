@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.data import ragged
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 TOLERANCE = 1e-6
 

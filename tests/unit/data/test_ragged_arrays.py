@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from flatout.data import Pad, PadCollate, RaggedArrays
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def records(lengths: list[int]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flatout.data import RaggedArrays
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 RECORDS = [{"x": np.arange(3), "y": 1.5}, {"x": np.arange(1), "y": 2.5}]
 

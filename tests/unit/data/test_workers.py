@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flatout.data import choose_workers
 from flatout.data.workers import Trials, _candidates, _decide, _does_not_fit
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.host import read_host
 
 HOST = dataclasses.replace(

@@ -13,10 +13,10 @@ from flatout.measure.evidence import (
     Evidence,
     Gpu,
     Host,
-    Job,
     Kernels,
     Loader,
     ModuleCall,
+    ObservedJob,
     Place,
     Precision,
     Site,
@@ -31,8 +31,8 @@ def place(line: int, *, file: str = "train.py", function: str | None = "train") 
     return Place(file=file, line=line, function=function)
 
 
-def job(*, device: str = "cpu") -> Job:
-    return Job(
+def job(*, device: str = "cpu") -> ObservedJob:
+    return ObservedJob(
         command=("train.py",),
         folder="/job",
         started_at="2031-05-04T10:11:12+00:00",

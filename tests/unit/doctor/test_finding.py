@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from flatout.codec import decode, encode
 from flatout.doctor.finding import Ceiling, Finding
+from flatout.ground.codec import decode, encode
 from flatout.measure.evidence import Place
 
 FINDING = Finding(

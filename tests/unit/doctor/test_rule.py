@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from flatout.doctor.rule import SECTIONS, all_rules, read_rule, rule_by_code, title_of
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def module(docstring: str | None, *, name: str = "flatout.doctor.rules.slow_thing") -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flatout.codec import decode, encode
+from flatout.ground.codec import decode, encode
 from flatout.hardware.datasheet import DTYPES, Datasheet
 from flatout.hardware.matching import find_datasheet
 

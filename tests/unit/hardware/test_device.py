@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.codec import decode, encode
+from flatout.ground.codec import decode, encode
 from flatout.hardware.device import Device, device_of_datasheet, device_of_driver
 from flatout.hardware.matching import all_datasheets, find_datasheet
 

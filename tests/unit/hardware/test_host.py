@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.codec import decode, encode
+from flatout.ground.codec import decode, encode
 from flatout.hardware.host import HostFacts, read_host
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.codec import decode, encode
+from flatout.ground.codec import decode, encode
 from flatout.hardware.nvml import GpuReader, read_gpus
 from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.testing.played_nvml import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput, UnknownDevice
+from flatout.ground.errors import BadInput, UnknownDevice
 from flatout.hardware.matching import all_datasheets
 from flatout.hardware.simulated import simulated_device
 

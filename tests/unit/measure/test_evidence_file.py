@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.errors import EvidenceUnreadable
+from flatout.ground.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 from tests.support import doctor as builders

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.plot import COLOURS, plot_estimate
 from flatout.memory.predict.estimate import estimate
 from flatout.memory.trace.record import COMPONENTS

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import list_runs, read_run
 from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.watch import end_watching, watch
 from flatout.monitor.open_sampler import MACHINE, folder_of, latest_job, open_sampler
 from flatout.monitor.past.history import replay
 from flatout.monitor.sinks.choice import SinkChoice
-from flatout.runs import list_runs, read_run
 from tests.support.monitor import kept_run, story
 
 

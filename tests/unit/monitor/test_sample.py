@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.codec import encode
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import (
     MOST_NOTES,
     GpuSample,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput, MissingExtra
+from flatout.ground.errors import BadInput, MissingExtra
 from flatout.monitor.meters.host import HostMeter
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler, next_deadline

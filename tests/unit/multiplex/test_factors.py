@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 
 

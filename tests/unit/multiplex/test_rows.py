@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.rows import Groups, Rows, VariantRange, are_even
 from tests.support.multiplex import ranges_of
 

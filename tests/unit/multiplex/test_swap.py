@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.noise.draws import FullNoise, draw_factors, draw_full
 from flatout.multiplex.rows import Rows

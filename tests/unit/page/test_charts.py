@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from flatout.ground.units import show_bytes, show_share, show_time
 from flatout.page.charts import (
     MOST_POINTS,
     PAD,
@@ -23,7 +24,6 @@ from flatout.page.charts import (
     thinned,
 )
 from flatout.page.scales import Scale, round_scale, span_scale, time_scale, zero_scale
-from flatout.units import show_bytes, show_share, show_time
 
 GIB = 2.0**30
 SHARES = Scale(low=0.0, high=1.0)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.page.charts import Chart
 from flatout.page.figures import LIGHT, write_figure
 from tests.unit.page.test_inline import HOSTILE, all_charts

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flatout.ground.units import show_share, show_time
 from flatout.page.charts import (
     Axes,
     Cell,
@@ -23,7 +24,6 @@ from flatout.page.charts import (
 )
 from flatout.page.inline import inline, legend, svg_mark
 from flatout.page.scales import Scale, round_scale, time_scale, zero_scale
-from flatout.units import show_share, show_time
 
 HOSTILE = "</svg><script>alert(1)</script>\x1b"
 BOX = Axes(across=time_scale(10.0), up=zero_scale(1.0, show_share), name_across=HOSTILE)

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from flatout.ground.units import show_bytes
 from flatout.page.scales import (
     Scale,
     binary_unit,
@@ -21,7 +22,6 @@ from flatout.page.scales import (
     time_scale,
     zero_scale,
 )
-from flatout.units import show_bytes
 
 GIB = 2**30
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.models.decoder import Decoder
 from flatout.multiplex.models.families import FAMILIES, read_decoder
 from flatout.testing.model_families import ModelFamilyContract

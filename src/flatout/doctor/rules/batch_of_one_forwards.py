@@ -38,8 +38,8 @@ from flatout.doctor.ceilings import computed_ceiling, counted_step_s, rows_per_s
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, ModuleCall
-from flatout.units import show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_CALLS = 8

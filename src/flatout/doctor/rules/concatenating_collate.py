@@ -44,8 +44,8 @@ from flatout.doctor.ceilings import (
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Call, Evidence, Loader
-from flatout.units import show_seconds, show_share
 
 RULE = title_of(__doc__)
 JOINING = frozenset(

@@ -38,8 +38,8 @@ from dataclasses import dataclass, replace
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, host_is_hidden, measured_ceiling
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath, Stacks
-from flatout.units import show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_SPEEDUP = 1.3

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from flatout.doctor.ceilings import on_gpu
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes
 from flatout.measure.evidence import Evidence, Memory, Place
-from flatout.units import show_bytes
 
 RULE = title_of(__doc__)
 LEAST_NODES_PER_STEP = 1.0

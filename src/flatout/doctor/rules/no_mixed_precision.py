@@ -35,8 +35,8 @@ from __future__ import annotations
 from flatout.doctor.ceilings import computed_ceiling, on_gpu, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Evidence, Gpu, Kernels, ModuleCall
-from flatout.units import show_ratio, show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_MATMUL_SHARE = 0.20

@@ -34,8 +34,8 @@ from __future__ import annotations
 from flatout.doctor.ceilings import batches_per_step, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Loader
-from flatout.units import show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_EPOCHS = 2

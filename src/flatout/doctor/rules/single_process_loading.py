@@ -45,8 +45,8 @@ from collections import Counter
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, measured_ceiling, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
-from flatout.units import show_ratio, show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_WAIT_SHARE = 0.10

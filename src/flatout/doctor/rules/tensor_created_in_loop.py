@@ -36,8 +36,8 @@ from flatout.doctor.ceilings import MOST, on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import CodeLine, direct_lines, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
-from flatout.units import show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_CALLS = 10

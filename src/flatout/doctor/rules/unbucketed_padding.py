@@ -31,8 +31,8 @@ from __future__ import annotations
 from flatout.doctor.ceilings import computed_ceiling, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
-from flatout.units import show_share
 
 RULE = title_of(__doc__)
 LEAST_POINTS = 0.10

@@ -37,8 +37,8 @@ from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import CodeLine, lines_of
 from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.measure.evidence import Evidence
-from flatout.units import show_bytes, show_seconds, show_share
 
 RULE = title_of(__doc__)
 LEAST_BYTES = 1024 * 1024

@@ -42,7 +42,7 @@ from flatout.engines.run import models
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
 from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.ranks import Ranks
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 DEFAULT_TARGET_LENGTH = 64  # of a task that writes and does not say how much
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.atomic_files import write_whole
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from flatout.engines.adapters.training.checkpoint import PHASES, BestSoFar, Phas
 from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run import log
 from flatout.engines.run.folder import check_empty
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 HEADS_ONLY = "heads-only"
 

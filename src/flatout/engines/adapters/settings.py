@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.engines.run import settings as run_settings
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 VERB = "adapt"
 # Where a run happens and what it tells: the same weights come out.

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from flatout.codec import encode
-from flatout.documents import read_document, write_document
 from flatout.engines.adapters import peft_format, run_folder
 from flatout.engines.adapters.assembly import AdapterAssembly, check_encoder
 from flatout.engines.adapters.evaluation import results
@@ -35,11 +33,13 @@ from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignor
 from flatout.engines.run.log import RunLog, log_path, read_log
 from flatout.engines.run.ranks import Ranks, choose_device
 from flatout.engines.run.settings import save_settings
-from flatout.errors import BadInput, MissingExtra
+from flatout.ground.codec import encode
+from flatout.ground.documents import read_document, write_document
+from flatout.ground.errors import BadInput, MissingExtra
+from flatout.ground.interrupts import Interrupts
+from flatout.ground.torchrun import read_launch
 from flatout.hardware.host import read_host
-from flatout.interrupts import Interrupts
 from flatout.page.document import write_page
-from flatout.torchrun import read_launch
 
 PLOT, PAGE = "run.png", "report.html"
 HELD_OUT = ("test", "validation")

@@ -34,7 +34,7 @@ from flatout.engines.evolution.population.weights import (
 from flatout.engines.evolution.update import integer
 from flatout.engines.evolution.update.directions import Coefficients, UpdateTally
 from flatout.engines.evolution.update.masters import Masters, MastersPlace, OptimizerName
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Shaping = Literal["centred", "z-score", "ranks", "sign"]
 # Differences below this share of the largest reward are rounding, which no division may blow up.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flatout.engines.evolution.training.records import EpochRecord
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.page.charts import Axes, Curve, Drawing, curves
 from flatout.page.figures import write_figure
 from flatout.page.scales import round_scale, step_scale, zero_scale

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flatout.codec import encode
-from flatout.decisions import Decision
 from flatout.engines.run import settings as run_settings
 from flatout.engines.run.settings import check_resume, out_of_range
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.multiplex.models.decoder import Decoder

@@ -9,6 +9,6 @@ log           log.jsonl and TensorBoard curves of a run
 json_lines    files with one JSON object per line
 models        a model and its tokenizer from a folder, in a dtype that fits the device
 
-Interrupts (`flatout.interrupts`), the launcher's variables (`flatout.torchrun`) and the home of all runs
-(`flatout.runs`) lie on the ground, where other rooms use them too.
+Interrupts, the launcher's variables (`torchrun`) and the home of all runs (`runs`) lie in `flatout.ground`,
+where other rooms use them too.
 """

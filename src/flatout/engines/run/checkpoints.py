@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flatout.atomic_files import whole_folder, write_whole
-from flatout.codec import WrongShape, decode, encode
 from flatout.engines.run.models import first_line
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import whole_folder, write_whole
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 CHUNK_BYTES = 64 << 20  # what is copied from a GPU at a time
 # Where a config was read from and by which version says nothing of what the model computes.

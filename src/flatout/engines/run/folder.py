@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout import runs
-from flatout.errors import BadInput
-from flatout.torchrun import Launch, read_launch
+from flatout.ground import runs
+from flatout.ground.errors import BadInput
+from flatout.ground.torchrun import Launch, read_launch
 
 OnProgress = Callable[[str], None]  # told in words what a run is doing
 

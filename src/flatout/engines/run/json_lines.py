@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Kept = TypeVar("Kept")
 HINT = "give one JSON object per line"

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from flatout.atomic_files import append_whole, cut_torn_line, open_to_append, try_lock
-from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput, MissingExtra
-from flatout.tensorboard_files import EventFile
+from flatout.ground.atomic_files import append_whole, cut_torn_line, open_to_append, try_lock
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput, MissingExtra
+from flatout.ground.tensorboard_files import EventFile
 
 WHEN_FULL = "free some space and go on with --resume"
 Record = TypeVar("Record")

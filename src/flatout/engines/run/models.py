@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput, import_extra
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     import torch

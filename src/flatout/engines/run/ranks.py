@@ -18,8 +18,8 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from flatout.errors import BadInput, ChildDied
-from flatout.torchrun import Launch, read_launch
+from flatout.ground.errors import BadInput, ChildDied
+from flatout.ground.torchrun import Launch, read_launch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

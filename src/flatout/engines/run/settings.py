@@ -17,10 +17,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatout.atomic_files import write_whole
-from flatout.codec import WrongShape, decode, encode
 from flatout.engines.run.log import read_header
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput
 
 FILE = "settings.json"
 Settings = TypeVar("Settings")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.engines.run import models
 from flatout.engines.steering.workers.placement import ROOM_SHARE, GpuRoom
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 FORMS = (
     ("question", "answer_matching_behavior", "answer_not_matching_behavior"),

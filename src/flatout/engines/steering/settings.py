@@ -17,8 +17,8 @@ from typing import Any, Literal
 from flatout.engines.run import settings as run_settings
 from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.steering.extract.positions import read_position
-from flatout.errors import BadInput
-from flatout.runs import home_folder
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import home_folder
 
 VERB = "steer search"
 METHODS = ("mean-difference", "pca", "logistic", "lda", "random")  # those of `vectors.methods`, without torch

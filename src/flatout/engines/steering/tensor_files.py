@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.engines.run.models import first_line
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import remove_leftovers, write_whole
+from flatout.ground.errors import BadInput, import_extra
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> bytes:

@@ -32,7 +32,7 @@ from flatout.engines.steering.settings import (
     resume_settings,
 )
 from flatout.engines.steering.workers.placement import place_model
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event

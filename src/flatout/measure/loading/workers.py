@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.codec import decode, encode
+from flatout.ground.codec import decode, encode
 from flatout.measure.evidence import Call
 from flatout.measure.loading.call_profile import CallProfile
 from flatout.measure.loading.lengths import is_padded, sample_lengths

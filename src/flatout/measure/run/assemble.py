@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout import __version__
-from flatout.codec import decode, encode, rounded
+from flatout.ground.codec import decode, encode, rounded
+from flatout.ground.torchrun import read_launch
 from flatout.measure.arms.leave_out import LeaveOut
 from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import (
@@ -19,7 +20,7 @@ from flatout.measure.evidence import (
     Evidence,
     Gpu,
     Host,
-    Job,
+    ObservedJob,
     Place,
     Precision,
     Site,
@@ -28,7 +29,6 @@ from flatout.measure.evidence import (
 from flatout.measure.run.observer import Observer, StepRow
 from flatout.measure.run.ranks import unwatched_processes
 from flatout.measure.statistics import compare, outliers
-from flatout.torchrun import read_launch
 
 MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
 
@@ -85,10 +85,10 @@ class Assembly:
         evidence = replace(evidence, sources=observer.user_code.sources(_places(evidence)))
         return decode(Evidence, rounded(encode(evidence)))
 
-    def _job(self, observer: Observer, ending: Ending) -> Job:
+    def _job(self, observer: Observer, ending: Ending) -> ObservedJob:
         import torch
 
-        return Job(
+        return ObservedJob(
             command=self.command,
             folder=Path(self.folder).name,
             started_at=self.started_at,

@@ -17,7 +17,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     given = json.loads(sys.argv[1])
     end_with(given.get("parent"))  # before torch, which takes the longest
-    from flatout.codec import decode
+    from flatout.ground.codec import decode
     from flatout.measure.run.session import JobOptions, Session
 
     options = decode(JobOptions, given)

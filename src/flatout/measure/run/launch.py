@@ -26,15 +26,15 @@ from typing import Any
 
 import psutil
 
-from flatout.codec import encode
-from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
-from flatout.interrupts import Interrupts, Terminated
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
+from flatout.ground.interrupts import Interrupts, Terminated
+from flatout.ground.runs import home_folder, make_folder
+from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import ranks
 from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, adopt_orphans
-from flatout.runs import home_folder, make_folder
-from flatout.torchrun import read_launch
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"

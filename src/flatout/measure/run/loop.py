@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flatout.errors import NothingMeasured
+from flatout.ground.errors import NothingMeasured
 from flatout.measure.evidence import Evidence
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions

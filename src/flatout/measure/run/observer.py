@@ -20,7 +20,7 @@ from flatout.measure.phases import install_phases, install_transfers, narrow_mod
 from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import Agreement
-from flatout.measure.run.schedule import FEWEST_ROUNDS, Block, WarmUp, plan_blocks
+from flatout.measure.run.schedule import FEWEST_ROUNDS, StepBlock, WarmUp, plan_blocks
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.user_code import UserCode
 
@@ -98,7 +98,7 @@ class Observer:
         self.rows: list[StepRow] = []
         self.warm_up: WarmUp | None = self.make_warm_up()
         self.warmup_reason: str | None = None
-        self.blocks: list[Block] = []
+        self.blocks: list[StepBlock] = []
         self.block_number = 0
         self.position = 0
         self.begun = False
@@ -280,7 +280,7 @@ class Observer:
         num_rounds = sum(block.arm == "real" for block in self.blocks[: self.block_number]) - 1
         return num_rounds >= FEWEST_ROUNDS and now() - self._planned_at > ENOUGH_S
 
-    def _plan(self, warm_up: WarmUp | None) -> list[Block]:
+    def _plan(self, warm_up: WarmUp | None) -> list[StepBlock]:
         trained_on = self.loaders.trained_on()
         cached = self.options.counterfactuals and trained_on is not None
         if self.options.counterfactuals and trained_on is None:

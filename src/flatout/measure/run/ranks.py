@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import decode, encode
-from flatout.errors import EvidenceUnreadable
+from flatout.ground.codec import decode, encode
+from flatout.ground.errors import EvidenceUnreadable
+from flatout.ground.torchrun import read_launch
+from flatout.ground.units import show_seconds
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Rank
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.patches import Patches
-from flatout.measure.run.schedule import Block
-from flatout.torchrun import read_launch
-from flatout.units import show_seconds
+from flatout.measure.run.schedule import StepBlock
 
 KEY = "flatout/plan"
 ATTEMPT = "FLATOUT_ATTEMPT"
@@ -54,14 +54,14 @@ class Agreement:
     """Decides when the plan starts: at once when alone, else at the step rank 0 names."""
 
     def __init__(self) -> None:
-        self.agreed: tuple[int, list[Block]] | None = None
+        self.agreed: tuple[int, list[StepBlock]] | None = None
 
     @property
     def shared(self) -> bool:
         """Other ranks follow the same plan, so nobody may leave it."""
         return self.agreed is not None
 
-    def plan(self, index: int, ready: bool, make: Callable[[], list[Block]]) -> list[Block] | None:
+    def plan(self, index: int, ready: bool, make: Callable[[], list[StepBlock]]) -> list[StepBlock] | None:
         """The blocks once they are to start with the step after `index`, else None."""
         store = _store()
         if store is None:
@@ -73,7 +73,7 @@ class Agreement:
                 store.set(KEY, json.dumps([self.agreed[0], encode(blocks)]))
             elif read_launch().rank != 0 and store.check([KEY]):
                 start, blocks_data = json.loads(store.get(KEY))
-                self.agreed = (int(start), [decode(Block, block) for block in blocks_data])
+                self.agreed = (int(start), [decode(StepBlock, block) for block in blocks_data])
         if self.agreed is not None and index >= self.agreed[0]:
             return self.agreed[1]
         return None

@@ -24,7 +24,7 @@ FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 8, 6.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class StepBlock:
     """Consecutive steps of one arm; the first one is the transition into it."""
 
     arm: Arm
@@ -63,7 +63,7 @@ class WarmUp:
         return statistics.median(self.steps_s[-2:])
 
 
-def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> list[Block]:
+def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> list[StepBlock]:
     """Blocks for a job whose step takes `step_s`, aiming at `seconds` in all.
 
     At least the few steps each instrument needs; at most about 60 steps' time plus a few seconds.
@@ -76,20 +76,20 @@ def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> l
     if half:
         arms.append("half")
     instruments = [
-        Block(arm="real", num_steps=1 + (1 if long else 3)),
-        Block(arm="count", num_steps=1 if long else 2),
-        Block(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
-        Block(arm="kernels", num_steps=1 if long else 2),
-        Block(arm="memory", num_steps=4),
+        StepBlock(arm="real", num_steps=1 + (1 if long else 3)),
+        StepBlock(arm="count", num_steps=1 if long else 2),
+        StepBlock(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
+        StepBlock(arm="kernels", num_steps=1 if long else 2),
+        StepBlock(arm="memory", num_steps=4),
         # never next to the kernels' pass: a profiler session that begins in the very hook in which
         # another one ended can crash in torch's profiler
-        Block(arm="attribution", num_steps=1),
+        StepBlock(arm="attribution", num_steps=1),
     ]
     spent_s = step_s * sum(block.num_steps for block in instruments)
     round_s = step_s * len(arms) * (1 + num_kept)
     while num_rounds < MOST_ROUNDS and round_s * (num_rounds + 1) < min(seconds - spent_s, ROUNDS_TARGET_S):
         num_rounds += 1
-    rounds = [Block(arm=arm, num_steps=1 + num_kept) for _ in range(num_rounds) for arm in arms]
+    rounds = [StepBlock(arm=arm, num_steps=1 + num_kept) for _ in range(num_rounds) for arm in arms]
     return instruments + rounds
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
+from flatout.ground.user_code import calling
 from flatout.memory.jobs.job import Job
-from flatout.user_code import calling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.user_code import calling
 from flatout.memory.jobs.example_batch import maker_of, mapped, tensors_of
 from flatout.memory.jobs.job import Job
-from flatout.user_code import calling
 
 if TYPE_CHECKING:
     import torch

@@ -25,12 +25,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.user_code import calling
 from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
 from flatout.memory.jobs.from_objects import copied, is_lightning, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.user_code import calling
 
 PARTS = ("model", "batch", "loss", "optimizer")
 SPELLINGS = {"make_model": "model", "make_batch": "batch", "make_optimizer": "optimizer"}

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.example_batch import maker_of
 from flatout.memory.jobs.job import Job, adamw
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     import torch

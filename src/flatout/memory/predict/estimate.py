@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.codec import encode
-from flatout.decisions import Decision
+from flatout.ground.codec import encode
+from flatout.ground.decisions import Decision
+from flatout.ground.units import show_bytes, show_share
 from flatout.memory.predict.allocator import allocated_series, simulate
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
-from flatout.units import show_bytes, show_share
 
 FORMAT = "flatout-memory-estimate"
 VERSION = 1

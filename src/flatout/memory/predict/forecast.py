@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatout.decisions import Decision
+from flatout.ground.decisions import Decision
 from flatout.hardware.device import Device
 from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
 from flatout.memory.jobs.job import Job, Recipe, Sizes

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 
 if TYPE_CHECKING:

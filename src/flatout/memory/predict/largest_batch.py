@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.allocator import Simulation, peak_allocated, simulate
 from flatout.memory.predict.replay import SizedTrace
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.fsdp_units import ROOT, ShardedParameter, Unit, block_of_name
 from flatout.memory.predict.trace_edit import Edit, StepMarks, gradients_of, steps_of
 from flatout.memory.trace.record import Phase, Trace

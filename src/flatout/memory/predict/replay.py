@@ -21,7 +21,7 @@ from typing import Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.errors import BadInput, StructureChanges
+from flatout.ground.errors import BadInput, StructureChanges
 from flatout.memory.predict.allocator import peak_allocated
 from flatout.memory.predict.samples import BATCH, NUM_POINTS, PERIODS, block_of
 from flatout.memory.trace.record import Storage, Trace

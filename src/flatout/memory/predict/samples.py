@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 BATCH = "batch_size"
 PERIODS: Mapping[str, int] = {"length": 128}  # what kernels round a size up to; 1 for every other knob

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, Protocol
 
-from flatout.errors import BadInput, StructureChanges
+from flatout.ground.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe, Sizes

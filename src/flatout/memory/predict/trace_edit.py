@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.trace.record import Component, Phase, Storage, Trace
 
 

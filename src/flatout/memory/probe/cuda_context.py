@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flatout.ground.units import show_bytes
 from flatout.hardware.snapshot import GpuSnapshot
-from flatout.units import show_bytes
 
 LIKE_BYTES = 64 << 20  # kernels that a library loads late make a context grow by less
 MOST_BYTES = 3 << 30  # no context is larger

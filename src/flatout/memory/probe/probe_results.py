@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.atomic_files import replace_whole
-from flatout.codec import WrongShape, decode, encode, rounded
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import replace_whole
+from flatout.ground.codec import WrongShape, decode, encode, rounded
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
+from flatout.ground.packages import cache_folder
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.predict.samples import BATCH
-from flatout.packages import cache_folder
 
 FORMAT = "flatout-memory-receipt"
 VERSION = 1

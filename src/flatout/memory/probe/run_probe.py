@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes
+from flatout.ground.user_code import calling
 from flatout.hardware.device import Device, device_of_driver
 from flatout.hardware.nvml import read_gpus
 from flatout.hardware.snapshot import GpuSnapshot
@@ -25,8 +27,6 @@ from flatout.memory.predict.samples import BATCH
 from flatout.memory.probe.cuda_context import Reading, context_of, reading_of
 from flatout.memory.probe.probe_results import Measured, Receipt, store_receipt
 from flatout.memory.process.isolated_process import check_backward, check_cuda, in_fresh_process
-from flatout.units import show_bytes
-from flatout.user_code import calling
 
 if TYPE_CHECKING:
     from flatout.memory.jobs.step import Parts

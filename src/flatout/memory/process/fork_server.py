@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput, ChildDied
+from flatout.ground.errors import BadInput, ChildDied
 from flatout.memory.process.isolated_process import answer_of
 
 if TYPE_CHECKING:

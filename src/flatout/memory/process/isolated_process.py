@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from flatout.errors import BadInput, ChildDied, FlatoutError, ForkUnusable
+from flatout.ground.errors import BadInput, ChildDied, FlatoutError, ForkUnusable
 
 Result = TypeVar("Result")
 

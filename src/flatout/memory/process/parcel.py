@@ -22,7 +22,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SMALL_BYTES = 64 << 10  # a table, a set of class weights: more than that is a weight or an activation
 

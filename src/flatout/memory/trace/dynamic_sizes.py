@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from flatout.ground.units import show_share
 from flatout.memory.trace import known_values
-from flatout.units import show_share
 
 aten = torch.ops.aten
 MASKED_SELECT = aten.masked_select.default

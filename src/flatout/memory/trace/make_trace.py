@@ -15,7 +15,7 @@ import gc
 import importlib
 import logging
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.datasheet_rows import MULTIPROCESSORS
 from flatout.hardware.device import Device
 from flatout.memory.jobs.job import Job, Recipe, Sizes

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from flatout.ground.runs import CHANNEL_FILE, is_alive, read_run
 from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.sample import GpuSample, JobSample, JobState
-from flatout.runs import CHANNEL_FILE, is_alive, read_run
 
 NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
 NO_STEP = "no step ended in this span"

@@ -27,9 +27,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from flatout.errors import FlatoutError
+from flatout.ground.errors import FlatoutError
+from flatout.ground.torchrun import read_launch
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
-from flatout.torchrun import read_launch
 
 MODULE = "flatout.monitor.job.run_script"
 

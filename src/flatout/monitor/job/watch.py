@@ -26,14 +26,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import CHANNEL_FILE, create_run, end_run, this_run
 from flatout.measure import PHASES
 from flatout.monitor.job.reporter import Reporter
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler, period_of
 from flatout.monitor.terminal.live_line import LineWriter
-from flatout.runs import CHANNEL_FILE, create_run, end_run, this_run
 
 Batch = TypeVar("Batch")
 LINE_SPAN_S = 10.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from flatout.ground.units import show_bytes, show_joules, show_share, show_time
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import gpu_figure, job_figure, job_gpu
@@ -14,7 +15,6 @@ from flatout.monitor.sample import Sample, merge
 from flatout.page.charts import Axes, Chart, ChartRow, Curve, Drawing, Key, RowChart, curves, stack
 from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, Show, binary_unit, span_scale, time_scale, zero_scale
-from flatout.units import show_bytes, show_joules, show_share, show_time
 
 COLOURS = ("forward", "wait", "backward")
 BOUND_COLOURS = {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flatout.codec import encode
+from flatout.ground.codec import encode
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, summarise, weights

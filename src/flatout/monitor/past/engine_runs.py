@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import encode
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import CHANNEL_FILE, Run, list_runs, read_run, state_of
 from flatout.monitor.job.channel import read_channel
-from flatout.runs import CHANNEL_FILE, Run, list_runs, read_run, state_of
 
 LOG_FILE = "log.jsonl"
 WATCHED = "watch"

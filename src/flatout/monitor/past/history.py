@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.codec import encode, rounded
-from flatout.errors import BadInput
+from flatout.ground.codec import encode, rounded
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample, lean, merge
 
 MIB = 2**20

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import RECENT_S
 

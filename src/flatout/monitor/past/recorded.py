@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import Run, RunState, read_run, state_of
 from flatout.monitor.past.history import GRAINS, read_end, read_tier, replay
 from flatout.monitor.sample import Sample, merge
 from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
 from flatout.monitor.verdicts.window import Verdict, Window
-from flatout.runs import Run, RunState, read_run, state_of
 
 NUM_STRETCHES = 60
 POINTS_PER_STRETCH = 5

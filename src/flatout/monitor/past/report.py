@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from flatout import __version__
+from flatout.ground.units import UNKNOWN, show_bytes, show_joules, show_seconds, show_share, show_time
 from flatout.monitor.past.charts import (
     CHARTS,
     bound_colour,
@@ -25,7 +26,6 @@ from flatout.page.charts import RowChart, stacked_row
 from flatout.page.document import document
 from flatout.page.inline import inline, paint
 from flatout.page.markup import NOTHING, Html, code, known, section, table, tag
-from flatout.units import UNKNOWN, show_bytes, show_joules, show_seconds, show_share, show_time
 
 MOST_NOTES = 20
 LONGEST_COMMAND = 400

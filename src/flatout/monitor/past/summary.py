@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import encode
+from flatout.ground.codec import encode
+from flatout.ground.runs import CHANNEL_FILE
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.past.recorded import Recorded, Stretch
 from flatout.monitor.sample import GpuSample, JobSample, Sample, merge
 from flatout.monitor.verdicts.window import Verdict
-from flatout.runs import CHANNEL_FILE
 
 SUMMARY_FORMAT = "flatout-run-summary"
 # Fields of a Summary -> of a JobSample and of a GpuSample, merged over the run.

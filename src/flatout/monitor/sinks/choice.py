@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample
 
 

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TextIO
 
+from flatout.ground.tensorboard_files import EventFile
 from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.figures import figures
-from flatout.tensorboard_files import EventFile
 
 
 class JsonLines:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.figures import Figure, figures
 

@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from flatout.ground.units import UNKNOWN, show_share
 from flatout.monitor.sample import GpuSample, Sample, merge
-from flatout.units import UNKNOWN, show_share
 
 GIB = 2**30
 PLAIN_EVERY_S = 60.0

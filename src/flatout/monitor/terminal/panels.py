@@ -14,11 +14,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flatout.ground.units import UNKNOWN, show_bytes, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.terminal.view import ON_GPU, View, sorted_processes
 from flatout.page.printable import printable
-from flatout.units import UNKNOWN, show_bytes, show_seconds, show_share
 
 GIB = 2**30
 CURVE_S = 120.0

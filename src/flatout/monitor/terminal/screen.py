@@ -17,6 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from flatout.ground.units import show_seconds
 from flatout.monitor.sample import Sample
 from flatout.monitor.terminal.panels import (
     DIM,
@@ -32,7 +33,6 @@ from flatout.monitor.terminal.view import KEYS, View
 from flatout.monitor.verdicts.verdict import verdicts
 from flatout.monitor.verdicts.window import Verdict
 from flatout.page.printable import printable
-from flatout.units import show_seconds
 
 STYLES = {
     "healthy": "green",

@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.monitor.sample import GpuSample, Sample
 from flatout.monitor.verdicts.window import Verdict, Window
-from flatout.units import show_bytes, show_seconds, show_share
 
 FULL_WITHIN_S = 900.0
 LEAST_RISE = 0.005  # of the memory there is

@@ -14,10 +14,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 from flatout.monitor.sample import GpuSample, Sample, merge
 from flatout.monitor.verdicts.alarms import is_held_down, memory_runs_out, stands_still
 from flatout.monitor.verdicts.window import Verdict, Window
-from flatout.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 
 WINDOW_S = 60.0
 ENOUGH_SAMPLES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flatout.codec import encode
+from flatout.ground.codec import encode
 from flatout.monitor.sample import GpuSample, JobSample, Sample
 
 Bound = Literal[

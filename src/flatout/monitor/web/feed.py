@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import Run, list_runs, read_run, state_of
 from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.run_stream import BEAT, RETRY, Position, RunStream, event
-from flatout.runs import Run, list_runs, read_run, state_of
 
 MACHINE = "machine"
 MOST_LISTED = 200

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from flatout.errors import FlatoutError
+from flatout.ground.errors import FlatoutError
+from flatout.ground.runs import is_alive, list_runs, process_started_s
 from flatout.monitor.web.server import PageServer
-from flatout.runs import is_alive, list_runs, process_started_s
 
 MODULE = "flatout.monitor.web.page_process"
 LOOK_EVERY_S = 0.1

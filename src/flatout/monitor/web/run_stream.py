@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.codec import encode, rounded
+from flatout.ground.codec import encode, rounded
 from flatout.measure import PHASES
 from flatout.monitor.sample import Sample, lean, merge
 from flatout.monitor.verdicts.verdict import verdicts

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.doctor.rule import rule_by_code
-from flatout.errors import BadInput, FlatoutError, import_extra
+from flatout.ground.errors import BadInput, FlatoutError, import_extra
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.sinks.prometheus import CONTENT_TYPE, exposition
 from flatout.monitor.web.access import Guard, is_loopback, new_token

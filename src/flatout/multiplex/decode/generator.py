@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.cache import Prefixes
 from flatout.multiplex.decode.fused import Fused, why_not, why_not_here
 from flatout.multiplex.decode.requests import Completion, GenerationProgress, Limits, Request

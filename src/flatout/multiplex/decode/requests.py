@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Finished = Literal["eos", "length", "stop"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.cache import Prefixes, bucket_of
 from flatout.multiplex.decode.requests import (
     Completion,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode import forward
 from flatout.multiplex.decode.cache import Cache, bucket_of
 from flatout.multiplex.decode.sampling import Sampling, pick

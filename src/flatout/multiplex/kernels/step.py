@@ -71,7 +71,7 @@ class Term(NamedTuple):
 
 
 @dataclass(slots=True)
-class Call:
+class KernelCall:
     """The rows of one call, `num_tokens` of them to each row of `tables`, and what lies between products."""
 
     tables: RowTables
@@ -171,7 +171,7 @@ class DecodeStep:
             CHUNKS=CHUNKS, num_warps=1,
         )  # fmt: skip
 
-    def _call(self, rows: int, tables: RowTables, num_tokens: int) -> Call:
+    def _call(self, rows: int, tables: RowTables, num_tokens: int) -> KernelCall:
         decoder, block = self.decoder, self.decoder.blocks[0]
         attention, mlp = block.attention, block.mlp
         inner = mlp.down.weight.shape[1]
@@ -181,7 +181,7 @@ class DecodeStep:
         def make(*shape: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
             return torch.empty(rows, *shape, device=decoder.device, dtype=dtype)
 
-        return Call(
+        return KernelCall(
             tables=tables,
             num_tokens=num_tokens,
             residual=make(decoder.width),
@@ -199,7 +199,7 @@ class DecodeStep:
         return self._no_term if product is None else self._terms.get(product.name, self._no_term)
 
     def _add_norm(
-        self, call: Call, norm: Norm, *, coefficients: Tensor, parts: int,
+        self, call: KernelCall, norm: Norm, *, coefficients: Tensor, parts: int,
         before: Projection | None = None, after: Projection | None = None,
         token: Tensor | None = None, vectors: Tensor | None = None,
     ) -> None:  # fmt: skip
@@ -218,7 +218,7 @@ class DecodeStep:
             num_warps=self.tiles.norm_warps,
         )  # fmt: skip
 
-    def _shared_rows(self, wanted: int, call: Call) -> int:
+    def _shared_rows(self, wanted: int, call: KernelCall) -> int:
         """Rows of one program; more than one only where they are sure to run one variant.
 
         The slots of a step lie in tiles of one variant; those of a prefill come in any order, and only the
@@ -227,7 +227,9 @@ class DecodeStep:
         together = self.num_rows if call is self.call else call.num_tokens
         return wanted if together % wanted == 0 else 1
 
-    def _norm_before_attention(self, number: int, block: DecoderBlock, call: Call, token: Tensor) -> None:
+    def _norm_before_attention(
+        self, number: int, block: DecoderBlock, call: KernelCall, token: Tensor
+    ) -> None:
         first = number == 0
         self._add_norm(
             call, block.attention_norm,
@@ -236,7 +238,9 @@ class DecodeStep:
             token=token if first else None, vectors=self.vectors.get(number - 1),
         )  # fmt: skip
 
-    def _finish_block(self, block: DecoderBlock, call: Call, coefficients: Tensor, *, parts: int) -> None:
+    def _finish_block(
+        self, block: DecoderBlock, call: KernelCall, coefficients: Tensor, *, parts: int
+    ) -> None:
         self._add_norm(
             call, block.mlp_norm,
             before=block.attention.out, after=block.mlp.up, coefficients=coefficients, parts=parts,
@@ -248,7 +252,7 @@ class DecodeStep:
     def _gate_parts(self, mlp: Mlp) -> int:
         return int(triton.cdiv(mlp.down.weight.shape[1], self.tiles.gate_block))
 
-    def _gate(self, mlp: Mlp, call: Call) -> None:
+    def _gate(self, mlp: Mlp, call: KernelCall) -> None:
         rows, width = call.activated.shape
         tile = self._shared_rows(self.tiles.gate_rows, call)
         parts = self._gate_parts(mlp)
@@ -278,7 +282,7 @@ class DecodeStep:
             num_warps=self.tiles.attend_warps,
         )  # fmt: skip
 
-    def _attend_prompt(self, number: int, attention: Attention, call: Call, slots: Tensor) -> Tensor:
+    def _attend_prompt(self, number: int, attention: Attention, call: KernelCall, slots: Tensor) -> Tensor:
         rows, num_tokens, qkv = len(slots), call.num_tokens, self._term(attention.qkv)
         heads, kv_heads, width = attention.num_heads, attention.num_kv_heads, attention.head_width
         q = call.qkv.new_empty(rows, heads, num_tokens, width)
@@ -294,7 +298,7 @@ class DecodeStep:
         )
         return mixed.transpose(1, 2).reshape(rows * num_tokens, heads * width)
 
-    def _shrink(self, product: Projection, x: Tensor, call: Call) -> Tensor:
+    def _shrink(self, product: Projection, x: Tensor, call: KernelCall) -> Tensor:
         """The coefficients of a product of a prompt, where no kernel before it has computed them."""
         term = self._term(product)
         if not term.rank:

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.plugins import load_plugins
 from flatout.multiplex.models.decoder import (
     Activation,
     Attention,
@@ -33,7 +34,6 @@ from flatout.multiplex.models.decoder import (
     Projection,
 )
 from flatout.multiplex.models.stacking import linear_of, stacked, transposed
-from flatout.plugins import load_plugins
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

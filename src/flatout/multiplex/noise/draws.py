@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.noise.philox import WORD, philox, stream_key

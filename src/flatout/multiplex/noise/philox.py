@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Words = TypeVar("Words", NDArray[np.uint64], Tensor)
 

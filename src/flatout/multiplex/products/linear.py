@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.products.ranges import Batched, FactorViews
 

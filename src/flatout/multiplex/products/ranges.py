@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.decisions import Decision
+from flatout.ground.decisions import Decision
 from flatout.multiplex.rows import VariantRange, are_even
 
 Path = Literal["loop", "batched", "dense", "grouped"]

@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value, check_editable, edit_scalars
 from flatout.planner.config.job_config import ConfigPlace, JobConfig
 from flatout.planner.config.knobs import LAST_NAMES

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout.errors import BadInput, FlatoutError
+from flatout.ground.errors import BadInput, FlatoutError
 
 Value = int | float | bool | str | None
 Quotes = Literal["plain", "single", "double", "block"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import (
     Document,
     Layer,

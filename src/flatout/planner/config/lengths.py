@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import encode
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_share
 from flatout.planner.config.settings import Setting, Settings
-from flatout.units import show_share
 
 FORMATS = "one length a line, lines of 'length,count', or JSON: [12, 40] or {\"12\": 3}"
 SHARES = (0.5, 0.9, 0.99)  # of batches

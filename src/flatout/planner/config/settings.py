@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Precision, Recipe
 from flatout.planner.config.documents import Value, plain_value
 from flatout.planner.config.job_config import ConfigPlace, Found, JobConfig, Stage, main_file, read_config

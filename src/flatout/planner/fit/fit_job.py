@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.codec import encode
+from flatout.ground.codec import encode
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.predict.forecast import Forecaster, traced

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value
 from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput, UnknownDevice
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput, UnknownDevice
+from flatout.ground.units import show_bytes, show_share
 from flatout.hardware.device import Device
 from flatout.hardware.nvml import read_gpus
 from flatout.hardware.simulated import simulated_device
@@ -29,7 +30,6 @@ from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.settings import StageSettings
-from flatout.units import show_bytes, show_share
 
 DEFAULT_MARGIN = 0.85
 SURE_MARGIN = 0.9  # the head room that is left beyond it stands in for a guess

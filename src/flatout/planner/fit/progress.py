@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from flatout.units import show_rough
+from flatout.ground.units import show_rough
 
 SEARCH, PEAK = 5, 1  # traces that a largest batch and a peak take
 

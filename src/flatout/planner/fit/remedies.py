@@ -11,13 +11,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from flatout.errors import BadInput, BatchDoesNotFit
+from flatout.ground.errors import BadInput, BatchDoesNotFit
+from flatout.ground.units import show_bytes
 from flatout.hardware.matching import all_datasheets
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import traced
 from flatout.planner.config.settings import StageSettings
 from flatout.planner.fit.fits import Forecast, Judge, evaluation_recipe, job_sizes, room
-from flatout.units import show_bytes
 
 
 def does_not_fit(stages: Sequence[StageSettings], *, judge: Judge) -> BatchDoesNotFit:

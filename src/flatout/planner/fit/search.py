@@ -16,8 +16,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_share
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import TRACED_ACCUMULATION, BatchBounds, Peak, traced
 from flatout.planner.config.settings import StageSettings
@@ -40,7 +41,6 @@ from flatout.planner.fit.suggestions import (
     merged,
     nearest_choices,
 )
-from flatout.units import show_share
 
 SAFEST_SHARE = 0.8  # of the margin, which this one never holds more than
 # Gradients that wait are at most half of what a step holds, since the parameters are as large as they are: in

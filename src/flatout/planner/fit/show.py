@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from flatout.ground.units import show_bytes
 from flatout.memory.predict.forecast import BatchBounds, Peak, traced
 from flatout.planner.config.settings import Settings, StageSettings
 from flatout.planner.fit.fits import Budget, Forecast, Judge, device_notes, evaluation_recipe, job_sizes, room
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.suggestions import largest_divisor
-from flatout.units import show_bytes
 
 # "held back": the stage has room, and another that shares its batch size has not
 Verdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "held back", "unknown"]

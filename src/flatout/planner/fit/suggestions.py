@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flatout.decisions import Decision, Source
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision, Source
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.forecast import Peak
 from flatout.planner.config.settings import Settings, StageSettings
 from flatout.planner.fit.fits import Budget

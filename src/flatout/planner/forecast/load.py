@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Job, adamw, optimizer_named

@@ -34,11 +34,11 @@ from typing import Any
 import numpy as np
 
 import flatout
-from flatout.atomic_files import replace_whole
-from flatout.codec import WrongShape, decode, encode
+from flatout.ground.atomic_files import replace_whole
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.packages import cache_folder
 from flatout.memory.cuda.formulas import Formula
 from flatout.memory.trace.record import Storage, Trace
-from flatout.packages import cache_folder
 
 PACKAGE = Path(flatout.__file__).parent
 ROOMS = ("memory", "hardware")  # whose code makes a trace

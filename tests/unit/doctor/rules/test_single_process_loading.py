@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from flatout.doctor.rules.single_process_loading import detect
+from flatout.ground.units import show_seconds
 from flatout.measure.evidence import Host, Rank
-from flatout.units import show_seconds
 
 
 def slow_loading(made, *, wait_share=0.3, speedup=1.4, width=0.02, cores=4.0, **changes):

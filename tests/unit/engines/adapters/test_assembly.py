@@ -12,7 +12,7 @@ import torch
 
 from flatout.engines.adapters.assembly import open_encoder, open_tokenizer, seed_of, weights_under
 from flatout.engines.run.fingerprint import weights_fingerprint
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import generated, opened, save_tiny
 from tests.support.evolution import save_tiny as save_tiny_llama
 

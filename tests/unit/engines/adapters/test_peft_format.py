@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.peft_format import CONFIG, WEIGHTS, export, read
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters_packed import bert, blocks, difference, filled, plain_states, roberta, specs
 
 

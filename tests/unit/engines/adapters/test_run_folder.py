@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.codec import encode
 from flatout.engines.adapters import run_folder
 from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.training.checkpoint import PHASES, PhaseState, checkpoints_of
 from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run.log import RunLog
 from flatout.engines.run.settings import save_settings
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
 
 
 def config(out: Path, **changes: Any) -> AdaptSettings:

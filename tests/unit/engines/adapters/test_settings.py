@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from flatout.codec import encode
 from flatout.engines.adapters.settings import (
     AdaptSettings,
     check_resume,
     make_settings,
     read_settings,
 )
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
 
 
 def given(**changes: Any) -> dict[str, Any]:

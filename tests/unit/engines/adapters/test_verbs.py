@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.documents import read_document
 from flatout.engines.adapters import run_folder, verbs
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.evaluation.results import KIND as EVALUATION
@@ -23,8 +22,9 @@ from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING,
 from flatout.engines.adapters.training.log import KIND
 from flatout.engines.run.log import read_log
 from flatout.engines.run.ranks import Ranks
-from flatout.errors import BadInput, Interrupted
-from flatout.runs import list_runs
+from flatout.ground.documents import read_document
+from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.runs import list_runs
 from tests.support.adapters import generated, save_tiny, tiny_settings, with_phase
 
 

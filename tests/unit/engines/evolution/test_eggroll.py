@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.decode.sampling import Sampling
 from tests.support.evolution import member_delta, small_net, tiny_llama

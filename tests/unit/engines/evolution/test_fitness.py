@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engines.evolution.fitness import Shaping, centred_rewards, reward_matrix, shape
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SHAPINGS: tuple[Shaping, ...] = get_args(Shaping)
 every_shaping = pytest.mark.parametrize("how", SHAPINGS)

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.engines.evolution.run_plot import PANELS, UNTRAINED, plot_run
 from flatout.engines.evolution.training.records import EpochRecord
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.page.figures import LIGHT
 
 RECORDS = [

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.codec import encode
 from flatout.engines.evolution.settings import (
     FREE_TO_CHANGE,
     INTEGER_LR,
@@ -19,7 +18,8 @@ from flatout.engines.evolution.settings import (
     read_settings,
     resume_settings,
 )
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import tiny_model
 

@@ -12,9 +12,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from flatout import atomic_files
 from flatout.engines.run.checkpoints import STATE, Checkpoints, thread_note
-from flatout.errors import BadInput
+from flatout.ground import atomic_files
+from flatout.ground.errors import BadInput
 
 TENSORS = "tensors.safetensors"
 

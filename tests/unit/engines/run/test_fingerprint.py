@@ -18,7 +18,7 @@ from flatout.engines.run.fingerprint import (
     tokenizer_fingerprint,
     weights_fingerprint,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.multiplex import tiny_model
 from tests.support.steering import word_tokenizer
 

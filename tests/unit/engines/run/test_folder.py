@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout import runs
 from flatout.engines.run.folder import Outcome, check_empty, choose_folder, ignore, recorded
-from flatout.errors import BadInput
+from flatout.ground import runs
+from flatout.ground.errors import BadInput
 
 
 @pytest.fixture(autouse=True)

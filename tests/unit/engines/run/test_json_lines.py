@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.run.json_lines import read_rows
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def questions(path: Path) -> list[Any]:

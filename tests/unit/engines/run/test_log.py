@@ -25,7 +25,7 @@ from flatout.engines.run.log import (
     read_log,
     read_records,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from flatout.engines.run.models import (
     open_tokenizer,
     quietly,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.matching import find_datasheet
 from tests.support.evolution import save_tiny
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flatout.engines.run.ranks import Ranks, choose_device
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_alone_everything_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 from flatout.engines.run.ranks import Ranks
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 with Ranks.join("cpu") as ranks:
     values = torch.zeros(4, dtype=torch.float64)
     values[ranks.rank::2] = torch.tensor([0.1, float("nan")], dtype=torch.float64) * (ranks.rank + 1)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from flatout.codec import encode
 from flatout.engines.run.settings import (
     check_resume,
     make_settings,
@@ -18,7 +17,8 @@ from flatout.engines.run.settings import (
     save_settings,
     with_setting,
 )
-from flatout.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

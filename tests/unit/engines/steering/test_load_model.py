@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.steering.load_model import check_model_folder, load_model
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.steering import write_tiny
 
 

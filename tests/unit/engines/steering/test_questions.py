@@ -19,7 +19,7 @@ from flatout.engines.steering.questions import (
     split_questions,
     write_prompts,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 AB = {
     "question": "Tea?\n (A) Yes\n (B) No",

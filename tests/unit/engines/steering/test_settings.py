@@ -18,7 +18,7 @@ from flatout.engines.steering.settings import (
     read_settings,
     resume_settings,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 GIVEN: dict[str, Any] = {"model": "m", "questions": "q.jsonl"}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatout.engines.steering.tensor_files import open_tensors, save_tensors
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from flatout.engines.steering import verbs
 from flatout.engines.steering.report.record import StudyRecord
 from flatout.engines.steering.search.halved_search import Event
-from flatout.errors import BadInput
-from flatout.runs import list_runs
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import list_runs
 from tests.support.steering import tiny_search, write_tiny
 
 

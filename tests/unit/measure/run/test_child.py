@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from flatout.codec import encode
+from flatout.ground.codec import encode
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.run.session import JobOptions
 from tests.support.measure import BY_HAND, run, write_script

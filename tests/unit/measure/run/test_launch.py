@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flatout.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
+from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import launch, ranks
 from tests.support import doctor as builders

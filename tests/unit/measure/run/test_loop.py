@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.errors import NothingMeasured
+from flatout.ground.errors import NothingMeasured
 from flatout.measure.evidence import Evidence
 from flatout.measure.run.loop import observe_loop
 

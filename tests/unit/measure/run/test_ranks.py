@@ -18,7 +18,7 @@ from flatout.measure.evidence_file import save_evidence
 from flatout.measure.patches import Patches
 from flatout.measure.run import ranks
 from flatout.measure.run.ranks import Agreement, clear, gather, merge, partial_path, publish, rank_summary
-from flatout.measure.run.schedule import Block, plan_blocks
+from flatout.measure.run.schedule import StepBlock, plan_blocks
 from tests.support import doctor as builders
 
 BLOCKS = plan_blocks(0.1, seconds=60.0, cached=True, half=True)
@@ -120,7 +120,7 @@ def test_the_ranks_of_one_launch_share_a_folder(monkeypatch: pytest.MonkeyPatch)
 # -- the plan
 
 
-def never() -> list[Block]:
+def never() -> list[StepBlock]:
     raise AssertionError("no plan is to be made")
 
 
@@ -159,9 +159,9 @@ def test_ranks_start_the_plan_of_rank_0_at_the_same_step(
 
 
 def test_blocks_survive_the_store() -> None:
-    from flatout.codec import decode, encode
+    from flatout.ground.codec import decode, encode
 
-    assert [decode(Block, each) for each in json.loads(json.dumps(encode(BLOCKS)))] == BLOCKS
+    assert [decode(StepBlock, each) for each in json.loads(json.dumps(encode(BLOCKS)))] == BLOCKS
 
 
 # -- a second attempt under the same launcher

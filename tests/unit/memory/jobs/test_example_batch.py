@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.example_batch import leading_size, maker_of, resized, tensors_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.errors import BadInput, MissingExtra
+from flatout.ground.errors import BadInput, MissingExtra
 from flatout.memory.jobs.from_huggingface import TASKS, is_config, job_of_config
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import make_parts, run_step

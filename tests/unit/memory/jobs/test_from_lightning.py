@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.from_lightning import job_of_class, optimizer_in
 from flatout.memory.jobs.from_objects import is_lightning
 from flatout.memory.jobs.job import Job, Recipe

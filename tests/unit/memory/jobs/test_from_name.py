@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.errors import BadInput, MissingExtra
+from flatout.ground.errors import BadInput, MissingExtra
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Parts, make_parts, run_step

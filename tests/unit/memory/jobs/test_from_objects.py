@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.from_objects import copied, job_of, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Parts, make_parts, run_step

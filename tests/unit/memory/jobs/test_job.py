@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import PRECISIONS, Job, Recipe, adamw
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Phase, make_parts, run_step
 from tests.support.memory import job_of, language_model_job, mlp_job

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.decisions import Decision
+from flatout.ground.decisions import Decision
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, Workspaces, estimate
 from flatout.memory.predict.replay import fit_replay, sized

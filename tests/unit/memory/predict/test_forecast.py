@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict import forecast as forecast_module

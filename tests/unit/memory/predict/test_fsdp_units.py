@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.fsdp_units import ShardedParameter, Unit, block_of_name, units_of, units_of_job
 from tests.support import memory_ranks as ranks

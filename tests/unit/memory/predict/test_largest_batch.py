@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.largest_batch import (
     MAX_BATCH,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.predict.fsdp_units import Unit, units_of

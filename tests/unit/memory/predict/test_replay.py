@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatout.errors import BadInput, StructureChanges
+from flatout.ground.errors import BadInput, StructureChanges
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.replay import FORMS, Replay, compare, fit_replay, sized

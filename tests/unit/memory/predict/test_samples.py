@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.samples import PERIODS, block_of, sample_sizes
 
 PERIOD = PERIODS["length"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.forecast import (

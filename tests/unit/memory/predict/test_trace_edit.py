@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.trace_edit import Edit, gradients_of, steps_of
 from tests.support.memory import TraceBuilder, layered_step
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.probe.probe_results import (

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import make_parts
 from flatout.memory.probe import run_probe as probe_module

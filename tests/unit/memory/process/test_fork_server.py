@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.process import fork_server
 from flatout.memory.process.fork_server import answer_from_server
 from flatout.memory.process.isolated_process import answered

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flatout.errors import BadInput, ChildDied, FlatoutError, StructureChanges
+from flatout.ground.errors import BadInput, ChildDied, FlatoutError, StructureChanges
 from flatout.memory.process.isolated_process import (
     ForkUnusable,
     check_backward,
@@ -107,7 +107,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 import flatout
-from flatout.errors import ForkUnusable
+from flatout.ground.errors import ForkUnusable
 from flatout.memory.trace import make_trace
 from flatout.memory.process.isolated_process import run_in_child
 

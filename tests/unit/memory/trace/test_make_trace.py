@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.errors import BadInput, ForkUnusable
+from flatout.ground.errors import BadInput, ForkUnusable
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.estimate import NO_WORKSPACES

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from flatout.ground.runs import CHANNEL_FILE, list_runs
 from flatout.monitor.job.autopatch import install
 from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.job.watch import end_watching, watch
-from flatout.runs import CHANNEL_FILE, list_runs
 
 ROWS = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
 

@@ -13,10 +13,10 @@ from types import ModuleType
 
 import pytest
 
+from flatout.ground.runs import CHANNEL_FILE, list_runs
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.job.run_script import MODULE, AfterImport
 from flatout.monitor.sinks.choice import SinkChoice
-from flatout.runs import CHANNEL_FILE, list_runs
 
 TRAIN = """
 import sys, torch
@@ -162,7 +162,7 @@ print("done")
 
 
 def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
-    from flatout.runs import state_of
+    from flatout.ground.runs import state_of
 
     process = start(tmp_path, "print('ready', flush=True); input()")
     assert process.stdout is not None

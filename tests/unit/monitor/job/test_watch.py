@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import CHANNEL_FILE, list_runs, read_run, state_of
 from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.job.watch import Watch, end_watching, watch
 from flatout.monitor.past.history import read_tier
 from flatout.monitor.sample import Sample
-from flatout.runs import CHANNEL_FILE, list_runs, read_run, state_of
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.past.charts import (
     CHARTS,
     bounds_over_time,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from flatout.ground.runs import Run
 from flatout.monitor.past.compare import Comparison, Difference, compare
 from flatout.monitor.past.recorded import Recorded, read_recorded
 from flatout.monitor.sample import Sample
-from flatout.runs import Run
 from tests.support.monitor import START_S, kept_run, story
 
 RUN = Run(name="train", pid=1, process_started_s=None, started_s=START_S)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.past.engine_runs import (
     compare_engines,
     digest_run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.past.playback import LONGEST_PAUSE_S, Playback
 from flatout.monitor.sample import Sample
 from tests.support.monitor_played import PlayedClock

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import Run, create_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.past.recorded import NUM_STRETCHES, POINTS_PER_STRETCH, read_recorded
 from flatout.monitor.sample import Sample
-from flatout.runs import Run, create_run
 from tests.support.monitor import START_S, kept_run, story
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.past.recorded import Recorded, read_recorded
 from flatout.monitor.past.report import headline, page
 from flatout.monitor.past.summary import summarise

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flatout.ground.runs import CHANNEL_FILE
 from flatout.monitor.job.reporter import Reporter
 from flatout.monitor.past.recorded import read_recorded
 from flatout.monitor.past.summary import Summary, energy_of_job, mean_step_s, summarise, total
 from flatout.monitor.sample import Sample
-from flatout.runs import CHANNEL_FILE
 from tests.support.monitor import GIB, ROWS_PER_STEP, START_S, kept_run, story
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.codec import decode, encode
-from flatout.errors import BadInput
+from flatout.ground.codec import decode, encode
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 from tests.support.monitor import story

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import MissingExtra
+from flatout.ground.errors import MissingExtra
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 from flatout.monitor.sinks.files import Csv, JsonLines, TensorBoard
 

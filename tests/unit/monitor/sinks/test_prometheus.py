@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 from flatout.monitor.sinks.prometheus import ADDRESS, MetricsEndpoint, exposition
 from tests.support.monitor import HOSTILE

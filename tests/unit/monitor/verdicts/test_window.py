@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.codec import decode
+from flatout.ground.codec import decode
 from flatout.monitor.sample import GpuSample, JobSample, Sample
 from flatout.monitor.verdicts.window import Verdict, Window
 

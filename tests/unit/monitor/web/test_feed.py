@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from flatout.ground.runs import create_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web import feed as room
 from flatout.monitor.web.feed import MACHINE, MOST_OPEN, Feed, RunList
-from flatout.runs import create_run
 from tests.support.monitor_web import HOSTILE, START_S, logged_run, run, sample
 
 Events = list[tuple[str, Any]]

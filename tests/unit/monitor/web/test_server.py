@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from flatout.errors import BadInput, MissingExtra
+from flatout.ground.errors import BadInput, MissingExtra
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.verdicts.verdict import (
     COMPUTE_RULES,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.forward import group_of
 from flatout.multiplex.decode.generator import Generator, generate
 from flatout.multiplex.decode.requests import Request

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.requests import Limits, Request, first_stop
 
 LIMITS = Limits(max_tokens=10, vocabulary=50, num_variants=3)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.cache import bucket_of
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, GenerationProgress, Request

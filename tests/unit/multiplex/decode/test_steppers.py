@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode import steppers
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Request

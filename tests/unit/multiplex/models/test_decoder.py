@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.forward import normed
 from flatout.multiplex.models.decoder import Norm
 from flatout.multiplex.models.families import read_decoder

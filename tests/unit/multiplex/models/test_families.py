@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode import forward
 from flatout.multiplex.decode.cache import Cache
 from flatout.multiplex.decode.generator import generate

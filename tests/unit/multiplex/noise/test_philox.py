@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.noise.philox import philox, stream_key
 
 # Published with the algorithm (Random123, kat_vectors, philox4x32 10): counter, key, words.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.products.linear import linear, multiplex_linear
 from flatout.multiplex.rows import Rows

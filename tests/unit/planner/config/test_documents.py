@@ -9,7 +9,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput, FlatoutError
+from flatout.ground.errors import BadInput, FlatoutError
 from flatout.planner.config.documents import (
     Document,
     Format,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.planner.config.job_config import main_file, read_config
 from tests.support.planner import CONFIG, HUGGING_FACE, write_curriculum
 

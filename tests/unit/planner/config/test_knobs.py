@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.planner.config.job_config import Stage, read_config
 from flatout.planner.config.knobs import (
     HUGGING_FACE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.planner.config.lengths import SequenceLengths, read_lengths, with_lengths
 from tests.support import planner as plans
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import PRECISIONS as JOB_PRECISIONS
 from flatout.memory.jobs.job import Recipe
 from flatout.planner.config.job_config import read_config

@@ -11,7 +11,7 @@ from torch import nn
 
 import flatout
 from flatout.api import fit
-from flatout.errors import BatchDoesNotFit
+from flatout.ground.errors import BatchDoesNotFit
 
 GIB = 2**30
 

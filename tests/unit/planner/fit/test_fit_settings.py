@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.memory.predict.forecast import BatchBounds
 from flatout.planner.config.settings import StageSettings
 from flatout.planner.fit.fit_settings import changes_of, fit_settings, group_stages

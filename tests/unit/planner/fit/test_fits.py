@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from flatout.errors import BadInput, UnknownDevice
+from flatout.ground.errors import BadInput, UnknownDevice
 from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import BatchBounds

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.errors import BatchDoesNotFit
+from flatout.ground.errors import BatchDoesNotFit
 from flatout.hardware.matching import all_datasheets
 from flatout.planner.fit.fits import Judge
 from flatout.planner.fit.remedies import does_not_fit, lower_sizes, needed_bytes, smallest_gpu

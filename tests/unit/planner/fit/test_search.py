@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flatout.errors import BadInput, BatchDoesNotFit
+from flatout.ground.errors import BadInput, BatchDoesNotFit
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.settings import StageSettings

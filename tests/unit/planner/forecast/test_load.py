@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from flatout.api import apply_config, fit_config
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Job

@@ -118,7 +118,7 @@ def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert len(list((tmp_path / "traces").iterdir())) == 1
 
 
-OWN = ("fingerprint_of_a_test", "json", "flatout.units")
+OWN = ("fingerprint_of_a_test", "json", "flatout.ground.units")
 
 
 @pytest.fixture(autouse=True)

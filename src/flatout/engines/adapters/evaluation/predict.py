@@ -18,7 +18,7 @@ from flatout.engines.adapters.assembly import AdapterAssembly, TaskPart
 from flatout.engines.adapters.routing.features import features_of
 from flatout.engines.adapters.tasks import Record
 from flatout.engines.adapters.training.batches import evaluation_batches
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 CONTEXT = "context"
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from flatout.documents import DocumentKind
-from flatout.errors import BadInput
+from flatout.ground.documents import DocumentKind
+from flatout.ground.errors import BadInput
 
 FILE = "evaluation.json"
 KIND = DocumentKind(

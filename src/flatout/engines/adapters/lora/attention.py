@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora.blocks import Layout
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 
 PACKED = "flatout_packed"
 Kernel = Literal["varlen", "portable"]

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.products.trained import Maps
 
 DEFAULT_TARGETS = (
@@ -77,7 +77,7 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
+class AdapterSite:
     """One adapted linear map: where its factors lie in a row of the bank."""
 
     name: str
@@ -159,7 +159,7 @@ class AdapterBank:
         return [] if parameter is None else [parameter]
 
     def maps(
-        self, sites: Sequence[Site], *, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+        self, sites: Sequence[AdapterSite], *, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     ) -> Maps:
         """Linear maps of one input with their factors: one map, or several that are `stackable`.
 
@@ -255,7 +255,7 @@ class AdapterBank:
         return parameter
 
 
-def stackable(sites: Sequence[Site]) -> bool:
+def stackable(sites: Sequence[AdapterSite]) -> bool:
     """Whether maps have one shape and their factors lie at equal distances."""
     first = sites[0]
     step = sites[1].start - first.start if len(sites) > 1 else 0
@@ -266,7 +266,7 @@ def stackable(sites: Sequence[Site]) -> bool:
     )
 
 
-def _sites(model: nn.Module, specs: Sequence[AdapterSpec]) -> dict[str, Site]:
+def _sites(model: nn.Module, specs: Sequence[AdapterSpec]) -> dict[str, AdapterSite]:
     """Every linear map that some adapter targets, in the order of the model."""
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     for spec in specs:
@@ -276,12 +276,12 @@ def _sites(model: nn.Module, specs: Sequence[AdapterSpec]) -> dict[str, Site]:
                     f"adapter {spec.name!r} targets {target!r}, which no linear map of the model ends with",
                     hint=_near(target, linears),
                 )
-    sites: dict[str, Site] = {}
+    sites: dict[str, AdapterSite] = {}
     start = 0
     for name, module in linears.items():
         adapted = tuple(spec.rank > 0 and spec.matches(name) for spec in specs)
         if any(adapted):
-            sites[name] = Site(
+            sites[name] = AdapterSite(
                 name=name,
                 num_in=module.in_features,
                 num_out=module.out_features,

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.rows import VariantRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class TokenBlock:
     """Rows of one adapter: `ids` [rows, length] int64, `lengths` [rows] of real tokens, at least 1 each.
 
     A row that only fills the rectangle has length 1 and no target.  `types` are token type numbers, or None
@@ -68,9 +68,9 @@ class Block:
         """[rows, length], True at real tokens."""
         return torch.arange(self.length, device=self.lengths.device) < self.lengths[:, None]
 
-    def to(self, device: torch.device | str) -> Block:
+    def to(self, device: torch.device | str) -> TokenBlock:
         """The block on another device; copies from pinned memory do not wait."""
-        return Block(
+        return TokenBlock(
             adapter=self.adapter,
             ids=self.ids.to(device, non_blocking=True),
             lengths=self.lengths.to(device, non_blocking=True),
@@ -78,7 +78,7 @@ class Block:
         )
 
 
-Blocks = tuple[Block, ...]
+Blocks = tuple[TokenBlock, ...]
 
 
 def block_of(
@@ -90,7 +90,7 @@ def block_of(
     row_multiple: int = 1,
     length_multiple: int = 1,
     device: torch.device | str = "cpu",
-) -> Block:
+) -> TokenBlock:
     """A block from lists of token numbers, filled up to multiples so that few shapes occur.
 
     `types` gives the token types of each example, or None for all; rows that fill up hold `pad_id` and have
@@ -111,7 +111,7 @@ def block_of(
         for row, one in enumerate(types):
             if one is not None:
                 kinds[row, : len(one)] = one
-    return Block(
+    return TokenBlock(
         adapter=adapter,
         ids=tensor_on(ids, device),
         lengths=tensor_on(lengths, device),

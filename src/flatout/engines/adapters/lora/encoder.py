@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.attention import Kernel
 from flatout.engines.adapters.lora.bank import AdapterBank, stackable
-from flatout.engines.adapters.lora.blocks import Block, Blocks, Frame, Shapes, layout, rows_of, shapes_of
+from flatout.engines.adapters.lora.blocks import Blocks, Frame, Shapes, TokenBlock, layout, rows_of, shapes_of
 from flatout.engines.adapters.lora.encoder_layers import layers_of
 from flatout.engines.adapters.lora.preparation import Prepared, prepared_for
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Dense, Path, Products
 from flatout.multiplex.products.trained import BoundMaps, Dropout, Maps, corrected_maps
 
@@ -133,7 +133,7 @@ class PackedEncoder:
             self._pass = self._pass_of(prepared, mixture=mixture, dropout=dropout)
         return rows_of(self._run(blocks, prepared), prepared.frame.shapes)
 
-    def depths(self, block: Block) -> tuple[Tensor, ...]:
+    def depths(self, block: TokenBlock) -> tuple[Tensor, ...]:
         """The plain model's states of one block: of its words alone, then after each layer."""
         prepared = self.prepare(shapes_of((block,)))
         found = self._run_whole((block,), prepared, output_hidden_states=True).hidden_states
@@ -331,7 +331,7 @@ class PackedEncoder:
         while True:
             calls: list[tuple[str, Tensor]] = []
             self._calls = calls
-            (packed,) = self((Block(adapter=0, ids=ids, lengths=lengths),), adapters=False)
+            (packed,) = self((TokenBlock(adapter=0, ids=ids, lengths=lengths),), adapters=False)
             self._calls = None
             if torch.allclose(packed[1:, :3], alone, rtol=tolerance, atol=tolerance):
                 return calls

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import SHARED as SHARED
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer as AdapterOptimizer
 from flatout.engines.adapters.lora.optimizer import StepSettings as StepSettings
 from flatout.engines.adapters.lora.recorder import Recorder
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 
 CPU_STATES = 131_072  # numbers in the states of one pass on a CPU: more leave the caches (measured)
 

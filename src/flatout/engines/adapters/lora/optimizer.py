@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SHARED = "shared"
 

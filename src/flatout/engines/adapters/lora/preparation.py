@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import Frame, Shapes, frame
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import DENSE_RANKS, Path, Products, choose_path, products_of
 from flatout.multiplex.products.trained import Dropout
 

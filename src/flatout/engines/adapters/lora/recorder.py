@@ -24,10 +24,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer
+from flatout.ground.decisions import Decision
 
 GRAPH_TOKENS = 65_536  # tokens of a step beyond which its kernels outlast their launches: assumed
 SEEN_BEFORE = 1  # times that shapes must have occurred before they are worth recording

@@ -10,6 +10,7 @@ from pathlib import Path
 from flatout.engines.adapters.evaluation.results import Evaluation, RoutingQuality
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.training.log import StepRecord
+from flatout.ground.units import UNKNOWN, show_share
 from flatout.page.charts import (
     Axes,
     Cell,
@@ -28,7 +29,6 @@ from flatout.page.charts import (
 )
 from flatout.page.figures import write_figure
 from flatout.page.scales import Scale, log_scale, span_scale, step_scale
-from flatout.units import UNKNOWN, show_share
 
 # From the back to the front, with their colours: what is drawn last must not be hidden.
 KINDS = {

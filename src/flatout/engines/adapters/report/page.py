@@ -32,12 +32,12 @@ from flatout.engines.adapters.report.charts import (
 )
 from flatout.engines.adapters.report.run_report import RunReport, headline
 from flatout.engines.adapters.training.log import StepRecord
+from flatout.ground.units import UNKNOWN, show_seconds, show_share
 from flatout.page.charts import Curve
 from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, known, listing, section, table, tag
 from flatout.page.printable import shorten
-from flatout.units import UNKNOWN, show_seconds, show_share
 
 LONGEST_TEXT = 320
 ROUTER_TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.atomic_files import remove_leftovers, write_whole
 from flatout.data import TokenBudgetBatches
 from flatout.engines.adapters.lora.blocks import block_of, round_up
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import remove_leftovers, write_whole
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import Example

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatout.engines.adapters.routing.router import Routing
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatout.engines.adapters.evaluation.results import ConfidenceBin, RoutingQuality
 from flatout.engines.adapters.routing.router import Decider, Route
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 NUM_BINS = 10
 

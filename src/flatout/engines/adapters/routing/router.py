@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Fallback = Literal["best", "uniform"]
 COLDEST, HOTTEST = 0.1, 10.0  # a temperature beyond these makes weights that nothing can move

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatout.engines.adapters.lora.chunked_loss import chunked_argmax
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 HEAD_WIDTH = 64
 KeysValues = tuple[Tensor, Tensor]  # [B, N, L, D] each

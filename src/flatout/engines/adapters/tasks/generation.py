@@ -38,7 +38,7 @@ from flatout.engines.adapters.tasks.task import (
     Targets,
     TaskBatch,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 class GenerationHead(nn.Module):

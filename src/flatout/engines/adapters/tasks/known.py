@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from flatout.engines.adapters.tasks.task import AdapterTask
-from flatout.errors import BadInput
-from flatout.plugins import load_plugins
+from flatout.ground.errors import BadInput
+from flatout.ground.plugins import load_plugins
 
 GROUP = "flatout.adapter_tasks"
 HERE = Path(__file__).parent

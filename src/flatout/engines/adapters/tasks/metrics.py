@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from flatout.errors import import_extra
+from flatout.ground.errors import import_extra
 
 Words = Sequence[str]
 Order = Literal["1", "2", "L"]

@@ -36,7 +36,7 @@ from flatout.engines.adapters.tasks.task import (
     Targets,
     TaskBatch,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 OUTSIDE = -1  # the offset of a token that is not of the context
 QUESTION_SHARE = 3  # a question gets at most a third of the tokens

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from flatout.engines.run.settings import check_keys
-from flatout.errors import BadInput, NotFetched
+from flatout.ground.errors import BadInput, NotFetched
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import AdapterTask

@@ -32,7 +32,7 @@ from flatout.engines.adapters.tasks.task import (
     Targets,
     TaskBatch,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 LABELS = ("negative", "positive")
 WRITTEN = {"0": 0, "1": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}

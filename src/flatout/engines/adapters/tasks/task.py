@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Block, block_of, tensor_on
+from flatout.engines.adapters.lora.blocks import TokenBlock, block_of, tensor_on
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
@@ -70,7 +70,7 @@ class TaskBatch:
     asking the device; what is left of it is `IGNORED`.
     """
 
-    block: Block
+    block: TokenBlock
     targets: dict[str, Tensor]
     count: Tensor  # number of real targets, a float scalar on the device
     examples: tuple[Example, ...]

@@ -18,7 +18,7 @@ from typing import ClassVar
 from flatout.engines.adapters.tasks.generation import GenerationTask
 from flatout.engines.adapters.tasks.metrics import bleu
 from flatout.engines.adapters.tasks.rows import Record
-from flatout.packages import DJANGO, JUPYTERLAB_GERMAN, fetch
+from flatout.ground.packages import DJANGO, JUPYTERLAB_GERMAN, fetch
 
 PACKAGES = (JUPYTERLAB_GERMAN, DJANGO)
 MAGIC = 0x950412DE

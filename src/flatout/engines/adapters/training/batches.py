@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.lora.blocks import Block, round_up
+from flatout.engines.adapters.lora.blocks import TokenBlock, round_up
 from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 PLACES_MULTIPLE = 64  # of the places with a target, where shapes shall be few
 LISTED = {"places", "labels"}  # targets that list places of `ids` across the rows of a batch
@@ -198,7 +198,7 @@ def select_rows(bucket: Bucket, places: Tensor, *, num_places: int) -> TaskBatch
         written_B = bucket.written_on_device.index_select(0, places)
         targets |= _list_targets(targets["ids"], written_B, num_places=num_places)
     return TaskBatch(
-        block=Block(
+        block=TokenBlock(
             adapter=block.adapter,
             ids=block.ids.index_select(0, places),
             lengths=block.lengths.index_select(0, places),

@@ -11,9 +11,9 @@ from types import TracebackType
 
 import psutil
 
+from flatout.ground.units import UNKNOWN, show_share
 from flatout.hardware.nvml import GpuReader
 from flatout.hardware.snapshot import GpuSnapshot
-from flatout.units import UNKNOWN, show_share
 
 GB = 1e9
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flatout.codec import encode
 from flatout.engines.run.log import LogKind
+from flatout.ground.codec import encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

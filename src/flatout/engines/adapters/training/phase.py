@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.codec import encode
 from flatout.engines.adapters.assembly import AdapterAssembly, seed_of, weights_under
 from flatout.engines.adapters.settings import check_resume
 from flatout.engines.adapters.training.checkpoint import (
@@ -31,8 +30,9 @@ from flatout.engines.adapters.training.log import StepRecord
 from flatout.engines.run.checkpoints import thread_note
 from flatout.engines.run.folder import OnProgress
 from flatout.engines.run.log import RunLog
-from flatout.errors import BadInput, Interrupted
-from flatout.interrupts import Interrupts
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.interrupts import Interrupts
 
 TOTAL = "total"  # the name of what is minimised, where that is more than the mean of the tasks
 ASK_EVERY = 10  # steps between two questions whether another rank was told to stop

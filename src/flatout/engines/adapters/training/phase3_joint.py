@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import half_precision
 from flatout.engines.adapters.lora.optimizer import SHARED, AdapterOptimizer
@@ -39,6 +38,7 @@ from flatout.engines.adapters.training.phase2_router import (
     stack_rows,
 )
 from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
+from flatout.ground.decisions import Decision
 
 Figures = dict[str, float | None]
 

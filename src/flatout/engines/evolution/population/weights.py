@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.models.decoder import Decoder
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.engines.evolution.rewards.kinds import Row
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
 
 MAX_ORDER = 4
 Numbers = NDArray[np.int64]

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-from flatout.errors import BadInput
-from flatout.user_code import import_user_module
+from flatout.ground.errors import BadInput
+from flatout.ground.user_code import import_user_module
 
 # A minus after a digit, a letter or a closing bracket is an operator: "16-3" ends with 3, not with -3.
 _SIGN = r"(?:(?<![\w)\]])[-+\u2212])?"

@@ -31,7 +31,7 @@ from typing import Any
 
 from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row, is_cheap
 from flatout.engines.evolution.rewards.worker import Failure, FailureKind, score_row, serve
-from flatout.errors import BadInput, ChildDied
+from flatout.ground.errors import BadInput, ChildDied
 
 MOST_ROWS = 256  # of a chunk
 NOT_BEGUN = -1

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from flatout.engines.evolution.rewards.kinds import NumericAnswer, Reward
 from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 LONGEST = 200  # characters; beyond it, a text is a model that lost its way
 _SIGNS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {

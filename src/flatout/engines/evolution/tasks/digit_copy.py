@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import GeneratedTask, Prompt, text_of_ids
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

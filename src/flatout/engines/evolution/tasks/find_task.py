@@ -29,9 +29,9 @@ from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.engines.evolution.tasks.jsonl import FileTask
 from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
-from flatout.errors import BadInput
-from flatout.plugins import load_plugins
-from flatout.user_code import make_importable
+from flatout.ground.errors import BadInput
+from flatout.ground.plugins import load_plugins
+from flatout.ground.user_code import make_importable
 
 GROUP = "flatout.evolution_tasks"
 OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, SentenceTranslation)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from flatout.engines.evolution.rewards.kinds import NumericAnswer, Reward, answer_in
 from flatout.engines.evolution.tasks.jsonl import Fields, FileTask
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts, split_of
 from flatout.engines.run.json_lines import read_rows
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Fields = dict[str, str]
 MakePrompt = Callable[[Fields], Prompt]

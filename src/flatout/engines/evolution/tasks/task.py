@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from flatout.engines.evolution.rewards.kinds import Reward
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 HELD_OUT_ONE_IN = 8
 # Draws without a fresh prompt before a generator counts as exhausted.  A split that still had one prompt in

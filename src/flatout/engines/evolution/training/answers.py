@@ -18,7 +18,7 @@ import torch
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.training import models, schedule
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling

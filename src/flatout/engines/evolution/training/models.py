@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.atomic_files import whole_folder
 from flatout.engines.evolution.tasks.task import Prompt, text_of_ids
 from flatout.engines.run import models
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import whole_folder
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.codec import encode
 from flatout.engines.run import log
 from flatout.engines.run.checkpoints import Checkpoints
+from flatout.ground.codec import encode
 
 NO_CURVES = ("epoch", "epochs", "statistics")
 

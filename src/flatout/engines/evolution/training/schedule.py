@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from flatout.decisions import Decision
-from flatout.errors import BadInput, BatchDoesNotFit
-from flatout.units import show_bytes
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput, BatchDoesNotFit
+from flatout.ground.units import show_bytes
 
 if TYPE_CHECKING:
     from flatout.multiplex.models.decoder import Decoder

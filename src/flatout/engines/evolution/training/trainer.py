@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from flatout.codec import encode
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.run_plot import plot_run
@@ -46,10 +45,11 @@ from flatout.engines.run.log import RunLog
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
 from flatout.engines.run.settings import save_settings
-from flatout.errors import BadInput, ChildDied, Interrupted, MissingExtra
-from flatout.interrupts import Interrupts
+from flatout.ground.codec import encode
+from flatout.ground.errors import BadInput, ChildDied, Interrupted, MissingExtra
+from flatout.ground.interrupts import Interrupts
+from flatout.ground.torchrun import read_launch
 from flatout.multiplex.models.families import read_decoder
-from flatout.torchrun import read_launch
 
 MODEL, PLOT = "model", "rewards.png"
 OnEvent = Callable[[EpochRecord], None]

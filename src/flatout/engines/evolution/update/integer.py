@@ -25,7 +25,7 @@ import torch
 
 from flatout.engines.evolution.population.weights import Stack
 from flatout.engines.evolution.update.masters import squares
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.noise.draws import UNIT, Side, normals
 from flatout.multiplex.noise.philox import philox, stream_key
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
-from flatout.decisions import Decision
 from flatout.engines.evolution.update.directions import direction
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes
 from flatout.multiplex.noise.draws import FullNoise
-from flatout.units import show_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

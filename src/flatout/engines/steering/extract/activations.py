@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from flatout.decisions import Decision
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
 from flatout.engines.steering.extract.async_copy import AsyncCopy, prioritise_launches
@@ -37,7 +36,8 @@ from flatout.engines.steering.extract.positions import Position, show_position, 
 from flatout.engines.steering.extract.store import ActivationStore, Origin
 from flatout.engines.steering.extract.tokens import Encoded, Tokens, encode_ahead
 from flatout.engines.steering.questions import Question
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatout.decisions import Decision
 from flatout.engines.steering.extract.layer_reader import Fork, LayerReader, Range, Tokens
 from flatout.engines.steering.extract.tokens import common_tokens
-from flatout.errors import BatchDoesNotFit
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BatchDoesNotFit
 
 # Tokens at which a GPU begins to be limited by arithmetic and not by reading the weights: its FLOP per byte,
 # 165 for an RTX 4090 and 206 for an H200 in bf16.  A CPU is there at once (22 measured on one core).

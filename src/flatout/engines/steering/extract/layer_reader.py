@@ -32,7 +32,7 @@ from flatout.data import Pad, PadCollate
 from flatout.engines.steering.blocks import blocks_of, hidden_of, input_device
 from flatout.engines.steering.extract.async_copy import send
 from flatout.engines.steering.extract.tokens import Tokens as TokenArray
-from flatout.errors import import_extra
+from flatout.ground.errors import import_extra
 
 Tokens = TokenArray | Sequence[int]
 Range = tuple[int, int]

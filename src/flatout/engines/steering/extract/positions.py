@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Position = Literal["last", "mean"] | int | tuple[int, int]
 HINT = "give last, mean, an index such as -2, or a span such as 3:8"

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.atomic_files import remove_leftovers, write_whole
-from flatout.decisions import Decision, Source
 from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Shard, ShardIndex
 from flatout.engines.steering.extract.tiers import Tier, Tiers
 from flatout.engines.steering.tensor_files import tensor_bytes
-from flatout.errors import BadInput, import_extra
-from flatout.runs import make_folder
-from flatout.units import show_bytes, show_seconds
+from flatout.ground.atomic_files import remove_leftovers, write_whole
+from flatout.ground.decisions import Decision, Source
+from flatout.ground.errors import BadInput, import_extra
+from flatout.ground.runs import make_folder
+from flatout.ground.units import show_bytes, show_seconds
 
 MOST_OPEN = 64
 # Of a plain local disk, where nothing was measured: what a SATA SSD sustains.

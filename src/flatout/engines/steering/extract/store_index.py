@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flatout.errors import import_extra
+from flatout.ground.errors import import_extra
 
 VERSION = "1"
 FORMAT = "flatout-activations"

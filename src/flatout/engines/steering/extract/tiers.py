@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.engines.steering.questions import Question
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
 
 Tokens = npt.NDArray[np.int64]
 AHEAD = 4  # windows that are tokenised before they are asked for: two batches or so

@@ -17,11 +17,11 @@ from flatout.engines.steering.report.charts import (
     trade_off,
 )
 from flatout.engines.steering.report.record import FEWEST, StudyRecord, TrialRecord
+from flatout.ground.units import UNKNOWN, show_ratio, show_seconds
 from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, known, listing, section, table, tag
 from flatout.page.printable import shorten
-from flatout.units import UNKNOWN, show_ratio, show_seconds
 
 MOST_TRIALS = 15
 LONGEST_TEXT = 1200

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flatout.documents import DocumentKind, read_document, write_document
+from flatout.ground.documents import DocumentKind, read_document, write_document
 
 STUDY = DocumentKind(
     format="flatout-steering", version=1, what="a study of flatout steer", hint="give the folder of a search"

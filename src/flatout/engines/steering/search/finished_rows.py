@@ -15,9 +15,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.atomic_files import append_whole, cut_torn_line
-from flatout.codec import decode, encode
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import append_whole, cut_torn_line
+from flatout.ground.codec import decode, encode
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

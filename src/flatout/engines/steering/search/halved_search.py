@@ -23,7 +23,7 @@ from flatout.engines.steering.search.study import SearchStudy
 from flatout.engines.steering.trials.scoring import OnScore, Score, Scorer
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import TrialEngine
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 State = Literal["running", "complete", "pruned", "failed"]
 

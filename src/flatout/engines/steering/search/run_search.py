@@ -18,7 +18,6 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from flatout.atomic_files import refused_by_disk, try_lock, unwritable
 from flatout.engines.run.folder import OnProgress, recorded
 from flatout.engines.run.settings import save_settings
 from flatout.engines.steering.blocks import blocks_of, chosen_layers
@@ -38,7 +37,8 @@ from flatout.engines.steering.workers.crew import Crew, end_with_starter, plan_w
 from flatout.engines.steering.workers.heartbeat import Heartbeat, wait_for_silence
 from flatout.engines.steering.workers.placement import Placement, place_model
 from flatout.engines.steering.workers.ray_crew import RayCrew
-from flatout.errors import BadInput, Interrupted, is_interrupt
+from flatout.ground.atomic_files import refused_by_disk, try_lock, unwritable
+from flatout.ground.errors import BadInput, Interrupted, is_interrupt
 
 FIRST = "0"  # the name of the worker that starts the others
 MOST_BATCH_TRIALS = 32

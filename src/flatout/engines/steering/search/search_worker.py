@@ -18,7 +18,7 @@ from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import MultipleChoice, encode_prompts
 from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 GPU_ROWS, CPU_ROWS = 256, 64
 TOKENS_PER_ROW = 32  # of a batch of answers; prompts are shared, so a row is a few tokens

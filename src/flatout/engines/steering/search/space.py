@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from flatout.engines.steering.trials.steering import WHERE, Steering, Where
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors

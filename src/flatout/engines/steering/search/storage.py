@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from flatout.atomic_files import cut_torn_line, refused_by_disk, unwritable
-from flatout.errors import BadInput, import_extra
+from flatout.ground.atomic_files import cut_torn_line, refused_by_disk, unwritable
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     import optuna

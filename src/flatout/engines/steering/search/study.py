@@ -20,7 +20,7 @@ from flatout.engines.steering.report.record import State, TrialRecord
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space, Trial, read_trial
 from flatout.engines.steering.search.storage import create_study
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     import optuna

@@ -41,7 +41,7 @@ from flatout.engines.steering.search.search_worker import SearchWorker
 from flatout.engines.steering.search.space import Trial, steering_of
 from flatout.engines.steering.trials.scoring import continue_prompts
 from flatout.engines.steering.trials.trial_engine import TrialEngine
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.measure.statistics import bootstrap_interval
 
 if TYPE_CHECKING:

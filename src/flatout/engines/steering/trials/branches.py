@@ -21,7 +21,7 @@ import torch
 
 from flatout.engines.steering.trials.steering import SteeringTables
 from flatout.engines.steering.trials.trial_engine import TokenBranch
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode import forward
 from flatout.multiplex.decode.cache import Cache, Prefixes, bucket_of
 from flatout.multiplex.rows import Rows

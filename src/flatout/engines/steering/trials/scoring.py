@@ -18,7 +18,7 @@ from flatout.engines.steering.questions import Question, write_prompt, write_pro
 from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow, TrialEngine
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 Toward = Literal["positive", "negative"]
 

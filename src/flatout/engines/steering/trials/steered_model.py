@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flatout.engines.steering.blocks import blocks_of, width_of
 from flatout.engines.steering.trials.steering import Mode, Steering, Turn, Where, turn
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.vectors import steered, with_hidden
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.multiplex.models.decoder import Decoder

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flatout.engines.steering.trials.steering import Steering
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 OnText = Callable[[int, tuple[int, ...]], None]
 

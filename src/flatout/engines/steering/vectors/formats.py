@@ -22,7 +22,7 @@ from torch import Tensor
 from flatout.engines.steering.tensor_files import open_tensors
 from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
 from flatout.engines.steering.vectors.steering_vectors import FORMAT, SteeringVectors, load
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 NAME = re.compile(r"(?:(?:layer|direction)\.)?(\d+)")
 PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}

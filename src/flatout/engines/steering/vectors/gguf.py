@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.atomic_files import remove_leftovers, write_whole
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import remove_leftovers, write_whole
+from flatout.ground.errors import BadInput
 
 MAGIC = b"GGUF"
 VERSION = 3

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 PENALTY = 0.01  # of the logistic weights, for features whose mean square length is 1
 NEWTON_STEPS = 50

@@ -21,7 +21,7 @@ from torch import Tensor
 from flatout.engines.steering.extract.activations import Activations
 from flatout.engines.steering.tensor_files import open_tensors, save_tensors
 from flatout.engines.steering.vectors.methods import METHODS, mean_difference
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 FORMAT = "flatout-steering-vectors"
 VERSION = "1"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.decisions import Decision
 from flatout.engines.run.models import DTypeOrAuto, choose_dtype
-from flatout.errors import BadInput, BatchDoesNotFit, import_extra
-from flatout.units import show_bytes
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput, BatchDoesNotFit, import_extra
+from flatout.ground.units import show_bytes
 
 if TYPE_CHECKING:
     from flatout.hardware.snapshot import Snapshot

@@ -15,7 +15,7 @@ from typing import Any
 
 from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.workers.crew import SUPERVISED, Ended
-from flatout.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput, import_extra
 
 TAIL_LINES = 5
 

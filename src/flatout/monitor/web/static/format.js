@@ -1,4 +1,4 @@
-// Quantities as people read them; the same rules as flatout.units.  Unknown is "n/a", never 0.
+// Quantities as people read them; the same rules as flatout.ground.units.  Unknown is "n/a", never 0.
 
 export const UNKNOWN = "n/a";
 

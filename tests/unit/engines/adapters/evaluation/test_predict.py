@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.adapters.evaluation.predict import answer, record_of
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import opened, save_tiny
 
 TEXT, CONTEXT = "Where does Ada live?", "Ada lives in Oslo. Ben keeps hens."

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flatout.documents import read_document, write_document
 from flatout.engines.adapters.evaluation.results import (
     FILE,
     KIND,
@@ -16,7 +15,8 @@ from flatout.engines.adapters.evaluation.results import (
     RoutingScores,
     with_heads_only,
 )
-from flatout.errors import BadInput
+from flatout.ground.documents import read_document, write_document
+from flatout.ground.errors import BadInput
 from tests.support.adapters import OWN, TASKS, evaluation, hostile_report, scores
 
 

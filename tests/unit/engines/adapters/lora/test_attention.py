@@ -16,7 +16,7 @@ from flatout.engines.adapters.lora.attention import (
     rows,
 )
 from flatout.engines.adapters.lora.blocks import layout
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters_packed import blocks
 
 HEADS, SIZE = 4, 8

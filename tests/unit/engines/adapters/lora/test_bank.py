@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec, stackable
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters_packed import WIDTH, bert, filled, specs
 
 

@@ -8,13 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.lora.blocks import Block, block_of, frame, layout, rows_of, shapes_of
-from flatout.errors import BadInput
+from flatout.engines.adapters.lora.blocks import TokenBlock, block_of, frame, layout, rows_of, shapes_of
+from flatout.ground.errors import BadInput
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-def made(lengths: list[list[int]], *, row_multiple: int = 1, length_multiple: int = 1) -> tuple[Block, ...]:
+def made(
+    lengths: list[list[int]], *, row_multiple: int = 1, length_multiple: int = 1
+) -> tuple[TokenBlock, ...]:
     return tuple(
         block_of(
             [np.arange(length) + 10 for length in rows],
@@ -107,8 +109,8 @@ def test_rows_without_tokens_are_refused(examples: list[np.ndarray]) -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     ids = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(BadInput, match=r"lengths \(3,\)"):
-        Block(adapter=0, ids=ids, lengths=torch.ones(3, dtype=torch.int64))
+        TokenBlock(adapter=0, ids=ids, lengths=torch.ones(3, dtype=torch.int64))
     with pytest.raises(BadInput, match="one type for each token"):
-        Block(adapter=0, ids=ids, lengths=torch.ones(2, dtype=torch.int64), types=ids[:1])
+        TokenBlock(adapter=0, ids=ids, lengths=torch.ones(2, dtype=torch.int64), types=ids[:1])
     with pytest.raises(BadInput, match="at least one"):
         layout(())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import Block, block_of
+from flatout.engines.adapters.lora.blocks import TokenBlock, block_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Path
 from tests.support.adapters_packed import (
     PAD,
@@ -34,7 +34,7 @@ from tests.support.adapters_packed import (
 MODELS = pytest.mark.parametrize("make", [bert, roberta])
 
 
-def mean_square(states: Tensor, block: Block) -> Tensor:
+def mean_square(states: Tensor, block: TokenBlock) -> Tensor:
     """A loss that reads every real token and no padding."""
     weights = torch.linspace(0.5, 2.0, states.shape[-1]) * block.mask()[..., None]
     return (states * weights).pow(3).mean()
@@ -188,7 +188,7 @@ def test_one_adapter_may_serve_several_blocks() -> None:
     model = bert()
     bank = filled(AdapterBank(model, specs()))
     first, second, _ = blocks()
-    same = Block(adapter=0, ids=second.ids, lengths=second.lengths)
+    same = TokenBlock(adapter=0, ids=second.ids, lengths=second.lengths)
     with PackedEncoder(model, bank) as encoder, torch.no_grad():
         ours = encoder((first, same))
         assert difference(ours[1], plain_states(alone(model, bank, "a"), same), same) < 1e-5
@@ -320,7 +320,7 @@ def test_a_bank_of_another_precision_or_model_is_refused() -> None:
         PackedEncoder(model, AdapterBank(model, specs())) as encoder,
         pytest.raises(BadInput, match="holds 3"),
     ):
-        encoder((Block(adapter=3, ids=blocks()[0].ids, lengths=blocks()[0].lengths),))
+        encoder((TokenBlock(adapter=3, ids=blocks()[0].ids, lengths=blocks()[0].lengths),))
 
 
 def test_an_encoder_that_cannot_be_packed_is_refused_and_left_as_it_was() -> None:

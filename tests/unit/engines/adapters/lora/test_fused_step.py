@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora import preparation
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Path
 from tests.support.adapters_packed import (
     Batch,

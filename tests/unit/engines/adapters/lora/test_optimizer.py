@@ -12,7 +12,7 @@ from torch import nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.optimizer import SHARED, AdapterOptimizer, StepSettings
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters_packed import bert, filled, heads, specs
 
 

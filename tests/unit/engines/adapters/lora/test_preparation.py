@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.decisions import Decision
 from flatout.engines.adapters.lora import preparation
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import Shape
 from flatout.engines.adapters.lora.preparation import LAUNCH_BOUND_TOKENS, Prepared, prepared_for
-from flatout.errors import BadInput
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Batched, Dense, Loop, Path
 from tests.support.adapters_packed import bert, specs
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatout.engines.adapters.lora import recorder as module
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import Block
+from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer, StepSettings
 from flatout.engines.adapters.lora.recorder import Recorder, signature, tensors_of, with_tensors
@@ -73,7 +73,7 @@ def test_the_decision_says_why(graph: Any, loss_scaling: bool, exchanges: bool, 
 class Given:
     """A batch with everything that a task may put into one."""
 
-    block: Block
+    block: TokenBlock
     targets: dict[str, Any]
     count: Tensor
     note: str = "kept"

@@ -25,7 +25,7 @@ from flatout.engines.adapters.report.charts import (
 )
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.training.log import StepRecord
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.page.charts import Mark, Matrix
 from tests.support.adapters import TASKS, evaluation, hostile_report, quality, report, scores
 

@@ -20,7 +20,7 @@ from flatout.engines.adapters.routing.features import (
     width_of,
 )
 from flatout.engines.adapters.tasks import Example
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import CountingEncoder, subjects, tiny_encoder, tiny_tokenizer
 
 PAD = tiny_tokenizer().pad_token_id

@@ -21,7 +21,7 @@ from flatout.engines.adapters.routing.losses import (
     right_task,
 )
 from flatout.engines.adapters.routing.router import Router, Routing
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 class Batch:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flatout.engines.adapters.evaluation.results import RoutingQuality
 from flatout.engines.adapters.routing.quality import NUM_BINS, calibration_error, confidence_bins, judge
 from flatout.engines.adapters.routing.router import Decider, Route, Router
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def judged(route: Route, tasks: torch.Tensor, names: list[str]) -> RoutingQuality:

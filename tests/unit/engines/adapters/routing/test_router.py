@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatout.engines.adapters.routing.router import COLDEST, Fallback, Router
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def clouds(number: int, *, num_tasks: int = 3, width: int = 8, seed: int) -> tuple[Tensor, Tensor]:

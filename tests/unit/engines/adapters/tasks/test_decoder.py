@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatout.engines.adapters.lora.chunked_loss import chunked_cross_entropy
 from flatout.engines.adapters.tasks.decoder import TextDecoder, heads_for
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 VOCABULARY, WIDTH, END, PAD = 40, 16, 3, 0
 

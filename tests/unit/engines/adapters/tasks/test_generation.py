@@ -14,7 +14,7 @@ from flatout.engines.adapters.tasks import DataOptions, TaskBatch, encode_all
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import GenerationHead, end_id_of
 from flatout.engines.adapters.tasks.translation import Translation
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
 WIDTH = 16

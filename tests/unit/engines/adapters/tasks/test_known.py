@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.adapters.tasks import DataOptions, encode_all, known_tasks, task_named
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
 FIVE = {"sentiment", "qa", "summarisation", "code", "translation"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.engines.adapters.tasks.qa import QuestionAnswering, best_spans, token_span
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
 words = st.text("abcdefgXYZ12", min_size=1, max_size=6)

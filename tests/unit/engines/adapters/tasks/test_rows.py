@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flatout.engines.adapters.tasks import DataOptions, Splits, known_tasks, rows, task_named
 from flatout.engines.run.json_lines import read_rows
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def write_lines(path: Path, *lines: str) -> Path:

@@ -10,7 +10,7 @@ import torch
 
 from flatout.engines.adapters.tasks import DataOptions, encode_all
 from flatout.engines.adapters.tasks.sentiment import LABELS, Sentiment
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from flatout.engines.adapters.tasks import Prediction
 from flatout.engines.adapters.tasks.summarisation import Summarisation
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_both_forms_of_a_line() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout import packages
 from flatout.engines.adapters.tasks import DataOptions, Prediction, translation
 from flatout.engines.adapters.tasks.translation import PACKAGES, Translation
-from flatout.errors import NotFetched
+from flatout.ground import packages
+from flatout.ground.errors import NotFetched
 
 MESSAGES = {
     "": "Content-Type: text/plain; charset=UTF-8\n",

@@ -22,7 +22,7 @@ from flatout.engines.adapters.training.batches import (
     num_targets,
     select_rows,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
 CPU = torch.device("cpu")

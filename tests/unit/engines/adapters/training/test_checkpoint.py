@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engines.adapters.training.checkpoint import BEST, TRAINING, BestSoFar, PhaseState, checkpoints_of
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def state(step: int = 3) -> PhaseState:

@@ -10,7 +10,7 @@ import pytest
 
 from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run.log import RunLog, log_path, read_log
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def record(step: int, *, phase: str = "phase1", loss: float = 1.0) -> StepRecord:

@@ -13,7 +13,7 @@ import torch
 
 from flatout.engines.adapters.training.phase import LossWindow, PhaseRun, check_share
 from flatout.engines.run.ranks import Ranks
-from flatout.errors import BadInput, Interrupted
+from flatout.ground.errors import BadInput, Interrupted
 from tests.support.adapters import opened, phase_run, save_tiny
 
 

@@ -20,7 +20,7 @@ from flatout.engines.adapters.training.phase2_router import (
     routing_rows,
     train_router,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.adapters import generated, opened, phase_run, save_tiny
 
 

@@ -17,7 +17,7 @@ from flatout.engines.evolution.population.weights import (
     stacks_of,
     vectors,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import small_net, tiny_llama
 

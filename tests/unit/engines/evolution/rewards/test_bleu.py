@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.evolution.rewards.bleu import Bleu
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 # Few words, so that texts share n-grams, repeat them, and are often shorter than four words.
 texts = st.lists(st.sampled_from(["the", "cat", "The", "sat,", "3.5", "on", "&amp;", "-"]), max_size=12).map(

@@ -26,7 +26,7 @@ from flatout.engines.evolution.rewards.kinds import (
     number_in,
     reward_named,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_exact_match() -> None:

@@ -17,7 +17,7 @@ import pytest
 from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward, Row
 from flatout.engines.evolution.rewards.pool import MOST_ROWS, START_LIMIT_S, RewardPool, RewardScores
-from flatout.errors import BadInput, ChildDied
+from flatout.ground.errors import BadInput, ChildDied
 
 TIMEOUT_S = 60.0  # never reached: everything but a hang takes microseconds
 

@@ -10,7 +10,7 @@ import pytest
 from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import read_expression
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.countdown import LONGEST, Countdown, CountdownReward, read_expression
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 FACTS = {"numbers": "3 7 25 50", "target": "64"}

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.engines.evolution.tasks import EvolutionTask, text_of_ids
 from flatout.engines.evolution.tasks.digit_copy import CopiedShare, DigitCopy
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 

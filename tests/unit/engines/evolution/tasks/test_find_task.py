@@ -16,7 +16,7 @@ from flatout.engines.evolution.tasks.digit_copy import DigitCopy
 from flatout.engines.evolution.tasks.find_task import GROUP, find_task, known_tasks
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 @pytest.fixture

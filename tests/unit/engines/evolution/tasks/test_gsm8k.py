@@ -11,7 +11,7 @@ import pytest
 from flatout.engines.evolution.rewards.kinds import FormatMatch, answer_in
 from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 

@@ -12,7 +12,7 @@ import pytest
 from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward
 from flatout.engines.evolution.tasks.jsonl import FileTask, read_splits
 from flatout.engines.evolution.tasks.task import Prompt
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def make(fields: dict[str, str]) -> Prompt:

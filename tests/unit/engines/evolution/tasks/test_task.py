@@ -19,7 +19,7 @@ from flatout.engines.evolution.tasks.task import (
     split_of,
     text_of_ids,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def prompt(number: int) -> Prompt:

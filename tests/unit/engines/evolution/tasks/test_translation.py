@@ -10,7 +10,7 @@ import pytest
 from flatout.engines.evolution.rewards.kinds import RewardOfRows
 from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.translation import FirstLineBleu, SentenceTranslation
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
 

@@ -17,7 +17,7 @@ from flatout.engines.evolution.training.models import (
     open_tokenizer,
     save_model,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import save_tiny, tiny_llama

@@ -21,7 +21,7 @@ from flatout.engines.evolution.training.records import (
     read_log,
 )
 from flatout.engines.run.log import RunLog, log_path
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 RECORDS = [
     EpochRecord(epoch=0, reward_train=0.25, rewards_per_s=1000.5, failed_rows=2, elapsed_s=1.5),

@@ -14,7 +14,7 @@ from flatout.engines.evolution.training.schedule import (
     needs_of,
     schedule,
 )
-from flatout.errors import BadInput, BatchDoesNotFit
+from flatout.ground.errors import BadInput, BatchDoesNotFit
 from flatout.multiplex.models.families import read_decoder
 from tests.support.evolution import tiny_llama
 

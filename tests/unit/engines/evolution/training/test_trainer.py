@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout import runs
 from flatout.engines.evolution.settings import read_settings
 from flatout.engines.evolution.training import trainer
 from flatout.engines.evolution.training.records import EpochRecord, read_log
 from flatout.engines.evolution.training.trainer import evolve, open_run
-from flatout.errors import BadInput, Interrupted
+from flatout.ground import runs
+from flatout.ground.errors import BadInput, Interrupted
 from tests.support.evolution import save_tiny, tiny_settings
 
 

@@ -16,7 +16,7 @@ from flatout.engines.evolution.update.integer import (
     threshold_of,
     vote,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from tests.support.evolution import small_net
 

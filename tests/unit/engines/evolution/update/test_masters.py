@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatout.engines.evolution.update.masters import Masters, choose_place
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_steps_that_bfloat16_would_round_away_add_up() -> None:

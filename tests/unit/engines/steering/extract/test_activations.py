@@ -17,7 +17,7 @@ from flatout.engines.steering.extract.activations import Activations, choose_bat
 from flatout.engines.steering.extract.store import ActivationStore
 from flatout.engines.steering.extract.tokens import encode_ahead
 from flatout.engines.steering.questions import Question
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.multiplex import prompts_of, shared_model, tiny_model
 from tests.support.steering import text_of, word_tokenizer
 

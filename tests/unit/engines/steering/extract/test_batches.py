@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.decisions import Decision
 from flatout.engines.steering.extract.batches import (
     CPU_READING_TOKENS,
     READING_TOKENS,
@@ -19,7 +18,8 @@ from flatout.engines.steering.extract.batches import (
     plan_work,
 )
 from flatout.engines.steering.extract.layer_reader import Fork
-from flatout.errors import BatchDoesNotFit
+from flatout.ground.decisions import Decision
+from flatout.ground.errors import BatchDoesNotFit
 
 SEQUENCES = ((1, 2, 3, 4), (1, 2, 3, 5, 6), (7, 8), (9,))
 LAST = [(len(tokens) - 1, len(tokens)) for tokens in SEQUENCES]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.steering.extract.positions import read_position, show_position, token_range
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 @pytest.mark.parametrize(

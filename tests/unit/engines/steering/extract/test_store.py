@@ -19,7 +19,7 @@ from torch import Tensor
 from flatout.engines.steering.extract.store import ActivationStore, Origin, storing_pays
 from flatout.engines.steering.extract.store_index import Shard
 from flatout.engines.steering.extract.tiers import Tier
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SPACE = Origin(weights="w", tokenizer="t", position="last", dtype="float32")
 LAYERS = (0, 2)

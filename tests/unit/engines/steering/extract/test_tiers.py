@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engines.steering.extract.tiers import Tier, Tiers
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 BLOCK_BYTES = 40
 

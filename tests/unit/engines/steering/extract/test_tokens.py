@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flatout.engines.steering.extract.tokens import common_tokens, encode, encode_ahead
 from flatout.engines.steering.questions import Question
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.steering import word_tokenizer
 
 

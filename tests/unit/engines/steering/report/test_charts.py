@@ -19,7 +19,7 @@ from flatout.engines.steering.report.charts import (
     trade_off,
 )
 from flatout.engines.steering.report.record import Interval, Retest, StudyRecord, TrialRecord
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.steering import hostile_study, study
 
 ALONE = Interval(value=0.5, low=None, high=None)

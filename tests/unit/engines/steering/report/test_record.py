@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.steering.report.record import Interval, Retest, load_record, save_record
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.steering import hostile_study, study
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.steering.search.finished_rows import FinishedRow, RowLog
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 ROWS = [
     FinishedRow(trial=0, question="a", value=0.25),

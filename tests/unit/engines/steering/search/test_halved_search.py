@@ -21,7 +21,7 @@ from flatout.engines.steering.search.test_winner import encode_neutral, measure_
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, OnScore, Row, Score
 from flatout.engines.steering.trials.trial_engine import TrialEngine
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.multiplex import prompts_of
 from tests.support.steering import PLANTED, model, questions, study_in, tokenizer, vectors, words
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.steering.search.halving import Bracket, Halving
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def climbed(values: list[list[float]], halving: Halving) -> tuple[Bracket, int]:

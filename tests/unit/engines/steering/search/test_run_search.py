@@ -20,7 +20,7 @@ from flatout.engines.steering.search.halved_search import Event
 from flatout.engines.steering.search.run_search import join_search, run_search, split_of
 from flatout.engines.steering.search.search_worker import study_of
 from flatout.engines.steering.settings import make_settings, resume_settings
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.steering import tiny_search, write_tiny
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -8,7 +8,7 @@ import pytest
 
 from flatout.engines.steering.search.search_worker import storage_of, study_of
 from flatout.engines.steering.settings import make_settings
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 GIVEN = {"model": "m", "questions": "q.jsonl"}
 

@@ -7,7 +7,7 @@ import torch
 
 from flatout.engines.steering.search.space import Space, Trial, read_trial, steering_of
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def vectors(method: str, layers: tuple[int, ...] = (0, 1, 2)) -> SteeringVectors:

@@ -12,7 +12,7 @@ from flatout.engines.steering.search import storage
 from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.search.storage import create_study, hide_password, open_storage
 from flatout.engines.steering.search.study import SearchStudy, open_study
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SPACE = Space(layers=(0, 1), methods=("pca",), strength=(0.0, 1.0), where=("all",))
 

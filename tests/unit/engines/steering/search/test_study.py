@@ -10,7 +10,7 @@ from flatout.engines.steering.report.record import SCORE_NAMES
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.search.study import STATES, SearchStudy, open_study
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SPACE = Space(layers=(0, 1, 2, 3), methods=("lda", "pca"), strength=(0.0, 1.0), where=("all", "generated"))
 State = optuna.trial.TrialState

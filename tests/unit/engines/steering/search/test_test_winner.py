@@ -25,7 +25,7 @@ from flatout.engines.steering.settings import make_settings
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.vectors.fit_questions import fit_questions
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.steering import tiny_search, write_tiny
 
 BEST = Trial(number=0, layer=2, method="pca", strength=1.2, where="last-and-generated")

@@ -11,7 +11,7 @@ from flatout.engines.steering.trials.branches import BranchScorer
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import TokenBranch
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import FAMILIES, VOCABULARY, prompts_of, shared_model
 

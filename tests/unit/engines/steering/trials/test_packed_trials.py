@@ -12,7 +12,7 @@ from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import WHERE, Steering, Where
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.multiplex import prompts_of, reference_tokens, shared_model, tiny_model
 
 WIDTH, NEW = 48, 12

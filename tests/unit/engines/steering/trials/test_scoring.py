@@ -15,7 +15,7 @@ from flatout.engines.steering.trials.scoring import (
     choices_of,
     encode_prompts,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.multiplex import reference_tokens
 from tests.support.steering import model, questions, tokenizer, vectors
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatout.engines.steering.blocks import blocks_of
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import MODES, WHERE, Mode, Steering, Where
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from tests.support.multiplex import FAMILIES, prompts_of, reference_tokens, shared_model
 
 WIDTH = 48

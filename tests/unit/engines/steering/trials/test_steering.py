@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.steering.trials.steering import Steering, SteeringTables, Turn, turn
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import shared_model
 

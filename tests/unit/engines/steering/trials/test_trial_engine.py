@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.engines.steering.trials.trial_engine import AnswerPair
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def test_one_decisive_token_takes_one_branch() -> None:

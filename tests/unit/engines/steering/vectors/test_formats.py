@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from flatout.engines.steering.vectors.formats import directions_of, from_directions, read, write
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 VECTORS = SteeringVectors(
     values=torch.nn.functional.normalize(torch.arange(1.0, 9.0).view(2, 4), dim=1),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 # By version 0.19 of the package.
 WRITTEN_BY_GGUF = (

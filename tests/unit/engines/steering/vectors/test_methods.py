@@ -18,7 +18,7 @@ from flatout.engines.steering.vectors.methods import (
     pca_of_differences,
     principal_axes,
 )
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 SHAPES = [(3, 6, 20), (2, 40, 8)]  # layers, texts of a side, width
 

@@ -13,7 +13,7 @@ from flatout.engines.steering.settings import METHODS
 from flatout.engines.steering.tensor_files import save_tensors
 from flatout.engines.steering.vectors import steering_vectors as module
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, load, load_methods
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def activations(*, seed: int, shift: float, texts: int = 12, layers: tuple[int, ...] = (3, 7)) -> Activations:

@@ -18,7 +18,7 @@ from flatout.engines.steering.workers.placement import (
     list_gpus,
     place_replicas,
 )
-from flatout.errors import BadInput, BatchDoesNotFit
+from flatout.ground.errors import BadInput, BatchDoesNotFit
 from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 
 GIB = 2**30

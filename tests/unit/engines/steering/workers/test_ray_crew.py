@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.steering.workers.ray_crew import RayCrew, run_command
-from flatout.errors import MissingExtra
+from flatout.ground.errors import MissingExtra
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
@@ -22,7 +22,7 @@ ON_TWO_NODES = """
 import json, os, sys
 from ray.cluster_utils import Cluster
 from flatout.engines.steering.workers.ray_crew import RayCrew
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 folder, child = sys.argv[1:]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})

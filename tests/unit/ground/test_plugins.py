@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
-from flatout.plugins import load_plugins
+from flatout.ground.errors import BadInput
+from flatout.ground.plugins import load_plugins
 
 
 def install(folder: Path, entries: str) -> None:

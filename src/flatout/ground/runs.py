@@ -26,11 +26,10 @@ from typing import Literal
 
 import psutil
 
-from flatout.atomic_files import replace_whole
-from flatout.codec import WrongShape, decode
-from flatout.errors import BadInput, Interrupted
-from flatout.hardware.visible import VARIABLE
-from flatout.torchrun import read_launch
+from flatout.ground.atomic_files import replace_whole
+from flatout.ground.codec import WrongShape, decode
+from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.torchrun import read_launch
 
 RUN_VERSION = 1
 FORMAT = "flatout-run"
@@ -96,7 +95,7 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
         command=command,
         rank=launch.rank if launch.is_launched else None,
         world_size=launch.num_ranks if launch.is_launched else None,
-        visible_devices=os.environ.get(VARIABLE),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         kind=kind,
         launcher=os.getppid() if launch.is_launched else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.torchrun import Launch, read_launch
+from flatout.ground.torchrun import Launch, read_launch
 
 
 def test_without_a_launcher_a_process_is_the_first_of_one() -> None:

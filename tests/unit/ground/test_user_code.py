@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.errors import BadInput, FlatoutError, MissingExtra
-from flatout.user_code import calling, import_user_module
+from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
+from flatout.ground.user_code import calling, import_user_module
 
 
 def raised(what: str, code: str, path: Path) -> FlatoutError:

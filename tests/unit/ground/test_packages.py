@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flatout import packages
-from flatout.errors import NotFetched
+from flatout.ground import packages
+from flatout.ground.errors import NotFetched
 
 
 def tiny_package(folder: Path, **changes: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.units import (
+from flatout.ground.units import (
     UNKNOWN,
     show_bytes,
     show_joules,

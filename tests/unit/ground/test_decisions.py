@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flatout.decisions import Decision
+from flatout.ground.decisions import Decision
 
 
 def test_a_decision_reads_as_value_source_and_reason() -> None:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from flatout.codec import WrongShape, decode, encode
+from flatout.ground.codec import WrongShape, decode, encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from flatout.interrupts import Interrupts, Terminated
+from flatout.ground.interrupts import Interrupts, Terminated
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

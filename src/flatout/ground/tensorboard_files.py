@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.atomic_files import append_whole, open_to_append
-from flatout.errors import MissingExtra
+from flatout.ground.atomic_files import append_whole, open_to_append
+from flatout.ground.errors import MissingExtra
 
 WHEN_FULL = "free some space or take another folder"
 

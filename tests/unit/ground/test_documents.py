@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.documents import DocumentKind, read_document, write_document
-from flatout.errors import BadInput
+from flatout.ground.documents import DocumentKind, read_document, write_document
+from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

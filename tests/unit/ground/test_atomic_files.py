@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from flatout.atomic_files import PARTIAL, cut_torn_line, remove_leftovers, whole_folder, write_whole
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import PARTIAL, cut_torn_line, remove_leftovers, whole_folder, write_whole
+from flatout.ground.errors import BadInput
 
 # A writer that is killed with half of its bytes on the disk.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flatout import atomic_files
+from flatout.ground import atomic_files
 written = os.write
 def half(handle, content):
     written(handle, content[: len(content) // 2])
@@ -32,8 +32,8 @@ atomic_files.write_whole(Path(sys.argv[1]), b"x" * 1000)
 SMALL_DISK = """
 import sys
 from pathlib import Path
-from flatout.atomic_files import write_whole
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.errors import BadInput
 folder = Path(sys.argv[1])
 write_whole(folder / "first", b"a" * 400_000)
 try:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from flatout.errors import BadInput, FlatoutError, MissingExtra
+from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
 
 OPTIONAL = ("transformers", "peft", "lightning", "pytorch_lightning", "accelerate", "bitsandbytes")
 NEEDS_GPU = ("not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver", "no CUDA-capable")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput, Interrupted
-from flatout.runs import (
+from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.runs import (
     RUN_FILE,
     Run,
     create_run,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
-from flatout.errors import BadInput
+from flatout.ground.errors import BadInput
 
 
 def load_plugins(group: str) -> dict[str, Any]:

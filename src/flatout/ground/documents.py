@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatout.atomic_files import write_whole
-from flatout.codec import WrongShape, decode, encode
-from flatout.errors import BadInput
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput
 
 Shape = TypeVar("Shape")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flatout.errors import NotFetched
+from flatout.ground.errors import NotFetched
 
 OFFLINE = "on a machine without a network, copy {folder} from a machine that has it"
 

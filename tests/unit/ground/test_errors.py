@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from flatout import errors
-from flatout.errors import BadInput, FlatoutError, MissingExtra, import_extra, is_interrupt
+from flatout.ground import errors
+from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, import_extra, is_interrupt
 
 
 def tree(error: type[FlatoutError]) -> list[type[FlatoutError]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.errors import BadInput
-from flatout.tensorboard_files import EventFile
+from flatout.ground.errors import BadInput
+from flatout.ground.tensorboard_files import EventFile
 
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 

@@ -20,8 +20,8 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-from flatout.errors import BadInput
-from flatout.units import show_bytes
+from flatout.ground.errors import BadInput
+from flatout.ground.units import show_bytes
 
 PARTIAL = ".partial"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

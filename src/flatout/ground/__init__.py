@@ -1,0 +1,13 @@
+"""What every room stands on; nothing here imports another room, or torch.
+
+errors              the tree of errors, and the exit code of each
+units, decisions    numbers as people read them; a choice with its reason and its source
+codec, documents    dataclasses as JSON, and files that say what they are
+atomic_files        files that are there with all of their content, or not at all
+runs                `.flatout/runs`: the home of every run, its header, and how it is found again
+torchrun            what a launcher says by environment variables
+interrupts          Ctrl-C and SIGTERM, at moments when a run is whole
+user_code, plugins  functions and modules that users name; what other packages add by entry points
+packages            optional packages, and models and data that packages carry
+tensorboard_files   curves for TensorBoard, written without TensorBoard
+"""
