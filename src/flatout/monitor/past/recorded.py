@@ -18,8 +18,8 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, RunState, read_run, state_of
 from flatout.monitor.past.history import GRAINS, read_end, read_tier, replay
 from flatout.monitor.sample import Sample, merge
-from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, QUESTIONS, stepping
-from flatout.monitor.verdicts.window import Verdict, Window
+from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, judge, stepping
+from flatout.monitor.verdicts.window import Verdict
 
 NUM_STRETCHES = 60
 POINTS_PER_STRETCH = 5
@@ -119,5 +119,5 @@ def _verdict(samples: Sequence[Sample]) -> Verdict | None:
     samples = stepping(samples)
     if len(samples) < ENOUGH_SAMPLES:
         return None
-    window = Window(samples=samples, mean=merge(samples))
-    return next((answer for question in QUESTIONS if (answer := question(window)) is not None), None)
+    first = judge(samples)[0]
+    return None if first.bound == "unknown" else first

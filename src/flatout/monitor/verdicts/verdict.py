@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+from flatout.ground.units import show_bytes, show_ratio, show_seconds, show_share
 from flatout.monitor.sample import GpuSample, Sample, merge
 from flatout.monitor.verdicts.alarms import is_held_down, memory_runs_out, stands_still
 from flatout.monitor.verdicts.window import Verdict, Window
@@ -51,7 +51,12 @@ def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     last = recent[-1].job
     if last is not None and last.state in ("ended", "died"):
         return (_unknown(f"the job has {last.state}", action="flatout report shows the whole run"),)
-    window = Window(samples=recent, mean=merge(recent))
+    return judge(recent)
+
+
+def judge(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
+    """Ask every question about a stretch of samples of any length, live or past."""
+    window = Window(samples=tuple(samples), mean=merge(samples))
     found = [answer for question in QUESTIONS if (answer := question(window)) is not None]
     return tuple(found) or (_unknown_of(window),)
 
@@ -188,10 +193,10 @@ def _healthy(window: Window) -> Verdict | None:
         return None
     evidence: tuple[str, ...] = (f"{show_share(waited[0])} of the step is a wait for data",)
     if gpu is None:
-        if window.mean.gpus or _stands_idle(window):
+        cores = _own_cores(window)
+        if window.mean.gpus or cores is None or cores < COMPUTING_CORES:
             return None
-        if _busy_cores(window) is not None:
-            evidence += (_show_cores(window),)
+        evidence += (_show_cores(window),)
         return Verdict(
             bound="compute",
             sentence=f"the CPU computes for {show_share(1 - waited[0])} of the step",
@@ -222,27 +227,20 @@ def _healthy(window: Window) -> Verdict | None:
     )
 
 
-def _busy_cores(window: Window) -> float | None:
-    """Return the cores that the job keeps busy, or at most: those of all processes."""
+def _own_cores(window: Window) -> float | None:
+    """Return the cores that the job's own processes keep busy; those of the host may be anybody's."""
     own = [process.cpu_cores for process in window.mean.processes if process.of_job]
     known = [cores for cores in own if cores is not None]
-    host = window.mean.host
-    if known:
-        return sum(known)
-    return None if host.cpu_share is None or host.cores is None else host.cpu_share * host.cores
+    return sum(known) if known else None
 
 
 def _show_cores(window: Window) -> str:
-    cores, share = _busy_cores(window), window.mean.host.cpu_share
-    shown = f"it keeps at most {UNKNOWN if cores is None else f'{cores:.2g}'} cores busy"
+    cores, share = _own_cores(window), window.mean.host.cpu_share
+    shown = (
+        "how many cores it keeps busy is not known" if cores is None else f"it keeps {cores:.2g} cores busy"
+    )
     is_crowded = share is not None and share > CROWDED_SHARE
     return f"{shown}; all processes together take {show_share(share)} of the CPU" if is_crowded else shown
-
-
-def _stands_idle(window: Window) -> bool:
-    """Whether the loop does nothing, or waits for something other than its loader."""
-    cores = _busy_cores(window)
-    return cores is not None and cores < COMPUTING_CORES
 
 
 QUESTIONS: tuple[Callable[[Window], Verdict | None], ...] = (

@@ -20,6 +20,7 @@ import bisect
 import itertools
 import json
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 from flatout.ground.codec import encode, rounded
 from flatout.measure import PHASES
 from flatout.monitor.sample import Sample, lean, merge
-from flatout.monitor.verdicts.verdict import verdicts
+from flatout.monitor.verdicts.verdict import WINDOW_S, verdicts
 from flatout.monitor.verdicts.window import Verdict
 
 DIGITS = 5
@@ -61,9 +62,11 @@ class RunStream:
         self.key = key
         self.latest: Sample | None = None
         self._past = Past()
+        self._window: deque[Sample] = deque()  # as the terminal judges it: with the processes of the job
         self._count = 0
         self._verdicts: tuple[Verdict, ...] = ()
         self._judged_s: float | None = None
+        self._judged_state: str | None = None
         self._event: bytes | None = None
         self._whole: bytes | None = None
         self.extend(samples)
@@ -71,6 +74,9 @@ class RunStream:
     def extend(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             self._past.add(sample)
+            self._window.append(sample)
+            while sample.time_s - self._window[0].time_s > WINDOW_S:
+                self._window.popleft()
             self.latest = sample
             self._count += 1
             self._event = self._whole = None
@@ -116,9 +122,10 @@ class RunStream:
 
     def _judged(self) -> tuple[Verdict, ...]:
         assert self.latest is not None
-        now_s = self.latest.time_s
-        if self._judged_s is None or not 0.0 <= now_s - self._judged_s < VERDICT_EVERY_S:
-            self._verdicts, self._judged_s = verdicts(self._past.samples), now_s
+        now_s, state = self.latest.time_s, None if self.latest.job is None else self.latest.job.state
+        is_fresh = self._judged_s is not None and 0.0 <= now_s - self._judged_s < VERDICT_EVERY_S
+        if not is_fresh or state != self._judged_state:
+            self._verdicts, self._judged_s, self._judged_state = verdicts(self._window), now_s, state
         return self._verdicts
 
 

@@ -12,7 +12,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, create_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.past.recorded import NUM_STRETCHES, POINTS_PER_STRETCH, read_recorded
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import ProcessSample, Sample
 from tests.support.monitor import START_S, kept_run, story
 
 
@@ -39,7 +39,8 @@ def test_a_long_run_is_read_from_its_minutes_and_keeps_its_last_seconds(tmp_path
     run = Run(name="long", pid=1, process_started_s=1.0, started_s=START_S)
     folder = create_run(run, tmp_path)
     writer = HistoryWriter(folder)
-    one = story(seconds=2, gpus=False)[1]
+    own = ProcessSample(pid=1, of_job=True, cpu_cores=1.0)
+    one = replace(story(seconds=2, gpus=False)[1], processes=(own,))
     assert one.job is not None
     hours, every_s = 12, 30.0
     num = int(hours * 3600 / every_s)

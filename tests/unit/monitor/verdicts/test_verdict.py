@@ -3,16 +3,22 @@ a healthy run; and what must not be concluded."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flatout.doctor.rule import all_rules
-from flatout.monitor.sample import HostSample, ProcessSample, Sample
+from flatout.monitor.past.recorded import read_recorded
+from flatout.monitor.past.summary import summarise
+from flatout.monitor.sample import HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.verdicts import alarms
 from flatout.monitor.verdicts import verdict as verdicts_module
 from flatout.monitor.verdicts.verdict import verdict, verdicts
+from flatout.monitor.web.run_stream import RunStream
+from tests.support.monitor import START_S, kept_run
 from tests.support.monitor_played import GIB, Played, PlayedJob, played_gpu, set_memory
 
 
@@ -289,6 +295,38 @@ def test_a_job_on_a_cpu_is_bound_by_its_data_or_by_its_work(played: Played) -> N
     )
     assert busy.bound == "compute" and "1.9 cores" in " ".join(busy.evidence)
     assert idle.bound == "unknown" and "0.07 cores" in idle.sentence  # it sleeps, whatever it waits for
+
+
+@pytest.mark.parametrize(("cores", "wait"), [(0.04, 0.01), (1.9, 0.01), (0.04, 0.6)])
+def test_terminal_page_and_report_say_the_same_on_a_host_that_others_keep_busy(
+    tmp_path: Path, cores: float, wait: float
+) -> None:
+    job = JobSample(pid=1, steps=1, step_s=0.1, phases={"wait": wait, "rest": 1 - wait})
+    samples = [
+        Sample(
+            time_s=START_S + second,
+            span_s=1.0,
+            host=HostSample(cpu_share=0.99, cores=8.0),
+            processes=(ProcessSample(pid=1, of_job=True, cpu_cores=cores),),
+            job=replace(job, steps=second + 1),
+        )
+        for second in range(60)
+    ]
+    terminal = verdict(samples)
+    assert terminal.bound == ("data" if wait > 0.5 else "compute" if cores > 1 else "unknown")
+    sent = RunStream("r", samples).whole().decode().split("data: ", 1)[1]
+    assert json.loads(sent)["verdicts"][0]["sentence"] == terminal.sentence
+    summary = summarise(read_recorded(kept_run(tmp_path, samples)))
+    reported = [each.sentence for each in summary.bounds]
+    assert reported == ([] if terminal.bound == "unknown" else [terminal.sentence])
+
+
+def test_the_cpu_of_others_is_not_booked_to_a_job_whose_own_is_not_known() -> None:
+    job = JobSample(pid=1, steps=1, phases={"wait": 0.01, "rest": 0.99})
+    host = HostSample(cpu_share=0.99, cores=8.0)
+    found = verdict([Sample(time_s=START_S + second, span_s=1.0, host=host, job=job) for second in range(9)])
+    assert found.bound == "unknown"
+    assert "how many cores it keeps busy is not known" in found.sentence
 
 
 def test_an_ended_job_has_no_bound(played: Played) -> None:
