@@ -9,6 +9,7 @@ Each part is drawn from a seed of its own name, so that adding a task changes no
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from flatout.engines.adapters.tasks import (
 )
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import end_id_of
-from flatout.engines.adapters.tasks.rows import SPLITS
+from flatout.engines.adapters.tasks.rows import SPLITS, choose_some
 from flatout.engines.adapters.training.checkpoint import BEST, PhaseCheckpoint
 from flatout.engines.run import models
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
@@ -45,6 +46,7 @@ from flatout.engines.run.ranks import Ranks
 from flatout.ground.errors import BadInput
 
 DEFAULT_TARGET_LENGTH = 64  # of a task that writes and does not say how much
+MOST_SHOWN = 5  # classes in one line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +68,20 @@ class TaskSplit:
     examples: list[Example]
     records: list[Record]
 
-    def first(self, number: int | None) -> TaskSplit:
-        return TaskSplit(examples=self.examples[:number], records=self.records[:number])
+    def some(self, number: int | None, *, task: AdapterTask) -> TaskSplit:
+        """`number` of the examples, numbered anew; all of them for None.
+
+        A hash of the input chooses, so a file may be sorted: its first rows could all be of one class.
+        """
+        if number is None:
+            return self
+        chosen = choose_some(
+            self.examples, number, key=lambda example: task.input_of(self.records[example.index])
+        )
+        return TaskSplit(
+            examples=[dataclasses.replace(example, index=place) for place, example in enumerate(chosen)],
+            records=[self.records[example.index] for example in chosen],
+        )
 
 
 class AdapterAssembly:
@@ -133,10 +147,27 @@ class AdapterAssembly:
         return found
 
     def rows(self, name: str, split: str, *, number: int | None = None) -> TaskSplit:
-        """A split of a task as numbers, made once; training rows with nothing to learn are left out."""
+        """A split of a task as numbers, made once; training rows with nothing to learn are left out.
+
+        Where only a `number` of rows is asked for, they are the same on every rank and after a resume.
+        """
         if (name, split) not in self._rows:
             self._rows[name, split] = self._encode(name, split)
-        return self._rows[name, split].first(number)
+        return self._rows[name, split].some(number, task=self.parts[name].task)
+
+    def missing_classes(self, name: str, split: str, *, number: int | None = None) -> str | None:
+        """Say which classes training has and the rows of a score lack; None where it lacks none."""
+        task = self.parts[name].task
+        scored = self.rows(name, split, number=number).records
+        judged = {task.class_of(record) for record in scored}
+        trained = {task.class_of(record) for record in self.splits[name].train} - {None}
+        if not (lacking := sorted(map(str, trained - judged))):
+            return None
+        shown = ", ".join(lacking[:MOST_SHOWN]) + (", ..." if len(lacking) > MOST_SHOWN else "")
+        return (
+            f"{name}: the {split} rows that are scored ({len(scored)}) lack {len(lacking)} of "
+            f"{len(trained)} classes of its training rows ({shown}); score more rows"
+        )
 
     def _encode(self, name: str, split: str) -> TaskSplit:
         part, records = self.parts[name], getattr(self.splits[name], split)

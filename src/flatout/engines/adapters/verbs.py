@@ -250,7 +250,11 @@ def _score(settings: AdaptSettings, *, rows: int | None, split: str, on_progress
                 features=assembly.features(chosen.examples) if routed else None,
             )
         on_progress(f"{settings.out}: {sum(len(each.examples) for each in subjects.values())} {split} rows")
-        return score_routings(
+        missing = [assembly.missing_classes(name, split, number=number) for name in subjects]
+        notes = tuple(f"{note}." for note in missing if note is not None)
+        for note in notes:
+            on_progress(note)
+        found = score_routings(
             subjects,
             encoder=assembly.encoder,
             tokenizer=assembly.tokenizer,
@@ -261,6 +265,7 @@ def _score(settings: AdaptSettings, *, rows: int | None, split: str, on_progress
             split=split,
             routings=("oracle",) if settings.heads_only else ROUTINGS,
         )
+        return dataclasses.replace(found, notes=found.notes + notes)
 
 
 def _read_report(settings: AdaptSettings, *, device: str | None) -> RunReport:

@@ -69,6 +69,58 @@ def test_rows_are_numbers_made_once(assembly: Any) -> None:
     assert not inputs["train"] & inputs["validation"] and not inputs["train"] & inputs["test"]
 
 
+def sorted_by_class(path: Path, *, num_rows: int = 400) -> dict[str, Any]:
+    """A file with all negative rows before all positive ones, as the data of a task."""
+    labels = ["negative"] * (num_rows // 2) + ["positive"] * (num_rows // 2)
+    lines = [{"text": f"film {number} is here", "label": label} for number, label in enumerate(labels)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return {"sentiment": {"rank": 2, "data": {"path": str(path)}}}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_some_rows_of_a_sorted_file_have_every_class(model: Path, tmp_path: Path, split: str) -> None:
+    with opened(model, tmp_path, tasks=sorted_by_class(tmp_path / "rows.jsonl")) as made:
+        whole, some = made.rows("sentiment", split), made.rows("sentiment", split, number=16)
+        assert len(whole.records) > len(some.records) == 16
+        labels = [record["label"] for record in some.records]
+        assert min(labels.count("negative"), labels.count("positive")) >= 4
+        places = [whole.records.index(record) for record in some.records]
+        assert places == sorted(places)
+        assert [example.index for example in some.examples] == list(range(16))
+        assert all(
+            example.ids is whole.examples[place].ids
+            for example, place in zip(some.examples, places, strict=True)
+        )
+
+
+def test_some_rows_stay_when_a_file_is_reordered_or_grows(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    tasks = sorted_by_class(path)
+
+    def chosen() -> set[str]:
+        with opened(model, tmp_path, tasks=tasks) as made:
+            return {record["text"] for record in made.rows("sentiment", "test", number=16).records}
+
+    before, lines = chosen(), path.read_text().splitlines(keepends=True)
+    path.write_text("".join(reversed(lines)))
+    assert chosen() == before
+    added = json.dumps({"text": "a film that nobody saw", "label": "positive"}) + "\n"
+    path.write_text("".join([added, *lines]))
+    assert len(chosen() & before) >= 15
+
+
+def test_a_class_that_is_trained_and_not_judged_is_said(model: Path, tmp_path: Path) -> None:
+    with opened(model, tmp_path, tasks=sorted_by_class(tmp_path / "rows.jsonl")) as made:
+        assert made.missing_classes("sentiment", "test") is None
+        (record,) = made.rows("sentiment", "test", number=1).records
+        lacking = {"negative": "positive", "positive": "negative"}[record["label"]]
+        said = made.missing_classes("sentiment", "test", number=1)
+        assert said == (
+            "sentiment: the test rows that are scored (1) lack 1 of 2 classes of its training rows "
+            f"({lacking}); score more rows"
+        )
+
+
 def test_a_loss_is_of_its_own_task(assembly: Any) -> None:
     batch = assembly.parts["sentiment"].task.collate(
         assembly.rows("sentiment", "train").examples[:2], adapter=0, pad_id=assembly.pad_id

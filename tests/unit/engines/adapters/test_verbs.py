@@ -343,3 +343,45 @@ def test_why_an_adapter_left_is_in_the_log_the_status_and_the_report(
     assert (progress.done, progress.left_because) == (20, "its loss is not a number")
     _, page = verbs.evaluate(out)
     assert f"phase1: {said}." in page.read_text(encoding="utf-8")
+
+
+def test_a_scored_part_without_a_class_is_said_by_the_run_and_on_its_page(
+    model: Path, tmp_path: Path
+) -> None:
+    labels = ["negative"] * 45 + ["positive"] * 45
+    for name, first in (("train", 0), ("validation", 500), ("test", 900)):
+        rows = [{"text": f"film {first + number}", "label": label} for number, label in enumerate(labels)]
+        given = rows if name == "train" else rows[:45]  # a file of the user's is taken as it is
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in given))
+    settings = tiny_settings(model, tmp_path / "run")
+    settings["tasks"]["sentiment"] = {"rank": 2, "data": {"path": str(tmp_path)}}
+    said: list[str] = []
+    with pytest.raises(Interrupted):
+        verbs.train(settings, phases=("phase1",), on_progress=said.append, on_line=interrupting("phase1 3/"))
+    verbs.train(settings, phases=("phase1",), resume=True, on_progress=said.append)
+    note = "rows that are scored (8) lack 1 of 2 classes of its training rows (positive); score more rows"
+    assert said.count(f"sentiment: the validation {note}") == 1
+    found, page = verbs.evaluate(tmp_path / "run", rows=8, on_progress=said.append)
+    assert found.notes == (f"sentiment: the test {note}.",) and found.notes[0] in said
+    shown = page.read_text(encoding="utf-8")
+    assert f"phase1: sentiment: the validation {note}." in shown and found.notes[0] in shown
+
+
+@pytest.mark.parametrize("num_validation", [8, 9])
+def test_a_phase_that_was_judged_on_first_rows_resumes_only_if_those_are_all(
+    model: Path, tmp_path: Path, num_validation: int
+) -> None:
+    settings = tiny_settings(model, tmp_path / "run")
+    settings["tasks"]["sentiment"]["data"]["num_validation"] = num_validation
+    with pytest.raises(Interrupted):
+        verbs.train(settings, phases=("phase1",), on_line=interrupting("phase1 3/"))
+    found = checkpoints_of(tmp_path / "run", "phase1").latest()
+    assert found is not None and found.state.version == 2
+    small = found.path / "state.json"
+    small.write_text(json.dumps({**json.loads(small.read_text()), "version": 1}))
+    if num_validation == 8:
+        assert verbs.train(settings, phases=("phase1",), resume=True).status.phases[0].finished
+        return
+    with pytest.raises(BadInput, match=r"judged on the first 8 of 9 validation rows of sentiment.*--out"):
+        verbs.train(settings, phases=("phase1",), resume=True)
+    assert verbs.evaluate(tmp_path / "run")[0].num_rows["sentiment"] == 4

@@ -72,6 +72,9 @@ class Sentiment(AdapterTask):
             raise BadInput(f"'label' is {row.get('label')!r}", hint=f"known: {', '.join(WRITTEN)}")
         return {**record, "label": LABELS[WRITTEN[given]]}
 
+    def class_of(self, record: Record) -> str | None:
+        return str(record["label"])
+
     def read(self, path: Path) -> list[Record]:
         return _read_zip(path) if path.suffix == ".zip" else super().read(path)
 

@@ -155,6 +155,10 @@ class AdapterTask(ABC):
         """What is asked: records that ask the same are the same."""
         return "\n".join(str(record[name]) for name in self.inputs)
 
+    def class_of(self, record: Record) -> str | None:
+        """The class of an answered record; None for a task that has no classes."""
+        return None
+
     def group_of(self, record: Record) -> str:
         """What must stay in one split when a single file is divided."""
         return self.input_of(record)

@@ -19,6 +19,7 @@ from flatout.engines.run.checkpoints import Checkpoint, Checkpoints
 
 PHASES = ("phase1", "phase2", "phase3")
 TRAINING, BEST = "training", "best"
+VERSION = CHOSEN_BY_HASH = 2  # version 1 was judged on the first rows of a split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +64,7 @@ class PhaseState:
     extra: dict[str, Any] = field(default_factory=dict)  # what the optimizers keep beside tensors
     elapsed_s: float = 0.0
     format: str = FORMAT
-    version: int = 1
+    version: int = VERSION
 
 
 PhaseCheckpoint = Checkpoint[PhaseState]
@@ -71,4 +72,4 @@ PhaseCheckpoint = Checkpoint[PhaseState]
 
 def checkpoints_of(out: Path, phase: str) -> Checkpoints[PhaseState]:
     """The checkpoints of one phase of a run."""
-    return Checkpoints(out / phase, counter="step", state=PhaseState, extra="adapters")
+    return Checkpoints(out / phase, counter="step", state=PhaseState, extra="adapters", version=VERSION)

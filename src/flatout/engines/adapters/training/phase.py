@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from flatout.engines.adapters.assembly import AdapterAssembly, seed_of, weights_
 from flatout.engines.adapters.settings import check_resume
 from flatout.engines.adapters.training.checkpoint import (
     BEST,
+    CHOSEN_BY_HASH,
     TRAINING,
     BestSoFar,
     PhaseCheckpoint,
@@ -106,6 +107,8 @@ class PhaseRun:
         state, assembly = found.state, self.assembly
         assembly.check(found)
         check_resume(state.config, assembly.settings, phase=self.phase)
+        if state.version < CHOSEN_BY_HASH:
+            self._check_all_judged(found)
         if (note := thread_note(state.threads, on_cpu=assembly.device.type == "cpu")) is not None:
             self.on_progress(note)
         assembly.load_weights(weights_under(found.tensors(TRAINING), "weights"))
@@ -113,6 +116,17 @@ class PhaseRun:
         self.step, self.progress, self._elapsed_s = state.step, dict(state.progress), state.elapsed_s
         self._kept_at = state.step
         self.on_progress(f"{self.phase}: going on after step {state.step} of {self.steps}")
+
+    def _check_all_judged(self, found: PhaseCheckpoint) -> None:
+        """BadInput where a phase was judged on its first rows: scores on other rows do not compare."""
+        rows = getattr(getattr(self.assembly.settings, self.phase), "validate_rows", None)
+        for name, splits in self.assembly.splits.items():
+            if rows is not None and len(splits.validation) > rows:
+                raise BadInput(
+                    f"{found.path} was judged on the first {rows} of {len(splits.validation)} "
+                    f"validation rows of {name}, and a hash chooses them here",
+                    hint=f"start {self.phase} again in another --out",
+                )
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What `training_state` gave when the checkpoint was saved."""
@@ -150,6 +164,12 @@ class PhaseRun:
         """Report what happened at once, and in the report at the end of this step."""
         self.on_progress(note)
         self._notes.append(note)
+
+    def tell_at_first(self, notes: Sequence[str]) -> None:
+        """Tell what holds for the whole phase; one that resumes has told it."""
+        if self.found is None:
+            for note in notes:
+                self.tell(note)
 
     def keep_best(self, weights: Mapping[str, Tensor]) -> None:
         self.best |= _copies(weights)

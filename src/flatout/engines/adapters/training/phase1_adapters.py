@@ -36,6 +36,7 @@ def train_adapters(run: PhaseRun) -> None:
     tokens = {name: part.settings.tokens or settings.tokens for name, part in assembly.parts.items()}
     batches = training_batches(assembly, tokens=tokens, num_buckets=settings.buckets)
     validation = Validation(assembly, rows=settings.validate_rows)
+    run.tell_at_first(validation.notes)
     optimizer = make_optimizer(assembly)
     step = FusedStep(
         assembly.encoder,

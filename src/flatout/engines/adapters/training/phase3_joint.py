@@ -49,6 +49,7 @@ def train_jointly(run: PhaseRun) -> None:
     check_share(assembly, phase.accumulate, phase=run.phase)
     step = JointStep(run)
     validation = Validation(assembly, rows=phase.validate_rows)
+    run.tell_at_first(validation.notes)
     held_out = {name: assembly.features(validation.rows[name].examples) for name in assembly.names}
     if run.found is not None:
         step.optimizer.load_state(*run.optimizer_state())

@@ -39,6 +39,8 @@ class Validation:
         self.rows: dict[str, TaskSplit] = {
             name: assembly.rows(name, "validation", number=rows) for name in assembly.names
         }
+        missing = (assembly.missing_classes(name, "validation", number=rows) for name in assembly.names)
+        self.notes = [note for note in missing if note is not None]
         self._batches: dict[str, list[TaskBatch]] = {
             name: list(
                 evaluation_batches(

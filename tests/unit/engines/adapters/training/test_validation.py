@@ -19,7 +19,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         torch.manual_seed(0)
         for number, spec in enumerate(made.bank.specs):  # rows beyond an adapter's rank stay zero
             rows = made.bank.factors[number, : spec.rank]
-            rows.add_(0.05 * torch.randn_like(rows))
+            rows.add_(0.2 * torch.randn_like(rows))
         yield made
 
 
