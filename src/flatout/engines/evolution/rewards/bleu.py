@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.engines.evolution.rewards.kinds import Row
+from flatout.engines.evolution.rewards.kinds import Row, expected_text
 from flatout.ground.errors import BadInput, import_extra
 
 MAX_ORDER = 4
@@ -28,26 +28,33 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bleu:
-    """Sentence BLEU against `answer[field]`, from 0 to 1, smoothed as sacrebleu does by default."""
+    """Sentence BLEU against a text of the answer, from 0 to 1, smoothed as sacrebleu does by default."""
 
-    field: str = "target"
+    field: str | None = None  # None: the only one, or target
     tokenize: str = "13a"
     lowercase: bool = False
 
     def __post_init__(self) -> None:
         _metric(self.tokenize, self.lowercase)
 
+    def check_answer(self, answer: Mapping[str, str]) -> None:
+        """See `RewardOfAnswers`."""
+        self._reference(answer)
+
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         metric = _metric(self.tokenize, self.lowercase)
-        return float(metric.sentence_score(completion, [answer[self.field]]).score) / 100
+        return float(metric.sentence_score(completion, [self._reference(answer)]).score) / 100
 
     def score_rows(self, rows: list[Row]) -> list[float]:
         """The scores of many rows, each as a call would give it."""
-        pairs = [(completion, answer[self.field]) for completion, answer in rows]
+        pairs = [(completion, self._reference(answer)) for completion, answer in rows]
         # Early populations repeat themselves: what was said twice is scored once.
         place_of = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
         shares = self._shares(list(place_of))
         return [float(shares[place_of[pair]]) for pair in pairs]
+
+    def _reference(self, answer: Mapping[str, str]) -> str:
+        return expected_text(answer, self.field, usual="target")
 
     def _shares(self, pairs: list[tuple[str, str]]) -> NDArray[np.float64]:
         references = {text: place for place, text in enumerate(dict.fromkeys(ref for _, ref in pairs))}

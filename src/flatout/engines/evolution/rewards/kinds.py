@@ -48,6 +48,14 @@ class Reward(Protocol):
 
 
 @runtime_checkable
+class RewardOfAnswers(Reward, Protocol):
+    """A reward that can say before a run that an answer is of no use to it."""
+
+    def check_answer(self, answer: Mapping[str, str]) -> None:
+        """BadInput where no completion could be scored by `answer`."""
+
+
+@runtime_checkable
 class RewardOfRows(Reward, Protocol):
     """A reward that scores many rows faster together than one by one."""
 
@@ -59,16 +67,38 @@ def is_cheap(reward: Reward) -> bool:
     return getattr(reward, "cheap", False) is True
 
 
+def expected_text(answer: Mapping[str, str], field: str | None, *, usual: str = "answer") -> str:
+    """The text that a completion is compared with: `field`, else the only one, else the usual one."""
+    if field is None:
+        field = next(iter(answer)) if len(answer) == 1 else usual
+    if field not in answer:
+        raise BadInput(
+            f"the answer has no {field!r} to compare with: it has {', '.join(answer) or 'nothing'}",
+            hint="take another reward, or one that names its field",
+        )
+    return answer[field]
+
+
+def check_answer(reward: Reward, answer: Mapping[str, str]) -> None:
+    """BadInput where a reward knows that no completion could be scored by `answer`."""
+    if isinstance(reward, RewardOfAnswers):
+        reward.check_answer(answer)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactMatch:
     """1 where the completion is the expected text, spaces around both aside."""
 
-    field: str = "answer"
+    field: str | None = None  # None: see `expected_text`
     ignore_case: bool = False
     cheap: ClassVar[bool] = True
 
+    def check_answer(self, answer: Mapping[str, str]) -> None:
+        """See `RewardOfAnswers`."""
+        expected_text(answer, self.field)
+
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
-        given, expected = completion.strip(), answer[self.field].strip()
+        given, expected = completion.strip(), expected_text(answer, self.field).strip()
         if self.ignore_case:
             given, expected = given.casefold(), expected.casefold()
         return float(given == expected)
@@ -81,13 +111,17 @@ class NumericAnswer:
     `tolerance` is relative to the expected value, and absolute below 1.
     """
 
-    field: str = "answer"
+    field: str | None = None  # None: see `expected_text`
     take: Take = "last"
     tolerance: float = 1e-6
     cheap: ClassVar[bool] = True
 
+    def check_answer(self, answer: Mapping[str, str]) -> None:
+        """See `RewardOfAnswers`."""
+        _expected_number(expected_text(answer, self.field))
+
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
-        expected = _expected_number(answer[self.field])
+        expected = _expected_number(expected_text(answer, self.field))
         given = answer_in(completion, take=self.take)
         if given is None or given == expected:
             return float(given is not None)
@@ -98,7 +132,7 @@ class NumericAnswer:
 def _expected_number(text: str) -> Fraction:
     number = answer_in(text)
     if number is None:
-        raise BadInput(f"the expected answer {text!r} holds no number")
+        raise BadInput(f"the expected answer {text[-40:]!r} holds no number", hint="take another reward")
     return number
 
 

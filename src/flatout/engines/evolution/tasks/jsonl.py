@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flatout.engines.evolution.rewards.kinds import Reward
+from flatout.engines.evolution.rewards.kinds import Reward, check_answer
 from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts, split_of
 from flatout.engines.run.json_lines import read_rows
 from flatout.ground.errors import BadInput
@@ -65,7 +65,9 @@ class FileTask:
         asked = self.fields[0]
         # Other braces of a template stay as they are.
         text = self.template.replace(f"{{{asked}}}", fields[asked])
-        return Prompt(text=text, answer=self.answer(fields), key=f"{self.name} {_short(fields[asked])}")
+        answer = self.answer(fields)
+        check_answer(self.reward, answer)
+        return Prompt(text=text, answer=answer, key=f"{self.name} {_short(fields[asked])}")
 
 
 def read_splits(

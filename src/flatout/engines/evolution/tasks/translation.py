@@ -21,6 +21,10 @@ class FirstLineBleu:
 
     bleu: Bleu = field(default_factory=Bleu)
 
+    def check_answer(self, answer: Mapping[str, str]) -> None:
+        """See `RewardOfAnswers`."""
+        self.bleu.check_answer(answer)
+
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         return self.bleu(_first_line(completion), answer)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.engines.evolution import fitness
+from flatout.engines.evolution.rewards.kinds import check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.training import models, schedule
 from flatout.ground.errors import BadInput
@@ -69,7 +70,10 @@ class Answers:
         )
         self.max_tokens = 0 if saved is None else saved.max_tokens
         self._held_out_ids = self._encoded(self._held_out)
-        self._encoded(self._prompts(epoch=0, count=settings.prompts))
+        first = self._prompts(epoch=0, count=settings.prompts)
+        self._encoded(first)
+        for prompt in (*self._held_out, *first):
+            check_answer(task.reward, prompt.answer)
         self.schedule = self._make_schedule(saved)
         self._pool = RewardPool(
             task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s

@@ -22,6 +22,8 @@ from flatout.engines.evolution.rewards.kinds import (
     RewardOfRows,
     _value,
     answer_in,
+    check_answer,
+    expected_text,
     is_cheap,
     number_in,
     reward_named,
@@ -210,3 +212,13 @@ def test_nothing_is_missed_between_candidates(text: str) -> None:
 def test_a_long_run_of_digits_has_no_value() -> None:
     assert number_in("9" * 100_000) is None
     assert number_in("5 and 1/" + "9" * 100_000) == 5
+
+
+def test_the_expected_text_is_the_named_the_usual_or_the_only_one() -> None:
+    assert expected_text({"target": "two"}, None) == "two"
+    assert expected_text({"answer": "2", "level": "easy"}, None) == "2"
+    assert expected_text({"answer": "2", "level": "easy"}, "level") == "easy"
+    for answer, field in (({"target": "two"}, "answer"), ({"numbers": "1", "target": "2"}, None), ({}, None)):
+        with pytest.raises(BadInput, match="the answer has no 'answer' to compare with"):
+            check_answer(ExactMatch(field=field), answer)
+    check_answer(FormatMatch(pattern="x"), {})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.evolution.rewards.kinds import RewardOfRows
-from flatout.engines.evolution.tasks import EvolutionTask
+from flatout.engines.evolution.tasks import EvolutionTask, find_task
 from flatout.engines.evolution.tasks.translation import FirstLineBleu, SentenceTranslation
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
@@ -54,3 +54,21 @@ def test_bad_lines_are_named(tmp_path: Path) -> None:
     path.write_text('{"source": "x", "target": null}\n')
     with pytest.raises(BadInput, match=r"bad\.jsonl:1: 'target' is None"):
         SentenceTranslation(path=path)
+
+
+@pytest.mark.parametrize("reward", ["exact", "numeric", "bleu"])
+def test_every_reward_by_name_reads_the_reference(reward: str, file: Path) -> None:
+    task = find_task(file, reward=reward)
+    prompt = task.prompts("train", epoch=0, count=1, seed=0)[0]
+    assert task.reward(prompt.answer["target"], prompt.answer) == pytest.approx(1.0)
+    assert task.reward("Nothing of it.", prompt.answer) < 0.1
+
+
+def test_a_reference_that_the_reward_cannot_use_is_named_before_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "words.jsonl"
+    path.write_text('{"source": "eins", "target": "1"}\n{"source": "zwei", "target": "two"}\n')
+    with pytest.raises(
+        BadInput, match=r"words\.jsonl:2: the expected answer 'two' holds no number"
+    ) as caught:
+        find_task(path, reward="numeric")
+    assert "\n" not in str(caught.value)

@@ -148,6 +148,15 @@ def rewarded(folder: Path, reward: str) -> dict[str, Any]:
     )
 
 
+def test_a_reward_by_name_scores_a_file_of_sources_and_targets(tmp_path: Path) -> None:
+    path, seen = tmp_path / "numbers.jsonl", []
+    path.write_text("".join(json.dumps({"source": f"{n}", "target": f"{n}"}) + "\n" for n in range(40)))
+    for reward in ("exact", "numeric", "bleu"):
+        settings = {**rewarded(tmp_path, reward), "out": str(tmp_path / reward), "task": str(path)}
+        evolve(settings, on_event=seen.append)
+        assert seen[-1].failed_rows == 0
+
+
 def test_a_reward_that_raises_costs_its_rows_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
