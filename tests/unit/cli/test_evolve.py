@@ -48,7 +48,14 @@ def test_a_run_is_told_on_stderr_and_answered_on_stdout(model: Path, tmp_path: P
     assert (document["format"], document["epochs"]) == ("flatout-evolution", 3)
     assert document["last"]["epoch"] == 3
     log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
-    assert len(log) == 1 + 4
+    assert [json.loads(line).get("settings", {}).get("epochs") for line in log] == [
+        2,
+        None,
+        None,
+        None,
+        3,
+        None,
+    ]
 
 
 def test_flags_win_over_the_file_and_set_over_flags(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ cannot write one log, and whoever finds no lock knows that the run has ended.  A
 steps a second time; they stand twice in the file, and whoever reads takes the later.  What is not known is
 null.
 
-The first line says what the file is: {"format": "flatout-evolution-log", "version": 1, "settings": {...}}.
+The first line is a header that says what the file is: {"format": "flatout-evolution-log", "version": 1,
+"settings": {...}}.  A run that resumes with other settings writes another header, for the lines behind it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.tensorboard_files import EventFile
 
 WHEN_FULL = "free some space and go on with --resume"
+HEADER = '{"format":'
 Record = TypeVar("Record")
 
 
@@ -57,9 +59,11 @@ class RunLog(Generic[Record]):
         try:
             if try_lock(self._file) is False:
                 raise BadInput(f"another run writes {self.path}", hint="wait for it, or take another --out")
-            if cut_torn_line(self.path) == 0:
-                said = {"format": kind.format, "version": kind.version}
-                self._write({**said, "settings": encode(dict(settings or {}))})
+            cut_torn_line(self.path)
+            said = {"format": kind.format, "version": kind.version}
+            header = _known({**said, "settings": encode(dict(settings or {}))})
+            if read_header(folder) != header:
+                self._write(header)
             self._curves = _curves_in(folder / "tensorboard", tensorboard)
         except BaseException:
             self._file.close()
@@ -111,7 +115,7 @@ def is_written(folder: Path) -> bool | None:
 def read_records(folder: Path, kind: LogKind[Record]) -> Iterator[Record]:
     """The records of a log in the order of its lines: a resumed run does some steps a second time."""
     for number, values in _read(folder, kind):
-        if number > 1:
+        if number > 1 and not (isinstance(values, dict) and "format" in values):
             try:
                 yield decode(kind.record, values)
             except WrongShape as error:
@@ -125,10 +129,11 @@ def read_log(folder: Path, kind: LogKind[Record]) -> list[Record]:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """The first line of a log of any kind, which says what it is; nothing where there is none."""
+    """The last header of a log of any kind: what it is, and the settings; nothing where there is none."""
     try:
-        with log_path(folder).open(encoding="utf-8") as file:
-            header = json.loads(file.readline())
+        with log_path(folder).open(encoding="utf-8", errors="replace") as file:
+            lines = [line for number, line in enumerate(file) if number == 0 or line.startswith(HEADER)]
+        header = json.loads(lines[-1] if lines else "{}")
     except (OSError, ValueError):
         return {}
     return header if isinstance(header, dict) else {}

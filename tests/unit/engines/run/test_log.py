@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import resource
 import signal
 import subprocess
@@ -60,6 +61,17 @@ def test_records_come_back_in_the_order_of_their_lines(tmp_path: Path) -> None:
     assert read_header(tmp_path)["settings"] == {"seed": 1}
     assert read_header(tmp_path / "absent") == {}
     assert has_log(tmp_path, KIND) and not has_log(tmp_path, dataclasses.replace(KIND, format="other"))
+
+
+def test_settings_that_changed_are_written_where_they_begin_to_count(tmp_path: Path) -> None:
+    for step, seed in enumerate([1, 1, 2]):
+        with RunLog(tmp_path, KIND, settings={"seed": seed, "sizes": (1, 2)}, tensorboard=False) as log:
+            log.write(Line(step=step))
+    lines = [json.loads(line) for line in log_path(tmp_path).read_text().splitlines()]
+    assert [line.get("settings", {}).get("seed") or line["step"] for line in lines] == [1, 0, 1, 2, 2]
+    assert [record.step for record in read_log(tmp_path, KIND)] == [0, 1, 2]
+    assert read_header(tmp_path)["settings"]["seed"] == 2
+    assert has_log(tmp_path, KIND)
 
 
 def test_another_kind_of_log_is_refused(tmp_path: Path) -> None:

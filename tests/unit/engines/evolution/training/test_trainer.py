@@ -17,6 +17,7 @@ from flatout.engines.evolution.training.records import EpochRecord, read_log
 from flatout.engines.evolution.training.trainer import evolve, open_run
 from flatout.ground import runs
 from flatout.ground.errors import BadInput, Interrupted
+from flatout.monitor.past.engine_runs import digest_run
 from tests.support.evolution import save_tiny, tiny_settings
 
 
@@ -180,6 +181,19 @@ def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> Non
     assert [record.epoch for record in seen] == [0]
     assert all("TypeError" in note for note in notes if "rewards failed" in note)
     assert sum("rewards failed" in note for note in notes) > 1, notes  # of the held-out prompts too
+
+
+def test_a_run_resumed_with_another_reward_shows_the_reward_it_has(tmp_path: Path) -> None:
+    settings = rewarded(tmp_path, "operator:truediv")
+    with pytest.raises(BadInput, match="all 64 rewards of the first epoch failed"):
+        evolve(settings)
+    out, options = tmp_path / "run", {"reward": "numeric"}
+    evolve({**settings, "task_options": options}, resume=True)
+    assert read_settings(out)["task_options"] == options
+    headers = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if "format" in line]
+    assert [each["settings"]["task_options"]["reward"] for each in headers] == ["operator:truediv", "numeric"]
+    assert [record.epoch for record in read_log(out)] == [0, 1]
+    assert digest_run(out).steps == 1
 
 
 def test_a_finished_run_keeps_its_score_when_it_is_resumed(model: Path, tmp_path: Path) -> None:
