@@ -227,6 +227,8 @@ def export(
 ) -> None:
     """Write the adapters as folders that PEFT's `PeftModel.from_pretrained` loads.
 
+    A run replaces what it exported before. A DIR with adapters of another run is refused.
+
     \b
     Examples:
       flatout adapt export runs/five --to peft/

@@ -20,12 +20,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+RUN = "flatout_run.json"  # beside them: the run that an adapter was exported from
 WRAPPER = "base_model.model."
 FACTORS = (".lora_A.weight", ".lora_B.weight")
 
 
-def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str) -> None:
-    """Write one adapter as a folder that `PeftModel.from_pretrained` loads."""
+def check_target(to: Path, *, run: Path) -> None:
+    """BadInput where `to` holds an adapter that is not known to be of this run: nothing replaces it."""
+    for folder in (path.parent for path in (*to.glob(CONFIG), *sorted(to.glob(f"*/{CONFIG}")))):
+        if (owner := _run_of(folder)) != str(run.resolve()):
+            raise BadInput(
+                f"{folder} holds an adapter of {owner or 'an unknown run'}",
+                hint=f"take another --to, or remove {folder}",
+            )
+
+
+def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str, run: Path) -> None:
+    """Write one adapter of a run as a folder that `PeftModel.from_pretrained` loads."""
     number = bank.number(name)
     spec = bank.specs[number]
     if not spec.rank:
@@ -46,6 +57,7 @@ def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str) 
     }
     tensors = {f"{WRAPPER}{key}": tensor.cpu() for key, tensor in bank.state_dict(name).items()}
     safetensors = import_extra("safetensors.torch", extra="adapters")
+    write_whole(folder / RUN, (json.dumps({"run": str(run.resolve())}) + "\n").encode())
     write_whole(folder / WEIGHTS, safetensors.save(tensors, metadata={"format": "pt"}))
     write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
@@ -96,6 +108,15 @@ def _check(config: dict[str, Any], folder: Path) -> None:
             f"{folder / CONFIG} uses {', '.join(used)}",
             hint="an adapter here has one rank and one scale, no more",
         )
+
+
+def _run_of(folder: Path) -> str | None:
+    """The run that an adapter was exported from; None where its folder does not say."""
+    try:
+        found = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(found["run"]) if isinstance(found, dict) and "run" in found else None
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -208,13 +208,15 @@ def predict(
 def export(
     out: Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
-    """Write adapters as folders that PEFT loads."""
-    with _open_best(run_folder.settings_of(out, model=model, device="cpu")) as (assembly, _):
+    """Write adapters as folders that PEFT loads; a folder with adapters of another run is refused."""
+    settings = run_folder.settings_of(out, model=model, device="cpu")
+    peft_format.check_target(to, run=out)
+    with _open_best(settings) as (assembly, _):
         chosen = list(tasks or assembly.names)
         for name in chosen:
             assembly.bank.number(name)  # refuses an unknown name before anything is written
         for name in chosen:
-            peft_format.export(assembly.bank, name, to / name, base_model_name=assembly.settings.model)
+            peft_format.export(assembly.bank, name, to / name, base_model_name=settings.model, run=out)
     return [to / name for name in chosen]
 
 

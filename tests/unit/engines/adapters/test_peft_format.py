@@ -31,7 +31,7 @@ def test_peft_gives_the_same_states_from_our_folder(make: Any, tmp_path: Path) -
     given = blocks()
     states = ours(model, bank, given)
     for name, block, own in zip(bank.names, given, states, strict=True):
-        export(bank, name, tmp_path / name, base_model_name="tiny")
+        export(bank, name, tmp_path / name, base_model_name="tiny", run=tmp_path)
         theirs = PeftModel.from_pretrained(make(), str(tmp_path / name)).eval()
         assert difference(own, plain_states(theirs, block), block) < 1e-5
     assert not list(tmp_path.rglob("*.partial"))
@@ -39,7 +39,7 @@ def test_peft_gives_the_same_states_from_our_folder(make: Any, tmp_path: Path) -
 
 def test_our_folder_comes_back(tmp_path: Path) -> None:
     bank = filled(AdapterBank(bert(), specs(dropout=0.25)))
-    export(bank, "b", tmp_path / "b", base_model_name="tiny")
+    export(bank, "b", tmp_path / "b", base_model_name="tiny", run=tmp_path)
     spec, tensors = read(tmp_path / "b")
     assert (spec.name, spec.rank, spec.scale, spec.dropout) == ("b", 24, bank.scales[1], 0.25)
     other = AdapterBank(bert(), [spec])
@@ -105,4 +105,10 @@ def test_folders_without_factors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="never opened"):
         read(tmp_path / "a")
     with pytest.raises(BadInput, match="rank 0"):
-        export(AdapterBank(bert(), [AdapterSpec(name="a", rank=0)]), "a", tmp_path, base_model_name="tiny")
+        export(
+            AdapterBank(bert(), [AdapterSpec(name="a", rank=0)]),
+            "a",
+            tmp_path,
+            base_model_name="tiny",
+            run=tmp_path,
+        )

@@ -367,6 +367,27 @@ def test_a_scored_part_without_a_class_is_said_by_the_run_and_on_its_page(
     assert f"phase1: sentiment: the validation {note}." in shown and found.notes[0] in shown
 
 
+def test_an_export_leaves_the_adapters_of_another_run_alone(model: Path, whole: Path, tmp_path: Path) -> None:
+    verbs.train(tiny_settings(model, tmp_path / "other", seed=1), phases=("phase1",))
+    to = tmp_path / "peft"
+    to.mkdir()
+    (to / "notes.txt").write_text("mine")
+    verbs.export(tmp_path / "other", to=to, tasks=["sentiment"])
+    verbs.export(tmp_path / "other", to=to)  # a run replaces what it exported
+    files = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    for tasks in (None, ["translation"]):
+        with pytest.raises(
+            BadInput, match=r"peft/sentiment holds an adapter of .*other \(take another --to, "
+        ):
+            verbs.export(whole, to=to, tasks=tasks)
+    with pytest.raises(BadInput, match=r"peft/sentiment holds an adapter of .*other"):
+        verbs.export(whole, to=to / "sentiment")
+    assert files == {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    (to / "sentiment" / "flatout_run.json").unlink()
+    with pytest.raises(BadInput, match="peft/sentiment holds an adapter of an unknown run"):
+        verbs.export(tmp_path / "other", to=to)
+
+
 @pytest.mark.parametrize("num_validation", [8, 9])
 def test_a_phase_that_was_judged_on_first_rows_resumes_only_if_those_are_all(
     model: Path, tmp_path: Path, num_validation: int
