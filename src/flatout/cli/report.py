@@ -102,6 +102,7 @@ def _summary_table(rows: Iterable[tuple[str, str]]) -> Any:
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     from flatout.ground.units import show_joules, show_time
+    from flatout.monitor.past.summary import last_loss
 
     yield "run", f"{summary.name} ({summary.folder}), {summary.state}"
     yield "lasted", show_time(summary.duration_s)
@@ -115,7 +116,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.samples_per_s is not None:
         yield "samples/s", f"{summary.samples_per_s:.4g}"
     if summary.last_loss is not None:
-        yield "last loss", f"{summary.last_loss:.4g}"
+        yield "last loss", last_loss(summary)
     if summary.gpu_name is not None:
         yield "kernel runs", f"{show_share(summary.utilisation_share)} of the time"
         yield "SM active", show_share(summary.sm_active_share)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput
+from flatout.ground.units import UNKNOWN
 
 SAMPLE_VERSION = 1
 FORMAT = "flatout-sample"
@@ -137,6 +139,7 @@ class JobSample:
     phases: dict[str, float] | None = None
     device_phases: dict[str, float] | None = None
     loss: float | None = field(default=None, metadata=LAST)
+    loss_is_finite: bool | None = None  # False: it is NaN or infinite, for which JSON has no number
     learning_rate: float | None = field(default=None, metadata=LAST)
     allocated_bytes: int | None = field(default=None, metadata=PEAK)
     reserved_bytes: int | None = field(default=None, metadata=PEAK)
@@ -146,6 +149,11 @@ class JobSample:
     energy_per_step_j: float | None = None
     energy_per_sample_j: float | None = None
     missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_bad_loss(self) -> bool:
+        """Whether the loss is NaN or infinite."""
+        return self.loss_is_finite is False or (self.loss is not None and not math.isfinite(self.loss))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +189,10 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole document, with null for unknown values."""
-        return {"format": FORMAT, "version": SAMPLE_VERSION, **encode(self)}
+        data = encode(self)
+        if self.job is not None and self.job.has_bad_loss:
+            data["job"] |= {"loss": None, "loss_is_finite": False}
+        return {"format": FORMAT, "version": SAMPLE_VERSION, **data}
 
     @classmethod
     def from_json(cls, data: Any) -> Sample:
@@ -210,6 +221,13 @@ def lean(value: Any) -> Any:
             if item is not None and item != {} and not (item == [] and key in EMPTY_BY_DEFAULT)
         }
     return [lean(item) for item in value] if isinstance(value, list) else value
+
+
+def show_loss(loss: float | None) -> str:
+    """Show a loss; one that is no number by its name."""
+    if loss is None:
+        return UNKNOWN
+    return f"{loss:.4g}" if math.isfinite(loss) else "NaN" if math.isnan(loss) else "infinite"
 
 
 # Many samples as one

@@ -22,7 +22,7 @@ from flatout.measure import PHASES
 
 SUFFIX = ".channel"
 MAGIC = b"FOch"
-VERSION = 2
+VERSION = 3
 SLOT_BYTES = 512
 NUM_PHASES = len(PHASES)
 # Scalars of a record, in order; unknown is not-a-number.
@@ -39,6 +39,7 @@ SCALARS = (
     "peak_allocated_bytes",
     "device_used_bytes",  # these two and the device's name: of a GPU that NVML does not know
     "device_total_bytes",
+    "loss_is_nan",  # the job reported it: not the same as unknown
 )
 COUNTS = ("steps", "samples", *(name for name in SCALARS if name.endswith("_bytes")))
 TEXT_BYTES = 40
@@ -90,6 +91,8 @@ def _parse(slot: bytes) -> JobRecord | None:
     if magic != MAGIC or version != VERSION:
         return None
     known = {name: None if math.isnan(value) else value for name, value in zip(SCALARS, values, strict=False)}
+    if known.pop("loss_is_nan"):
+        known["loss"] = math.nan
     whole = {name: None if (value := known[name]) is None else int(value) for name in COUNTS}
     host_s = dict(zip(PHASES, values[len(SCALARS) :], strict=False))
     device = values[len(SCALARS) + NUM_PHASES :]

@@ -5,6 +5,7 @@ The same code serves a monitor inside the job and one beside it that was given t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,6 +83,7 @@ class JobMeter:
             phases=phases,
             device_phases=device_phases,
             missing=missing,
+            loss_is_finite=None if progress.loss is None else math.isfinite(progress.loss),
             **{name: getattr(progress, name) for name in TAKEN_OVER},
         )
 

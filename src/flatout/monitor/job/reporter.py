@@ -78,7 +78,7 @@ class Reporter:
         self._asks_device = True
         self._sees_data = False
         self._knows_samples = False
-        self._loss = UNKNOWN
+        self._loss: float | None = None
         self._learning_rate = UNKNOWN
         self._written_at_s = 0.0
 
@@ -125,7 +125,8 @@ class Reporter:
             self.samples += samples
             self._knows_samples = True
         if learning_rate is not None:
-            self._learning_rate = _number(learning_rate)
+            value = _number(learning_rate)
+            self._learning_rate = UNKNOWN if value is None else value
         if loss is not None:
             self._note_loss(loss)
         if now() - self._written_at_s >= WRITE_EVERY_S:
@@ -161,17 +162,18 @@ class Reporter:
         memory, device_memory, loss = (UNKNOWN, UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN), self._loss
         if device is not None:
             memory, device_memory = device.memory, device.device_memory
-            loss = device.loss if math.isnan(loss) else loss
+            loss = device.loss if loss is None else loss
         scalars = [
             time.time(),
             float(self.steps),
             float(self.samples) if self._knows_samples else UNKNOWN,
             float(ended),
             float(self._sees_data),
-            loss,
+            UNKNOWN if loss is None else loss,
             self._learning_rate,
             *memory,
             *device_memory,
+            float(loss is not None and math.isnan(loss)),
         ]
         if device is None:
             self._writer.write(scalars, self._host_s, _NO_DEVICE)
@@ -191,15 +193,15 @@ class Reporter:
             self._writer.close()
 
 
-def _number(value: Any) -> float:
+def _number(value: Any) -> float | None:
     """Read a number or a host tensor; anything else, such as a GPU tensor, is unknown."""
     device = getattr(value, "device", "cpu")
     if getattr(device, "type", device) != "cpu":
-        return UNKNOWN
+        return None
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
-        return UNKNOWN
+        return None
 
 
 def _rows(batch: Any) -> int | None:

@@ -59,7 +59,7 @@ class DeviceSide:
         self.totals_s = [UNKNOWN] * NUM_PHASES
         self.memory = (UNKNOWN, UNKNOWN, UNKNOWN)  # allocated, reserved, most allocated
         self.device_memory = (UNKNOWN, UNKNOWN)  # used, total: of a GPU that NVML does not know
-        self.loss = UNKNOWN
+        self.loss: float | None = None
         self._memory_at_s = -math.inf
 
     def before_wait(self, now_s: float) -> None:

@@ -24,6 +24,7 @@ BOUND_COLOURS = {
     "transfer": "transfer",
     "host": "forward",
     "idle-gpu": "backward",
+    "diverged": "bad",
     "memory": "bad",
     "stalled": "bad",
     "throttled": "bad",

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from flatout.ground.codec import encode
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
-from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, summarise, weights
+from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, last_loss, summarise, weights
 from flatout.monitor.sample import Sample
 
 FEWEST_POINTS = 8
@@ -234,4 +234,6 @@ def _caveats(first: Recorded, second: Recorded, summaries: tuple[Summary, Summar
             found.append(f"run {number} died before its end")
         elif recorded.state == "running":
             found.append(f"run {number} is still running")
+        if summaries[number - 1].loss_lost_s is not None:
+            found.append(f"the loss of run {number} is {last_loss(summaries[number - 1])}")
     return found

@@ -20,7 +20,7 @@ from flatout.monitor.past.charts import (
     time_chart,
 )
 from flatout.monitor.past.recorded import Recorded
-from flatout.monitor.past.summary import Summary, summarise
+from flatout.monitor.past.summary import Summary, last_loss, summarise
 from flatout.monitor.sample import GpuSample, merge
 from flatout.page.charts import RowChart, stacked_row
 from flatout.page.document import document
@@ -79,7 +79,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str | None]]:
     yield "energy per step", known(summary.energy_per_step_j, show_joules)
     yield "energy per sample", known(summary.energy_per_sample_j, show_joules)
     yield "energy in all", known(summary.energy_j, show_joules)
-    yield "last loss", known(summary.last_loss, "{:.4g}".format)
+    yield "last loss", None if summary.last_loss is None else last_loss(summary)
 
 
 def _bounds(recorded: Recorded, summary: Summary) -> Html | None:

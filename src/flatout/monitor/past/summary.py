@@ -7,6 +7,7 @@ driver's counter at both ends.  Memory is the peak.  Anything nobody measured is
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 from flatout.ground.codec import encode
 from flatout.ground.runs import CHANNEL_FILE
+from flatout.ground.units import show_time
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.past.recorded import Recorded, Stretch
-from flatout.monitor.sample import GpuSample, JobSample, Sample, merge
+from flatout.monitor.sample import GpuSample, JobSample, Sample, merge, show_loss
 from flatout.monitor.verdicts.window import Verdict
 
 SUMMARY_FORMAT = "flatout-run-summary"
@@ -69,6 +71,8 @@ class Summary:
     phases: dict[str, float] | None = None
     device_phases: dict[str, float] | None = None
     last_loss: float | None = None
+    loss_lost_s: float | None = None  # after how many seconds it became NaN or infinite, to the end
+    last_finite_loss: float | None = None
     utilisation_share: float | None = None
     sm_active_share: float | None = None
     device_memory_bytes: int | None = None  # the most that was in use on the job's GPU, by anybody
@@ -92,6 +96,7 @@ def summarise(recorded: Recorded) -> Summary:
     job = None if whole.job is None else _to_its_end(whole.job, recorded.folder)
     gpu = job_gpu(whole)
     energy_j = energy_of_job(recorded.points)
+    lost_s, last_finite = lost_loss(recorded.points, None if job is None else job.loss)
     return Summary(
         name=recorded.run.name,
         folder=recorded.folder.name,
@@ -105,6 +110,8 @@ def summarise(recorded: Recorded) -> Summary:
         energy_j=energy_j,
         energy_per_step_j=_over(energy_j, total(recorded.points, lambda job: job.steps)),
         energy_per_sample_j=_over(energy_j, total(recorded.points, lambda job: job.samples)),
+        loss_lost_s=lost_s,
+        last_finite_loss=last_finite,
         bounds=bound_shares(recorded),
         **{ours: getattr(job, name) for ours, name in OF_JOB.items() if job is not None},
         **{ours: getattr(gpu, name) for ours, name in OF_GPU.items() if gpu is not None},
@@ -171,6 +178,31 @@ def energy_of_job(points: Sequence[Sample]) -> float | None:
         return None
     spent_j = sum(max(after - before, 0.0) for before, after in itertools.pairwise(values))
     return spent_j or None
+
+
+def lost_loss(points: Sequence[Sample], last: float | None) -> tuple[float | None, float | None]:
+    """Return after how many seconds the loss was lost for good, if it was, and its last finite value.
+
+    `last` is the loss at the very end, which may be later than the last point.
+    """
+    known = [
+        (point.time_s, point.job) for point in points if point.job is not None and point.job.loss is not None
+    ]
+    finite = [(time_s, job.loss) for time_s, job in known if not job.has_bad_loss]
+    last_finite = finite[-1][1] if finite else None
+    if last is None or math.isfinite(last):
+        return None, last_finite
+    lost = [time_s for time_s, _ in known if not finite or time_s > finite[-1][0]]
+    return (lost[0] if lost else points[-1].time_s) - points[0].start_s, last_finite
+
+
+def last_loss(summary: Summary) -> str:
+    """Show the last loss; one that was lost with when, and what it was before."""
+    shown = show_loss(summary.last_loss)
+    if summary.loss_lost_s is None:
+        return shown
+    before = "" if summary.last_finite_loss is None else f", {show_loss(summary.last_finite_loss)} before"
+    return f"{shown} since {show_time(summary.loss_lost_s)}{before}"
 
 
 def bound_shares(recorded: Recorded) -> tuple[BoundShare, ...]:

@@ -12,7 +12,6 @@ job's text arrives, and it is not drawn over a line that the job has begun and n
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from flatout.ground.units import UNKNOWN, show_share
-from flatout.monitor.sample import GpuSample, Sample, merge
+from flatout.monitor.sample import GpuSample, Sample, merge, show_loss
 
 GIB = 2**30
 PLAIN_EVERY_S = 60.0
@@ -76,7 +75,7 @@ def _job(sample: Sample) -> list[str]:
         return []
     parts = []
     if job.loss is not None:
-        parts.append(f"loss {job.loss:.4g}" if math.isfinite(job.loss) else f"loss {job.loss}")
+        parts.append(f"LOSS IS {show_loss(job.loss)}" if job.has_bad_loss else f"loss {show_loss(job.loss)}")
     if job.learning_rate is not None:
         parts.append(f"lr {job.learning_rate:.2g}")
     rate = job.steps_per_s

@@ -38,6 +38,7 @@ STYLES = {
     "healthy": "green",
     "compute": "green",
     "unknown": DIM,
+    "diverged": "bold red",
     "memory": "bold red",
     "stalled": "bold red",
     "throttled": "red",

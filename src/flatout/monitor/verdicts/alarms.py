@@ -1,4 +1,4 @@
-"""What harms a run whatever its steps do: memory that runs out, a job that stands still, clocks held down.
+"""What harms a run whatever its steps do: a lost loss, memory that runs out, a stall, clocks held down.
 
 These rest on curves, counters and the driver's own word, not on where the time of a step goes.
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.ground.units import show_bytes, show_seconds, show_share
-from flatout.monitor.sample import GpuSample, Sample
+from flatout.monitor.sample import GpuSample, Sample, show_loss
 from flatout.monitor.verdicts.window import Verdict, Window
 
 FULL_WITHIN_S = 900.0
@@ -29,6 +29,23 @@ SHORTEST_STALL_S = 30.0
 HELD_CLOCK_SHARE = 0.6
 FAULTS = ("hardware slowdown", "thermal limit (software)", "thermal limit (hardware)", "power brake")
 LEAK_RULES = ("FO501",)
+
+
+# The loss
+
+
+def loss_is_lost(window: Window) -> Verdict | None:
+    """Look for a loss that is NaN or infinite: whatever the run computes from here on is of no use."""
+    losses = [each.job for each in window.samples if each.job is not None and each.job.loss is not None]
+    if not losses or not losses[-1].has_bad_loss:
+        return None
+    finite = [job.loss for job in losses if not job.has_bad_loss]
+    return Verdict(
+        bound="diverged",
+        sentence=f"the loss is {show_loss(losses[-1].loss)}: the run does not learn any more",
+        action="go back to the last checkpoint; lower the learning rate, clip gradients or check the data",
+        evidence=(f"its last finite value was {show_loss(finite[-1])}",) if finite else (),
+    )
 
 
 # Memory

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from flatout.ground.units import show_bytes, show_ratio, show_seconds, show_share
 from flatout.monitor.sample import GpuSample, Sample, merge
-from flatout.monitor.verdicts.alarms import is_held_down, memory_runs_out, stands_still
+from flatout.monitor.verdicts.alarms import is_held_down, loss_is_lost, memory_runs_out, stands_still
 from flatout.monitor.verdicts.window import Verdict, Window
 
 WINDOW_S = 60.0
@@ -44,11 +44,13 @@ def verdict(samples: Sequence[Sample]) -> Verdict:
 def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     """Return every answer that applies, the most urgent first; there is always one."""
     recent = stepping([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
+    last = recent[-1].job
+    if last is not None and last.has_bad_loss:  # one sample is enough, also after the end
+        return judge(recent)
     if len(recent) < ENOUGH_SAMPLES:
         number = f"{len(recent)} sample{'' if len(recent) == 1 else 's'}"
         reason = f"{number} so far; a verdict needs {ENOUGH_SAMPLES}"
         return (_unknown(reason, action="wait a few seconds"),)
-    last = recent[-1].job
     if last is not None and last.state in ("ended", "died"):
         return (_unknown(f"the job has {last.state}", action="flatout report shows the whole run"),)
     return judge(recent)
@@ -244,6 +246,7 @@ def _show_cores(window: Window) -> str:
 
 
 QUESTIONS: tuple[Callable[[Window], Verdict | None], ...] = (
+    loss_is_lost,
     memory_runs_out,
     stands_still,
     is_held_down,

@@ -9,7 +9,17 @@ from flatout.ground.codec import encode
 from flatout.monitor.sample import GpuSample, JobSample, Sample
 
 Bound = Literal[
-    "memory", "stalled", "throttled", "data", "transfer", "host", "idle-gpu", "compute", "healthy", "unknown"
+    "diverged",
+    "memory",
+    "stalled",
+    "throttled",
+    "data",
+    "transfer",
+    "host",
+    "idle-gpu",
+    "compute",
+    "healthy",
+    "unknown",
 ]
 
 

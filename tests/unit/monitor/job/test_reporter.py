@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,15 @@ def test_a_loss_is_a_number_or_unknown_and_never_an_error(
     reporter.step(loss=value, learning_rate=value)
     found = written(reporter)
     assert (found.loss, found.learning_rate) == (expected, expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_no_number_is_reported_as_it_is(tmp_path: Path, value: float) -> None:
+    reporter = make(tmp_path)
+    reporter.step(loss=1.0)
+    reporter.step(loss=value)
+    found = written(reporter).loss
+    assert found == value or (found is not None and math.isnan(found) and math.isnan(value))
 
 
 def test_a_tensor_of_the_host_is_read_without_a_warning(tmp_path: Path) -> None:

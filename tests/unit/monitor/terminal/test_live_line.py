@@ -69,9 +69,9 @@ def test_long_steps_are_shown_as_seconds_and_the_last_known_rate_stands() -> Non
     assert live_line([slow, between]).endswith("20 s/it")
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_went_wrong_is_shown(loss: float) -> None:
-    assert f"loss {loss}" in live_line([sample(job=JobSample(pid=1, loss=loss))])
+@pytest.mark.parametrize(("loss", "shown"), [(float("nan"), "NaN"), (float("inf"), "infinite")])
+def test_a_loss_that_went_wrong_is_shown(loss: float, shown: str) -> None:
+    assert f"LOSS IS {shown}" in live_line([sample(job=JobSample(pid=1, loss=loss))])
 
 
 def test_a_log_gets_a_whole_line_a_minute() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from flatout.doctor.rule import all_rules
+from flatout.monitor.past.compare import compare
 from flatout.monitor.past.recorded import read_recorded
-from flatout.monitor.past.summary import summarise
+from flatout.monitor.past.summary import last_loss, summarise
 from flatout.monitor.sample import HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.verdicts import alarms
 from flatout.monitor.verdicts import verdict as verdicts_module
@@ -327,6 +328,38 @@ def test_the_cpu_of_others_is_not_booked_to_a_job_whose_own_is_not_known() -> No
     found = verdict([Sample(time_s=START_S + second, span_s=1.0, host=host, job=job) for second in range(9)])
     assert found.bound == "unknown"
     assert "how many cores it keeps busy is not known" in found.sentence
+
+
+@pytest.mark.parametrize(("loss", "shown"), [(float("nan"), "NaN"), (float("inf"), "infinite")])
+def test_a_lost_loss_is_an_alarm_on_terminal_page_report_and_in_a_comparison(
+    tmp_path: Path, played: Played, loss: float, shown: str
+) -> None:
+    with_job(played)
+    job = played.job
+    assert job is not None
+
+    def second(number: int) -> None:
+        is_lost = number >= 20
+        job.scalars |= {"loss": loss if is_lost else 0.3, "loss_is_nan": float(is_lost and loss != loss)}
+        job.advance(wait=0.3, rest=0.7)
+
+    samples = played.run(played.sampler(), second)
+    found = verdict(samples)
+    assert found.bound == "diverged"
+    assert f"the loss is {shown}" in found.sentence
+    assert "0.3" in found.evidence[0]
+    assert [each.bound for each in verdicts(samples)][:2] == ["diverged", "data"]
+    assert verdict(samples[-1:]).bound == "diverged"  # one sample is enough
+    sent = json.loads(RunStream("r", samples).whole().decode().split("data: ", 1)[1])
+    assert sent["verdicts"][0]["bound"] == "diverged"
+    assert sent["sample"]["job"]["loss"] == str(loss)
+    written = json.loads(json.dumps(samples[-1].to_json(), allow_nan=False))
+    assert (written["job"]["loss"], written["job"]["loss_is_finite"]) == (None, False)
+    recorded = read_recorded(kept_run(tmp_path / "kept", samples))
+    summary = summarise(recorded)
+    assert "diverged" in [each.bound for each in summary.bounds]
+    assert last_loss(summary) == f"{shown} since 0:22, 0.3 before"
+    assert f"the loss of run 2 is {shown} since 0:22, 0.3 before" in compare(recorded, recorded).caveats
 
 
 def test_an_ended_job_has_no_bound(played: Played) -> None:

@@ -9,6 +9,7 @@ import { fillGpus, fillProcesses } from "./tables.js";
 const PHASES = ["wait", "transfer", "forward", "backward", "optimizer", "rest"];
 const PHASE_SPAN_S = 60;
 const BOUNDS = {
+  diverged: "loss is not a number",
   memory: "memory runs out",
   stalled: "stands still",
   throttled: "GPU held down",
@@ -148,6 +149,7 @@ export class Panel {
         ["Step", format.count(job.steps)],
         ["Time per step", format.seconds(job.step_s)],
         ["Samples", format.perSecond(job.samples_per_s)],
+        ["Loss", format.plain(job.loss)],
         ["Learning rate", format.plain(job.learning_rate)],
         ["Energy per step", format.joules(job.energy_per_step_j)],
         ["Energy per sample", format.joules(job.energy_per_sample_j)],
