@@ -128,6 +128,8 @@ def _difference(after: int | None, before: int | None) -> int | None:
 
 
 def _shares(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float] | None:
-    spent_s = {phase: max(after[phase] - before[phase], 0.0) for phase in after}
+    """Return the shares of a span; a phase that never took any time since the start was not measured."""
+    measured = [phase for phase, seconds in after.items() if seconds > 0 or phase == "wait"]
+    spent_s = {phase: max(after[phase] - before[phase], 0.0) for phase in measured}
     total_s = sum(spent_s.values())
     return {phase: seconds / total_s for phase, seconds in spent_s.items()} if total_s > 0 else None

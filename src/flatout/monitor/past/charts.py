@@ -144,6 +144,7 @@ def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
             layers = [
                 Curve(name=phase, colour=phase, points=[(x, shares.get(phase, 0.0)) for x, shares in found])
                 for phase in PHASES
+                if any(phase in shares for _, shares in found)
             ]
             halves = tuple((level, show_share(level)) for level in (0.0, 0.5, 1.0))
             axes = Axes(across=time_scale(recorded.duration_s), up=Scale(low=0.0, high=1.0, ticks=halves))

@@ -243,22 +243,20 @@ def job_lines(job: JobSample) -> list[RenderableType]:
         parts.append(held + (f" of {show_bytes(job.reserved_bytes)}" if job.reserved_bytes else ""))
     lines: list[RenderableType] = [Text(" · ".join(parts), overflow="fold")] if parts else []
     shares = {"host": job.phases or {}, "GPU": job.device_phases or {}}
-    seen = [phase for phase in PHASES if any(each.get(phase) for each in shares.values())]
+    seen = [phase for phase in PHASES if any(phase in each for each in shares.values())]
     if seen:
         lines.append(_phase_table({name: each for name, each in shares.items() if each}, seen))
     return lines
 
 
 def _phase_table(shares: dict[str, dict[str, float]], seen: Sequence[str]) -> Table:
-    """Show the shares of a step by the host's and the GPU's clock; unknown phases stay empty."""
+    """Show the shares of a step by the host's and the GPU's clock; a phase that was not measured is n/a."""
     table = _grid(("step", "left"), *((phase, "right") for phase in seen))
     table.header_style = ""
     for column, phase in zip(table.columns[1:], seen, strict=True):
         column.header_style = column.style = PHASE_COLOURS[phase]
     for name, each in shares.items():
-        table.add_row(
-            Text(name, style=DIM), *(show_share(each[phase]) if each.get(phase) else "" for phase in seen)
-        )
+        table.add_row(Text(name, style=DIM), *(show_share(each.get(phase)) for phase in seen))
     return table
 
 

@@ -246,7 +246,7 @@ def charted(sample: Sample) -> Iterator[tuple[str, float]]:
                 yield f"{group}/{name}", value
     for field in ("phases", "device_phases") if sample.job is not None else ():
         shares = getattr(sample.job, field) or {}
-        yield from ((f"job/{field}/{phase}", shares.get(phase, 0.0)) for phase in PHASES if shares)
+        yield from ((f"job/{field}/{phase}", shares[phase]) for phase in PHASES if phase in shares)
 
 
 def _plain(value: Any) -> Any:

@@ -40,6 +40,20 @@ def test_figures_are_those_of_the_time_between_two_readings(tmp_path: Path) -> N
     assert third.device_phases["wait"] == pytest.approx(0.25)
 
 
+def test_phases_that_were_not_measured_are_not_zero(tmp_path: Path) -> None:
+    clock = PlayedClock()
+    job = PlayedJob(tmp_path, clock)
+    meter = JobMeter(job.folder)
+    for spent in ({"rest": 1.0}, {"rest": 1.0}, {"rest": 0.5, "forward": 0.5}, {"rest": 1.0}):
+        clock.now_s += 1.0
+        job.advance(device={"wait": 0.5, "rest": 0.5}, **spent)
+        found = meter.read(clock.wall())
+        if not job.host_s["forward"] and found.phases is not None:
+            assert found.phases == {"wait": 0.0, "rest": 1.0}
+    assert found.phases == {"wait": 0.0, "forward": 0.0, "rest": 1.0}  # measured once, it is a real zero
+    assert found.device_phases == {"wait": 0.5, "rest": 0.5}
+
+
 def test_a_span_without_a_step_has_no_rate_and_a_reason(tmp_path: Path) -> None:
     clock = PlayedClock()
     job = PlayedJob(tmp_path, clock)

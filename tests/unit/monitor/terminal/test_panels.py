@@ -103,7 +103,7 @@ def test_instances_have_two_numbers() -> None:
 
 
 def test_only_phases_that_were_told_apart_are_shown() -> None:
-    job = JobSample(pid=1, steps=3, phases={"wait": 0.4, "rest": 0.6, "forward": 0.0})
+    job = JobSample(pid=1, steps=3, phases={"wait": 0.4, "rest": 0.6})
     shown = "".join(drawn(line) for line in job_lines(job))
     assert "wait" in shown and "40 %" in shown and "forward" not in shown
 
@@ -194,3 +194,14 @@ def test_it_always_has_its_width(values: list[float | None], width: int, marks: 
     drawn = sparkline(points(*values), width=width, span_s=60, marks=marks)
     assert len(drawn) == width
     assert set(drawn) <= {" ", *marks}
+
+
+def test_a_phase_that_was_not_measured_is_not_zero() -> None:
+    job = JobSample(
+        pid=1, phases={"wait": 0.0, "forward": 0.4, "rest": 0.6}, device_phases={"wait": 0.2, "rest": 0.8}
+    )
+    console = Console(file=io.StringIO(), width=80)
+    console.print(*job_lines(job))
+    host, device = console.file.getvalue().splitlines()[-2:]  # type: ignore[attr-defined]
+    assert host.split() == ["host", "0", "%", "40", "%", "60", "%"]
+    assert device.split() == ["GPU", "20", "%", "n/a", "80", "%"]

@@ -242,6 +242,11 @@ def test_a_loss_that_is_no_number_is_sent_by_its_name() -> None:
     assert "job/loss" not in dict(charted(one))
 
 
+def test_phases_that_were_not_measured_have_no_column() -> None:
+    one = Sample(time_s=1.0, job=JobSample(pid=1, phases={"wait": 0.0, "rest": 1.0}))
+    assert {path for path, _ in charted(one)} == {"job/phases/wait", "job/phases/rest"}
+
+
 def test_columns_have_a_value_or_null_for_every_time() -> None:
     first = sample(0)
     without_gpu = replace(sample(1), gpus=())
