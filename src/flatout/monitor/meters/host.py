@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,15 +20,11 @@ from flatout.monitor.sample import HostSample
 
 FACTS_EVERY_S = 60.0
 FIRST = "a rate needs two readings"
-# psutil's function -> figures of a HostSample, and the counters they are rates of.
-RATES = {
-    "disk_io_counters": {"disk_read_bytes_per_s": "read_bytes", "disk_write_bytes_per_s": "write_bytes"},
-    "net_io_counters": {
-        "network_received_bytes_per_s": "bytes_recv",
-        "network_sent_bytes_per_s": "bytes_sent",
-    },
-}
-FIGURES = {"cpu_share", *(name for fields in RATES.values() for name in fields)}
+# Figures of a HostSample -> psutil's counters they are rates of.
+DISK_RATES = {"disk_read_bytes_per_s": "read_bytes", "disk_write_bytes_per_s": "write_bytes"}
+NETWORK_RATES = {"network_received_bytes_per_s": "bytes_recv", "network_sent_bytes_per_s": "bytes_sent"}
+FIGURES = {"cpu_share", *DISK_RATES, *NETWORK_RATES}
+LOOPBACK = ("lo", "lo0")  # Linux, macOS and the BSDs: what it carries never leaves the machine
 
 
 class HostMeter:
@@ -74,10 +71,10 @@ class HostMeter:
         """Read counters since boot; `cpu_share` counts seconds of all cores."""
         used_s = self._groups.cpu_used_s()
         counters = {"cpu_share": _busy_s() if used_s is None else used_s}
-        for source, fields in RATES.items():
-            found = getattr(psutil, source)(nowrap=False)
-            if found is not None:
-                counters |= {name: getattr(found, field) for name, field in fields.items()}
+        disks, networks = psutil.disk_io_counters(nowrap=False), _networks()
+        for rows, fields in (([disks] if disks is not None else [], DISK_RATES), (networks, NETWORK_RATES)):
+            if rows:
+                counters |= {name: sum(getattr(row, field) for row in rows) for name, field in fields.items()}
         return counters
 
     def _counted_cores(self, facts: HostFacts) -> float:
@@ -91,6 +88,12 @@ class HostMeter:
             return self._groups.memory_used_bytes()
         memory = psutil.virtual_memory()
         return memory.total - memory.available
+
+
+def _networks() -> list[Any]:
+    """Return the counters of every interface but the loopback."""
+    found = psutil.net_io_counters(pernic=True, nowrap=False) or {}
+    return [counters for name, counters in found.items() if name not in LOOPBACK]
 
 
 def _busy_s() -> float:

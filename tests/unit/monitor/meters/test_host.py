@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +81,27 @@ def test_a_counter_that_was_started_again_is_no_negative_rate(container: Path) -
     meter.read(1.0)
     write(container, sys__fs__cgroup__cpu_dot_stat="usage_usec 0\n")
     assert meter.read(2.0).cpu_share == 0.0
+
+
+def test_what_a_machine_sends_to_itself_is_not_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {
+        "lo": SimpleNamespace(bytes_recv=0, bytes_sent=0),
+        "eth0": SimpleNamespace(bytes_recv=0, bytes_sent=0),
+    }
+    monkeypatch.setattr("psutil.net_io_counters", lambda pernic=False, nowrap=True: counters)
+    meter = HostMeter()
+    meter.read(1.0)
+    counters["lo"] = SimpleNamespace(bytes_recv=10**9, bytes_sent=10**9)
+    counters["eth0"] = SimpleNamespace(bytes_recv=500, bytes_sent=200)
+    sample = meter.read(2.0)
+    assert (sample.network_received_bytes_per_s, sample.network_sent_bytes_per_s) == (500.0, 200.0)
+
+
+def test_a_machine_with_the_loopback_alone_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {"lo": SimpleNamespace(bytes_recv=0, bytes_sent=0)}
+    monkeypatch.setattr("psutil.net_io_counters", lambda pernic=False, nowrap=True: counters)
+    meter = HostMeter()
+    meter.read(1.0)
+    sample = meter.read(2.0)
+    assert sample.network_sent_bytes_per_s is None
+    assert "network_sent_bytes_per_s" in sample.missing
