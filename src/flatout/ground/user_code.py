@@ -21,7 +21,7 @@ from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
 
 OPTIONAL = ("transformers", "peft", "lightning", "pytorch_lightning", "accelerate", "bitsandbytes")
 NEEDS_GPU = ("not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver", "no CUDA-capable")
-_OURS = Path(__file__).parent
+_OURS = Path(__file__).parents[1]
 
 
 def import_user_module(dotted: str, *, hint: str) -> ModuleType:
@@ -58,7 +58,7 @@ def calling(what: str) -> Iterator[None]:
 def _described(error: Exception, *, what: str) -> FlatoutError:
     """The error that says what the user's code raised, and where."""
     last_line = traceback.format_exception_only(error)[-1].strip()
-    place = _place(error)
+    place = place_of(error)
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         package = error.name.split(".")[0]
         if package in OPTIONAL:
@@ -73,8 +73,8 @@ def _described(error: Exception, *, what: str) -> FlatoutError:
     return BadInput(f"{what} raised {last_line}", hint=f"at {place}")
 
 
-def _place(error: Exception) -> str:
-    """Return file:line of the deepest frame outside Python, installed packages and this room."""
+def place_of(error: Exception) -> str:
+    """Return file:line of the deepest frame outside Python, installed packages and Flatout."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -83,7 +83,7 @@ def _place(error: Exception) -> str:
         frame
         for frame in frames
         if not Path(frame.filename).is_relative_to(_OURS)
-        and not frame.filename.startswith("<frozen")
+        and not frame.filename.startswith("<")  # what the import system and dataclasses make
         and not any(Path(frame.filename).is_relative_to(folder) for folder in libraries)
     ]
     frame = (own or frames)[-1]

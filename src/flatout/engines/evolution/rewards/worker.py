@@ -17,13 +17,13 @@ import os
 import signal
 import threading
 import time
-import traceback
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row
+from flatout.ground.user_code import place_of
 
 FailureKind = Literal["raised", "invalid", "timeout", "died"]
 SEND_EVERY_S = 0.05
@@ -64,8 +64,7 @@ def _checked(value: object, *, index: int) -> float | Failure:
 def _described(error: Exception) -> str:
     """Type, message and place of what a reward raised, on one line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_MESSAGE]
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    return f"{text} ({place_of(error)})"
 
 
 def serve(pipe: Connection, under_way: Any) -> None:

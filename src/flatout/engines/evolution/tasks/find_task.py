@@ -27,13 +27,14 @@ from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.engines.evolution.tasks.jsonl import FileTask
-from flatout.engines.evolution.tasks.task import EvolutionTask
+from flatout.engines.evolution.tasks.task import EvolutionTask, running, title_of
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.ground.errors import BadInput
 from flatout.ground.plugins import load_plugins
 from flatout.ground.user_code import make_importable
 
 GROUP = "flatout.evolution_tasks"
+ATTRIBUTES = ("name", "reward", "max_new_tokens", "stop")
 OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, SentenceTranslation)
 
 
@@ -59,8 +60,29 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
         raise BadInput(
             f"the task {task.name} needs a file", hint=f"path=FILE with lines of {', '.join(task.fields)}"
         )
-    made: EvolutionTask = task(**settings)
+    needed = [each.name for each in dataclasses.fields(task) if _is_needed(each)]
+    if missing := [key for key in needed if key not in settings]:
+        raise BadInput(
+            f"the task {title_of(task)} needs the option {missing[0]}", hint="--task-option KEY=VALUE"
+        )
+    with running(task):
+        made: EvolutionTask = task(**settings)
+        missing = [name for name in ATTRIBUTES if not hasattr(made, name)]
+        is_scored = not missing and callable(made.reward)
+    if missing:
+        raise BadInput(
+            f"the task {title_of(task)} has no {missing[0]}", hint=f"a task has {', '.join(ATTRIBUTES)}"
+        )
+    if not is_scored:
+        raise BadInput(
+            f"the reward of the task {title_of(task)} is not a function",
+            hint="def reward(completion, answer) -> float",
+        )
     return made
+
+
+def _is_needed(option: dataclasses.Field[Any]) -> bool:
+    return option.init and option.default is option.default_factory is dataclasses.MISSING
 
 
 def known_tasks() -> dict[str, type[Any]]:

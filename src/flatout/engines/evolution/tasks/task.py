@@ -11,15 +11,18 @@ its completion is written as those numbers with spaces between them: `text_of_id
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.ground.errors import BadInput
+from flatout.ground.user_code import calling
 
 HELD_OUT_ONE_IN = 8
 # Draws without a fresh prompt before a generator counts as exhausted.  A split that still had one prompt in
@@ -65,6 +68,35 @@ class EvolutionTask(Protocol):
         Held-out prompts ignore the epoch, never repeat, and are fewer than `count` where there are no more.
         Training prompts repeat only after all others have been given.
         """
+
+
+def running(task: EvolutionTask | type[EvolutionTask]) -> AbstractContextManager[None]:
+    """What a task of the user's raises inside is told as theirs; a fault of Flatout's own stays one."""
+    kind = task if isinstance(task, type) else type(task)
+    if kind.__module__.partition(".")[0] == "flatout":
+        return contextlib.nullcontext()
+    return calling(f"the task {title_of(task)}")
+
+
+def title_of(task: EvolutionTask | type[EvolutionTask]) -> str:
+    """How a task is named to people: its module and class, as on the command line."""
+    kind = task if isinstance(task, type) else type(task)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
+    """The prompts of a task, checked: anybody may have written it."""
+    with running(task):
+        prompts = list(task.prompts(split, epoch=epoch, count=count, seed=seed))
+    if not prompts:
+        raise BadInput(f"the task {title_of(task)} has no prompt for the split {split!r}")
+    for prompt in prompts:
+        if not isinstance(prompt, Prompt):
+            raise BadInput(
+                f"the task {title_of(task)} gives a {type(prompt).__name__} as a prompt",
+                hint="make each a Prompt of flatout.engines.evolution.tasks",
+            )
+    return prompts
 
 
 def text_of_ids(token_ids: Iterable[int]) -> str:

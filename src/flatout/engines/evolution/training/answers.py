@@ -18,6 +18,7 @@ import torch
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.rewards.kinds import check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
+from flatout.engines.evolution.tasks.task import ask_prompts
 from flatout.engines.evolution.training import models, schedule
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
@@ -60,7 +61,7 @@ class Answers:
         self._settings, self._es, self._task, self._ranks = settings, es, task, ranks
         self._decoder, self._on_progress = es.decoder, on_progress
         count = settings.evaluate_prompts
-        self._held_out = task.prompts("heldout", epoch=0, count=count, seed=settings.seed)
+        self._held_out = ask_prompts(task, "heldout", epoch=0, count=count, seed=settings.seed)
         self.tokenizer = models.open_tokenizer(Path(settings.model), prompts=self._held_out)
         ends = models.end_tokens(model)
         self._texts = models.Texts(self.tokenizer, stop=task.stop, chat=settings.chat, ends=ends)
@@ -153,7 +154,7 @@ class Answers:
         )
 
     def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:
-        return self._task.prompts("train", epoch=epoch, count=count, seed=self._settings.seed)
+        return ask_prompts(self._task, "train", epoch=epoch, count=count, seed=self._settings.seed)
 
     def _encoded(self, prompts: Sequence[Prompt]) -> list[Ids]:
         """Token numbers of prompts; slots grow to hold the longest and its completion."""

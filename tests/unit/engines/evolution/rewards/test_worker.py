@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 from collections.abc import Mapping
@@ -42,6 +43,17 @@ def test_what_a_reward_raises_is_told_in_one_line_with_its_place() -> None:
     assert isinstance(failure, Failure) and failure.kind == "raised"
     assert str(failure).startswith("row 7 raised: KeyError: ")
     assert "test_worker.py:" in failure.message and "\n" not in failure.message
+
+
+def reads_json(completion: str, answer: Mapping[str, str], /) -> float:
+    return float(json.loads(completion))
+
+
+def test_the_place_is_the_rewards_own_line_where_a_library_raised() -> None:
+    failure = score_row(reads_json, ("{", {}), index=0)
+    assert isinstance(failure, Failure) and "JSONDecodeError" in failure.message
+    line = reads_json.__code__.co_firstlineno + 1
+    assert failure.message.endswith(f"({__file__}:{line})")
 
 
 def test_an_interrupt_is_not_a_failure() -> None:

@@ -124,6 +124,33 @@ def test_a_class_of_the_users_is_named_by_module_or_file(
         find_task("no_such_module:Rhymes")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("    length: int = 2", "    length: int", "the task faulty:Rhymes needs the option length"),
+        ("    stop: ClassVar", "    halt: ClassVar", "the task faulty:Rhymes has no stop"),
+        ("return score", "return 3", "the reward of the task faulty:Rhymes is not a function"),
+        ("return score", "return SCORES", r"faulty:Rhymes raised NameError: .* \(at .*/faulty\.py:15\)"),
+        (
+            "    @property",
+            "    def __post_init__(self):\n        import json; json.loads('{')\n    @property",
+            r"the task faulty:Rhymes raised json\S*JSONDecodeError: .* \(at .*/faulty\.py:14\)",
+        ),
+    ],
+)
+def test_a_fault_of_a_users_class_is_named_as_theirs(
+    before: str, after: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert before in RHYMES
+    (tmp_path / "faulty.py").write_text(RHYMES.replace(before, after))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with pytest.raises(BadInput, match=message) as caught:
+        find_task(f"{tmp_path}/faulty.py:Rhymes")
+    assert "\n" not in str(caught.value)
+
+
 def test_an_installed_package_adds_a_task_by_an_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,15 +6,19 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.task import (
     HELD_OUT_ONE_IN,
     GeneratedTask,
     Prompt,
+    Split,
+    ask_prompts,
     ordered_prompts,
     split_of,
     text_of_ids,
@@ -110,3 +114,43 @@ def test_a_prompt_is_one_of_the_two() -> None:
 def test_token_numbers_as_text() -> None:
     assert text_of_ids([4, 10, 7]) == "4 10 7"
     assert text_of_ids(()) == ""
+
+
+class Faulty(Numbers):
+    max_new_tokens = 1
+    stop = ()
+    reward = len  # type: ignore[assignment]
+    given: object = None
+
+    def draw(self, stream: random.Random) -> Prompt:
+        if self.given == "both":
+            return Prompt(text="one", token_ids=(1,), answer={}, key="both")
+        raise KeyError("no such word")
+
+    def prompts(self, split: Split, **options: Any) -> Any:
+        return self.given if isinstance(self.given, list) else super().prompts(split, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, r"the task \S+test_task:Faulty raised KeyError: 'no such word' \(at \S+test_task\.py:\d+\)"),
+        ("both", r"Faulty raised ValueError: the prompt both is either .* \(at \S+test_task\.py:\d+\)"),
+        (["one"], "Faulty gives a str as a prompt"),
+        ([], "Faulty has no prompt for the split 'train'"),
+    ],
+)
+def test_a_fault_of_a_users_task_is_named_as_theirs(given: object, message: str) -> None:
+    task = Faulty(1)
+    task.given = given
+    with pytest.raises(BadInput, match=message):
+        ask_prompts(task, "train", epoch=0, count=1, seed=0)
+
+
+def test_a_fault_of_a_task_of_ours_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, stream: random.Random) -> Prompt:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(Arithmetic, "draw", broken)
+    with pytest.raises(KeyError, match="ours"):
+        ask_prompts(Arithmetic(), "train", epoch=0, count=1, seed=0)
