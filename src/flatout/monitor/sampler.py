@@ -67,25 +67,32 @@ class Sampler:
         self._notes: list[str] = []
         self._failed: set[tuple[int, type[BaseException]]] = set()  # who, and what was raised
         self._stop = threading.Event()
+        self._was_paused = False
         self._thread: threading.Thread | None = None
 
     # Threads
 
     def start(self) -> Sampler:
-        """Take the first sample at once, and the others in the background."""
+        """Take the first sample at once, and the others in the background; go on after a pause."""
+        self._stop.clear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="flatout-sampler", daemon=True)
             self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def pause(self) -> bool:
+        """Take no samples until `start`; False where the thread hangs."""
         self._stop.set()
+        self._was_paused = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
-            if self._thread.is_alive():  # the driver may be in use, and is not closed under it
-                return
+            if self._thread.is_alive():
+                return False
             self._thread = None
-        if self._gpus is not None:
+        return True
+
+    def stop(self) -> None:
+        if self.pause() and self._gpus is not None:  # a driver that is in use is not closed
             self._gpus.close()
 
     def __enter__(self) -> Sampler:
@@ -163,7 +170,8 @@ class Sampler:
             self.on_failure(failure)
 
     def _note_gap(self, now_s: float, time_s: float) -> None:
-        if self._last is None:
+        was_paused, self._was_paused = self._was_paused, False
+        if self._last is None or was_paused:
             return
         passed_s, wall_s = now_s - self._last[0], time_s - self._last[1]
         # A sleeping machine stops one of the clocks, a stopped process neither.

@@ -119,6 +119,7 @@ def begin(
     )
     if run is None:
         return
+    run.num_open += 1  # the script's own `with` does not end it
     atexit.register(_end, run, stack)
 
     def on_torch(torch: ModuleType) -> None:

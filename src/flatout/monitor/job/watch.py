@@ -9,7 +9,8 @@
             watch.step(loss=loss, lr=scheduler.get_last_lr()[0])
 
 A process has one watched run, however many loops it has: the loops of later epochs join the run of the
-first.  The run ends with the outermost `with`, or with the process.  Of several ranks each reports, and rank
+first.  The run ends with the outermost `with`, or with the process; a later `with` of the same name, such as
+that of the next epoch, goes on with it.  Of several ranks each reports, and rank
 0 alone shows the line and keeps the log.
 """
 
@@ -27,7 +28,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import CHANNEL_FILE, create_run, end_run, this_run
+from flatout.ground.runs import (
+    CHANNEL_FILE,
+    create_run,
+    end_run,
+    read_run,
+    runs_folder,
+    this_run,
+    write_run,
+)
 from flatout.measure import PHASES
 from flatout.monitor.job.reporter import Reporter
 from flatout.monitor.past.history import HistoryWriter
@@ -60,12 +69,15 @@ class WatchedRun:
         if command is not None:
             run = replace(run, command=command)
         self.pid = os.getpid()
+        self.name = run.name
+        self.is_suspended = self.is_closed = False
         self.folder = create_run(run, root)
         self.reporter = Reporter(self.folder / CHANNEL_FILE)
         self.num_open = 0  # `with` blocks
         self.on_own_report: Callable[[], None] | None = None  # the job reports itself: nobody else must
         self._closers: list[Callable[[], None]] = []
         self.sampler: Sampler | None = None
+        self._shown: LineWriter | None = None
         if run.rank not in (None, 0):
             return
         shown = LineWriter()
@@ -82,27 +94,59 @@ class WatchedRun:
         if line:
             recent = self.sampler.recent
             self.sampler.listeners.append(lambda sample: shown.write(recent(LINE_SPAN_S)))
-        self._closers.append(shown.close)
+        self._shown = shown
         self.sampler.start()
 
     def own_reporter(self) -> Reporter:
         """The reporter, for a job that speaks for itself."""
+        self.resume()
         if self.on_own_report is not None:
             self.on_own_report()
             self.on_own_report = None
         return self.reporter
 
+    def takes(self, *, name: str | None, root: Path | None) -> bool:
+        """Whether a `watch` with these options means this run."""
+        is_here = (root or runs_folder()).absolute() == self.folder.parent.absolute()
+        return name in (None, self.name) and is_here and self.folder.is_dir()
+
+    def suspend(self) -> None:
+        """End the run for now: `resume` goes on with it."""
+        if os.getpid() != self.pid or self.is_suspended:
+            return
+        self.is_suspended = True
+        self.reporter.pause()
+        self.reporter.write(ended=True)
+        if self.sampler is not None:
+            self.sampler.pause()
+        if self._shown is not None:
+            with contextlib.suppress(OSError):
+                self._shown.close()
+        with contextlib.suppress(OSError, BadInput):
+            end_run(self.folder, time_s=time.time())
+
+    def resume(self) -> None:
+        """Go on with a run that was suspended."""
+        if self.is_closed or not self.is_suspended:
+            return
+        with contextlib.suppress(OSError, BadInput):  # the job goes on, whatever became of the folder
+            write_run(self.folder, replace(read_run(self.folder), ended_s=None))
+        self.is_suspended = False
+        self.reporter.write()
+        if self.sampler is not None:
+            self.sampler.start()
+
     def close(self) -> None:
         if os.getpid() != self.pid:
             return
+        self.suspend()
+        self.is_closed = True
         self.reporter.close()
         if self.sampler is not None:
             self.sampler.stop()
         for close in self._closers:
             with contextlib.suppress(OSError):
                 close()
-        with contextlib.suppress(OSError, BadInput):
-            end_run(self.folder, time_s=time.time())
 
 
 _run: WatchedRun | None = None
@@ -186,7 +230,7 @@ class Watch(Generic[Batch]):
         if self.run is not None:
             self.run.num_open -= 1
             if not self.run.num_open:
-                end_watching()
+                self.run.suspend()
 
 
 @contextlib.contextmanager
@@ -219,10 +263,16 @@ def watch(
 
 
 def begin_run(**options: Any) -> WatchedRun | None:
-    """Begin the run of this process if it has none; return None, and say so once, if it cannot be kept."""
+    """Begin the run of this process, or go on with it; return None, and say so once, if it cannot be kept."""
     global _run, _warned
-    if _run is None or _run.pid != os.getpid():
+    if _run is not None and _run.pid != os.getpid():
         _run = None
+    if _run is not None and _run.is_suspended:
+        if _run.takes(name=options["name"], root=options["root"]):
+            _run.resume()
+        else:
+            end_watching()
+    if _run is None:
         try:
             _run = WatchedRun(**options)
         except OSError as error:

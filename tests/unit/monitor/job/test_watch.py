@@ -62,6 +62,46 @@ def test_epochs_join_one_run(tmp_path: Path) -> None:
     assert state_of(run) == "ended"
 
 
+def test_a_with_block_per_epoch_is_one_run(tmp_path: Path) -> None:
+    heard: list[Sample] = []
+    for _ in range(3):
+        with watch(range(5), line=False, folder=tmp_path, hz=10, listeners=[heard.append]) as watched:
+            for _ in watched:
+                watched.step(loss=1.0)
+            count = len(heard)
+            while len(heard) == count:
+                pass
+        ((folder, run),) = list_runs(tmp_path)
+        assert state_of(run) == "ended"
+    assert reported(folder).steps == 15
+    assert reported(folder).ended
+    assert {sample.job.steps for sample in heard if sample.job is not None} <= {None, *range(16)}
+    assert not [note for sample in heard for note in sample.notes]
+    end_watching()
+    assert len(list(read_tier(folder, "raw"))) == len(heard)
+    assert list(read_tier(folder, "minutes"))
+
+
+def test_a_watch_that_is_entered_again_goes_on(tmp_path: Path) -> None:
+    watched = quiet(range(3), tmp_path)
+    for epoch in range(3):
+        with watched:
+            list(watched)
+            assert state_of(list_runs(tmp_path)[0][1]) == "running"
+        assert reported(watched.folder).steps == 3 * (epoch + 1)
+    ((_, run),) = list_runs(tmp_path)
+    assert state_of(run) == "ended"
+
+
+def test_with_blocks_of_different_names_are_different_runs(tmp_path: Path) -> None:
+    for name in ("train", "test", "test"):
+        with watch(range(2), line=False, folder=tmp_path, name=name) as watched:
+            list(watched)
+    end_watching()
+    assert sorted(run.name for _, run in list_runs(tmp_path)) == ["test", "train"]
+    assert {state_of(run) for _, run in list_runs(tmp_path)} == {"ended"}
+
+
 def test_a_loop_that_is_left_early_and_one_that_raises_go_on_as_they_would(tmp_path: Path) -> None:
     for number in quiet(range(100), tmp_path):
         if number == 3:
