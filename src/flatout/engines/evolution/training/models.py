@@ -5,12 +5,12 @@ A task's stop texts end a completion.  A row stops early at any token whose own 
 tokenised.  A task of token numbers needs no tokenizer.
 
 What training changed lies in the decoder's products, which are views of the model's own parameters: the model
-is saved as it is.
+is saved as it is, in the dtype that the run computes in, and weights that are tied are saved once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from flatout.ground.atomic_files import whole_folder
 from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from flatout.engines.run.models import DType
 
@@ -98,8 +98,7 @@ def end_tokens(model: nn.Module) -> tuple[int, ...]:
 
 def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write the trained model as transformers loads it, whole or not at all."""
-    # Parts of a stacked weight share a storage, which a safetensors file cannot say: save each alone.
-    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    state = _own_copies(model.state_dict())
     safetensors = import_extra("safetensors", extra=EXTRA)
     try:
         with whole_folder(folder, replace=True) as partial, models.quietly(extra=EXTRA):
@@ -111,3 +110,18 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
             f"the trained model {folder} cannot be written: {error}",
             hint="free some space; --resume writes it from the last checkpoint",
         ) from error
+
+
+def _own_copies(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every tensor in a storage of its own; tied ones, which are the same values, stay one tensor.
+
+    Parts of a stacked weight share a storage, which a safetensors file cannot say.
+    """
+    copies: dict[tuple[object, ...], Tensor] = {}
+    kept = {}
+    for name, tensor in state.items():
+        values = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if values not in copies:
+            copies[values] = tensor.detach().cpu().clone()
+        kept[name] = copies[values]
+    return kept

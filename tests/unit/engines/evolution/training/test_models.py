@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.tasks import Prompt
 from flatout.engines.evolution.training.models import (
     Texts,
@@ -17,6 +19,7 @@ from flatout.engines.evolution.training.models import (
     open_tokenizer,
     save_model,
 )
+from flatout.engines.run.models import DType
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.models.families import read_decoder
@@ -62,6 +65,31 @@ def test_what_evolved_is_what_is_saved(kind: str, tmp_path: Path) -> None:
     loaded = open_model(tmp_path / "model", device=CPU, dtype="float32")
     assert generate(loaded, prompts, max_new_tokens=8) == after
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_model_is_saved_in_its_dtype_and_a_tied_head_once(kind: str, dtype: DType, tmp_path: Path) -> None:
+    """What is saved are the rounded weights that the run evaluates, not the fp32 masters."""
+    from transformers import AutoModelForCausalLM
+
+    tiny(kind).to(torch.bfloat16).save_pretrained(tmp_path / "given")
+    model: Any = open_model(tmp_path / "given", device=CPU, dtype=dtype)
+    ids = torch.tensor([[1, 2, 3, 9]])
+    untrained = model(ids).logits
+    es = Eggroll(model, population=8, sigma=0.1, lr=1.0)
+    es.tell(torch.arange(8.0)[:, None])
+    trained = model(ids).logits
+    assert not trained.equal(untrained)
+    save_model(model, None, tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {getattr(torch, dtype)}
+    given = load_file(tmp_path / "given" / "model.safetensors")
+    assert saved.keys() == given.keys()
+    assert bool({"lm_head.weight", "embed_out.weight"} & saved.keys()) == (kind == "neox")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto").eval()
+    assert loaded.dtype == getattr(torch, dtype)
+    assert loaded(ids).logits.equal(trained)
 
 
 def test_a_full_disk_is_no_defect_and_leaves_the_model_before(tmp_path: Path) -> None:
