@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import itertools
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import psutil
 
@@ -38,6 +40,9 @@ HOME = ".flatout"
 RUN_FILE = "run.json"
 CHANNEL_FILE = "job.channel"  # of a watched run: what the job reports at present
 LONGEST_NAME = 40
+LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
+HIGHEST_PID = 2**31 - 1
+LATEST_S = 32_503_680_000.0  # the year 3000
 
 RunState = Literal["running", "ended", "died"]
 
@@ -156,12 +161,25 @@ def end_run(folder: Path, *, time_s: float) -> None:
     write_run(folder, replace(read_run(folder), ended_s=time_s))
 
 
+def read_regular(path: Path, *, most_bytes: int) -> bytes:
+    """Read a file of a run; OSError for one that is too large, and for a pipe or a device: they hang."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than {most_bytes} bytes", str(path))
+    return data
+
+
 def read_run(folder: Path) -> Run:
     """Whose run a folder holds; BadInput where it holds none."""
     path = folder / RUN_FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = read_regular(path, most_bytes=LARGEST_RUN_FILE).decode()
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(
             f"{folder} holds no run: {error}", hint="flatout watch --list shows the runs"
         ) from None
@@ -169,9 +187,17 @@ def read_run(folder: Path) -> Run:
     if not isinstance(version, int) or version > RUN_VERSION:
         raise BadInput(f"{path} has version {version}; this flatout reads up to {RUN_VERSION}")
     try:
-        return decode(Run, data)
-    except WrongShape as error:
+        run = decode(Run, data)
+    except (WrongShape, RecursionError, OverflowError) as error:
         raise BadInput(f"{path} is damaged: {error}") from None
+    times = [time_s for time_s in (run.started_s, run.ended_s, run.process_started_s) if time_s is not None]
+    if not 0 < run.pid <= HIGHEST_PID or not all(0 <= time_s < LATEST_S for time_s in times):
+        raise BadInput(f"{path} is damaged: process {run.pid} at {times} seconds since 1970")
+    return run
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
 
 
 def state_of(run: Run) -> RunState:

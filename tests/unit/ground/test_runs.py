@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -151,3 +152,51 @@ def test_a_recorded_run_says_how_it_ended(tmp_path: Path) -> None:
     create_run(a_run(), tmp_path)
     assert [path.name for path, _ in list_runs(tmp_path, kind="evolve")] == ["one", "two"]
     assert len(list_runs(tmp_path)) == 3
+
+
+def damaged(**changes: object) -> str:
+    run = {
+        "format": "flatout-run",
+        "version": 1,
+        "name": "x",
+        "pid": 7,
+        "process_started_s": None,
+        "started_s": 1.7e9,
+    }
+    return json.dumps(run | changes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        damaged(pid=-5),
+        damaged(pid=0),
+        damaged(pid=2**70),
+        damaged(started_s=float("nan")),
+        damaged(started_s=1e300),
+        damaged(process_started_s=float("inf")),
+        damaged(command=[7]),
+        '{"a":' * 100_000,
+        "[" * 100_000,
+        damaged(name="x" * 5 * 2**20),
+        "\0\1",
+    ],
+    ids=range(11),
+)
+def test_a_bad_run_is_left_out_and_the_others_are_listed(tmp_path: Path, text: str) -> None:
+    good = create_run(a_run(), tmp_path)
+    bad = create_run(a_run("bad"), tmp_path)
+    (bad / RUN_FILE).write_text(text)
+    assert [folder for folder, _ in list_runs(tmp_path)] == [good]
+    assert find_run("train", tmp_path) == good
+    with pytest.raises(BadInput):
+        read_run(bad)
+
+
+def test_a_pipe_or_a_device_in_the_place_of_a_run_does_not_hang(tmp_path: Path) -> None:
+    good = create_run(a_run(), tmp_path)
+    for name in ("pipe", "device"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / RUN_FILE)
+    (tmp_path / "device" / RUN_FILE).symlink_to("/dev/zero")
+    assert [folder for folder, _ in list_runs(tmp_path)] == [good]

@@ -18,6 +18,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.ground.runs import read_regular
 from flatout.measure import PHASES
 
 SUFFIX = ".channel"
@@ -73,7 +74,7 @@ class JobRecord:
 def read_channel(path: Path) -> JobRecord | None:
     """Read the latest whole record; None if there is none yet."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, most_bytes=2 * SLOT_BYTES)
     except OSError:
         return None
     slots = [_parse(data[offset : offset + SLOT_BYTES]) for offset in (0, SLOT_BYTES)]
@@ -90,9 +91,12 @@ def _parse(slot: bytes) -> JobRecord | None:
     magic, version, number, *values, gpu_id, device_name = LAYOUT.unpack_from(slot)
     if magic != MAGIC or version != VERSION:
         return None
-    known = {name: None if math.isnan(value) else value for name, value in zip(SCALARS, values, strict=False)}
-    if known.pop("loss_is_nan"):
-        known["loss"] = math.nan
+    known = {
+        name: value if math.isfinite(value) else None for name, value in zip(SCALARS, values, strict=False)
+    }
+    loss = values[SCALARS.index("loss")]
+    if known.pop("loss_is_nan") or math.isinf(loss):
+        known["loss"] = loss
     whole = {name: None if (value := known[name]) is None else int(value) for name in COUNTS}
     host_s = dict(zip(PHASES, values[len(SCALARS) :], strict=False))
     device = values[len(SCALARS) + NUM_PHASES :]

@@ -17,10 +17,11 @@ from typing import Any
 
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import CHANNEL_FILE, Run, list_runs, read_run, state_of
+from flatout.ground.runs import CHANNEL_FILE, Run, list_runs, read_regular, read_run, state_of
 from flatout.monitor.job.channel import read_channel
 
 LOG_FILE = "log.jsonl"
+LARGEST_LOG = 256 * 2**20
 WATCHED = "watch"
 COUNTERS = ("step", "epoch")
 NOT_FIGURES = (*COUNTERS, "epochs", "elapsed_s")
@@ -73,7 +74,15 @@ class EngineComparison:
 
 def digest_runs(root: Path | None = None) -> tuple[RunDigest, ...]:
     """Digest every run, the latest first."""
-    return tuple(digest_run(folder, run) for folder, run in list_runs(root))
+    return tuple(_digest_or_less(folder, run) for folder, run in list_runs(root))
+
+
+def _digest_or_less(folder: Path, run: Run) -> RunDigest:
+    """Digest a run; of one whose log holds nonsense, say what run.json says: the others are listed too."""
+    try:
+        return digest_run(folder, run)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return RunDigest(folder=folder, run=run, state=state_of(run))
 
 
 def digest_run(folder: Path, run: Run | None = None) -> RunDigest:
@@ -131,13 +140,13 @@ def compare_engines(first: Path, second: Path) -> EngineComparison:
 def _records(path: Path) -> Iterator[Record]:
     """Yield the reports of a log; skip the header, torn lines and anything else."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_regular(path, most_bytes=LARGEST_LOG).splitlines()
     except OSError:
         return
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and "format" not in record:
             yield record

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import re
@@ -23,9 +24,11 @@ from pathlib import Path
 
 from flatout.ground.codec import encode, rounded
 from flatout.ground.errors import BadInput
+from flatout.ground.runs import LATEST_S, read_regular
 from flatout.monitor.sample import Sample, lean, merge
 
 MIB = 2**20
+LARGEST_FILE = 16 * MIB  # as it is read; what is written here has at most one
 DIGITS = 5
 ROUNDING_S = 1.0  # of a span of hours, with that many digits
 MOST_PENDING = 60
@@ -271,9 +274,13 @@ def _last_files(folder: Path, tier: str, most_bytes: int) -> list[tuple[int, byt
 def _whole_lines(path: Path) -> bytes | None:
     """Read a file up to its last whole line; None if it cannot be read."""
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        data = read_regular(path, most_bytes=LARGEST_FILE)
+        if path.suffix == ".gz":
+            with gzip.open(io.BytesIO(data)) as file:
+                data = file.read(LARGEST_FILE + 1)
     except (OSError, EOFError, zlib.error):
+        return None
+    if len(data) > LARGEST_FILE:  # compressed, a few kilobytes can hold gigabytes
         return None
     return data[: data.rfind(b"\n") + 1]
 
@@ -281,5 +288,7 @@ def _whole_lines(path: Path) -> bytes | None:
 def parse_lines(lines: bytes) -> Iterator[Sample]:
     """Parse samples; skip damaged lines."""
     for line in lines.splitlines():
-        with contextlib.suppress(ValueError, BadInput):
-            yield Sample.from_json(json.loads(line))
+        with contextlib.suppress(ValueError, BadInput, RecursionError, OverflowError):
+            sample = Sample.from_json(json.loads(line))
+            if abs(sample.start_s) < LATEST_S and abs(sample.time_s) < LATEST_S:
+                yield sample

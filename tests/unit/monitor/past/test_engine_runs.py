@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
+from flatout.ground.runs import CHANNEL_FILE, Run, create_run
 from flatout.monitor.past.engine_runs import (
+    LOG_FILE,
     compare_engines,
     digest_run,
     digest_runs,
@@ -79,3 +81,17 @@ def test_runs_of_two_kinds_cannot_be_compared(tmp_path: Path) -> None:
 
 def test_a_run_without_scores_has_no_main_figure(tmp_path: Path) -> None:
     assert digest_run(engine_run(tmp_path, [{"step": 1, "tokens_per_s": 3.0}], kind="adapt")).figure is None
+
+
+def test_a_log_of_nonsense_does_not_keep_others_from_the_list(tmp_path: Path) -> None:
+    folders = [
+        create_run(Run(name=name, pid=1, process_started_s=1.0, started_s=1.7e9, kind="evolve"), tmp_path)
+        for name in ("pipe", "deep", "words", "huge")
+    ]
+    os.mkfifo(folders[0] / LOG_FILE)
+    (folders[1] / LOG_FILE).write_text('{"a":' * 100_000 + "\n")
+    (folders[2] / LOG_FILE).write_text('{"step": 1, "elapsed_s": "soon"}\n')
+    (folders[3] / LOG_FILE).write_text(f'{{"step": 1, "loss": {"9" * 400}}}\n')
+    watched = create_run(Run(name="watched", pid=1, process_started_s=1.0, started_s=1.7e9), tmp_path)
+    os.mkfifo(watched / CHANNEL_FILE)
+    assert {each.run.name for each in digest_runs(tmp_path)} == {"pipe", "deep", "words", "huge", "watched"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -260,3 +261,18 @@ def test_of_a_long_run_the_end_is_fine_and_the_beginning_coarse(tmp_path: Path) 
     assert times[-2:] == [7180.0, 7190.0]
     assert times[1] - times[0] >= 60.0
     assert len(times) < 720
+
+
+def test_what_is_no_log_among_the_logs_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, range(10)).close()
+    first = list(read_tier(tmp_path, "raw"))
+    os.mkfifo(tmp_path / "raw-000100.jsonl")
+    (tmp_path / "raw-000101.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 20 * 2**20))
+    (tmp_path / "raw-000102.jsonl").write_text("[" * 100_000 + "\n" + '{"time_s":NaN}\n{"time_s":1e300}\n')
+    (tmp_path / "raw-000103.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "raw-000104.jsonl").mkdir()
+    assert list(read_tier(tmp_path, "raw")) == first
+    assert list(replay(tmp_path)) == first
+    tail = HistoryTail(tmp_path)
+    assert tail.past() == first
+    assert tail.more() == []
