@@ -22,6 +22,7 @@ from flatout.engines.adapters.report.page import page as report_page
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.run_folder import AdaptStatus
 from flatout.engines.adapters.settings import VERB, AdaptSettings, make_settings
+from flatout.engines.adapters.tasks.known import naming_task_files
 from flatout.engines.adapters.training.checkpoint import PHASES, PhaseCheckpoint
 from flatout.engines.adapters.training.live_line import LiveLine
 from flatout.engines.adapters.training.log import KIND
@@ -91,7 +92,10 @@ def train(
         for note in notes:
             on_progress(note)
         if waiting:
-            with AdapterAssembly(settings, ranks=ranks, on_progress=on_progress) as assembly:
+            with (
+                naming_task_files(),
+                AdapterAssembly(settings, ranks=ranks, on_progress=on_progress) as assembly,
+            ):
                 _train_phases(assembly, waiting, on_line=on_line, on_progress=on_progress)
         plots = _plot(settings, on_progress=on_progress) if ranks.first else ()
     return AdaptOutcome(
@@ -232,7 +236,7 @@ def _open_best(settings: AdaptSettings) -> Iterator[tuple[AdapterAssembly, bool]
     """Open a run with the best weights of its last phase; (its parts, whether its router is trained)."""
     found = run_folder.furthest(settings.folder)
     ranks = Ranks(device=choose_device(settings.device))
-    with AdapterAssembly(settings, ranks=ranks) as assembly:
+    with naming_task_files(), AdapterAssembly(settings, ranks=ranks) as assembly:
         assembly.load_best(found)
         assembly.train(False)
         yield assembly, found.state.phase != "phase1"

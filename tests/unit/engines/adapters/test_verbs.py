@@ -406,3 +406,42 @@ def test_a_phase_that_was_judged_on_first_rows_resumes_only_if_those_are_all(
     with pytest.raises(BadInput, match=r"judged on the first 8 of 9 validation rows of sentiment.*--out"):
         verbs.train(settings, phases=("phase1",), resume=True)
     assert verbs.evaluate(tmp_path / "run")[0].num_rows["sentiment"] == 4
+
+
+BROKEN = """
+from flatout.engines.adapters.tasks.sentiment import Sentiment
+
+
+class Mood(Sentiment):
+    name = "mood"
+
+    def METHOD(self, *given, **named):
+        return self.there_is_no_such_thing
+"""
+
+
+@pytest.mark.parametrize("method", ["generated_row", "head", "targets_of", "loss", "text_scores"])
+def test_what_a_task_of_the_user_raises_is_named_as_the_user_s(
+    model: Path, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "mood.py").write_text(BROKEN.replace("METHOD", method))
+    settings = tiny_settings(model, tmp_path / "run", tasks_folder=str(tmp_path))
+    settings["tasks"] = {"mood": {"rank": 2, "data": generated()}}
+    said = r"the task file mood\.py raised AttributeError: .*there_is_no_such_thing.* \(at .*mood\.py:9\)"
+    with pytest.raises(BadInput, match=said):
+        verbs.train(settings, phases=("phase1",))
+
+
+def test_a_run_whose_task_breaks_later_names_the_task_too(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mood.py"
+    path.write_text(BROKEN.replace("METHOD", "unused"))
+    settings = tiny_settings(model, tmp_path / "run", tasks_folder=str(tmp_path))
+    settings["tasks"] = {"mood": {"rank": 2, "data": generated()}}
+    verbs.train(settings, phases=("phase1",))
+    path.write_text(BROKEN.replace("METHOD", "answer"))
+    for ask in (
+        lambda: verbs.evaluate(tmp_path / "run"),
+        lambda: verbs.predict(tmp_path / "run", ["a film"], task="mood"),
+    ):
+        with pytest.raises(BadInput, match=r"the task file mood\.py raised AttributeError"):
+            ask()

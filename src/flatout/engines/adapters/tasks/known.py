@@ -1,7 +1,8 @@
 """Tasks by name: a task is a file with a subclass of `AdapterTask`.
 
 The file lies in this folder, in one of the user's (`tasks_folder`), or in an installed package that names it
-as an entry point of the group `flatout.adapter_tasks`: a module, or the class itself.
+as an entry point of the group `flatout.adapter_tasks`: a module, or the class itself.  What a file of the
+user's or of a package raises is shown as its own, with the line.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from flatout.engines.adapters.tasks.task import AdapterTask
-from flatout.ground.errors import BadInput
+from flatout.ground.errors import BadInput, FlatoutError, is_interrupt
 from flatout.ground.plugins import load_plugins
+from flatout.ground.user_code import calling
 
 GROUP = "flatout.adapter_tasks"
 HERE = Path(__file__).parent
+LOADED = "flatout_task_"  # begins the name of a module that is loaded from the user's folder
 
 
 def known_tasks(folder: Path | None = None) -> dict[str, type[AdapterTask]]:
@@ -46,6 +54,28 @@ def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Ada
         return tasks[name](**settings)
     except TypeError as error:
         raise BadInput(f"{name} cannot take {', '.join(settings)}: {error}") from error
+
+
+@contextmanager
+def naming_task_files() -> Iterator[None]:
+    """Turn what a task of the user's or of a package raises inside into BadInput with its file and line."""
+    try:
+        yield
+    except (FlatoutError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        packages = {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
+        places = [
+            (Path(frame.f_code.co_filename), line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if (name := frame.f_globals.get("__name__", "")).startswith(LOADED)
+            or name.partition(".")[0] in packages
+        ]
+        if not places or is_interrupt(error):
+            raise
+        path, line = places[-1]
+        said = traceback.format_exception_only(error)[-1].strip()
+        raise BadInput(f"the task file {path.name} raised {said}", hint=f"at {path}:{line}") from error
 
 
 Definition = tuple[object, type[AdapterTask]]  # (where it lies, the class)
@@ -80,12 +110,13 @@ def _tasks_in(folder: Path | None) -> Iterator[Definition]:
 
 
 def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"flatout_task_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{LOADED}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise BadInput(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # where a dataclass looks up the names in its annotations
-    spec.loader.exec_module(module)
+    with calling(f"importing {path.name}"):
+        spec.loader.exec_module(module)
     return module
 
 

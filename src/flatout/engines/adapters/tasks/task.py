@@ -35,6 +35,7 @@ from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a t
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
 from flatout.engines.run.json_lines import read_rows
+from flatout.ground.errors import BadInput
 
 Ints = npt.NDArray[np.int32]
 Targets = dict[str, npt.NDArray[Any]]
@@ -178,7 +179,7 @@ class AdapterTask(ABC):
 
     def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
         """What there is to learn of an answered record; not needed by a task that overrides `encode`."""
-        raise NotImplementedError(f"{type(self).__name__} has neither targets_of nor encode")
+        raise BadInput(f"{type(self).__name__} has neither targets_of nor encode", hint="give it one of them")
 
     @abstractmethod
     def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flatout.engines.adapters.tasks import DataOptions, encode_all, known_tasks, task_named
+from flatout.engines.adapters.tasks.known import naming_task_files
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
@@ -58,6 +60,43 @@ def test_a_sixth_is_a_file(tmp_path: Path) -> None:
     batch = task.collate(examples, adapter=5, pad_id=0)
     assert batch.block.adapter == 5 and batch.count == sum(example.num_targets for example in examples)
     assert torch.equal(batch.block.lengths, torch.tensor([len(example.ids) for example in examples]))
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "import nothing_of_this_name", "def :"])
+def test_what_a_file_raises_when_it_is_loaded_is_named_as_its_own(tmp_path: Path, line: str) -> None:
+    (tmp_path / "shout.py").write_text(f"import torch\n{line}\n")
+    with pytest.raises(BadInput, match=r"importing shout\.py raised .*Error: .* \(at .*shout\.py:2\)"):
+        known_tasks(tmp_path)
+
+
+def test_what_a_task_raises_is_named_as_its_own(tmp_path: Path) -> None:
+    (tmp_path / "shout.py").write_text(SIXTH.replace("draw.randrange(9999)", "draw.randrange(-1)"))
+    task = task_named("shout", folder=tmp_path)
+    line = SIXTH.splitlines().index('        word = f"word {draw.randrange(9999)}"') + 1
+    said = rf"the task file shout\.py raised ValueError: .* \(at .*shout\.py:{line}\)"
+    with pytest.raises(BadInput, match=said) as caught, naming_task_files():
+        task.generated(3, seed=0)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(ZeroDivisionError), naming_task_files():
+        _ = 1 / 0
+    with pytest.raises(torch.OutOfMemoryError), naming_task_files():
+        raise torch.OutOfMemoryError("the GPU is full")
+
+
+def test_what_a_task_of_a_package_raises_is_named_as_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, value="loud_package:Shout")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loud_package", raising=False)
+    task = task_named("shout")
+    broken: Any = None
+    with (
+        pytest.raises(BadInput, match=r"loud_package\.py raised AttributeError: .*loud_package\.py:\d+\)"),
+        naming_task_files(),
+    ):
+        task.generated_row(broken)
+    monkeypatch.delitem(sys.modules, "loud_package")
 
 
 def install(folder: Path, *, value: str) -> None:

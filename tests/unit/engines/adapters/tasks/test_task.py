@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flatout.engines.adapters.lora.blocks import tensor_on
 from flatout.engines.adapters.tasks import AdapterTask, known_tasks, task_named
 from flatout.engines.adapters.tasks.task import at_rest
+from flatout.ground.errors import BadInput
 from flatout.testing.adapter_tasks import (
     WIDTH,
     AdapterTaskContract,
@@ -57,7 +58,7 @@ def test_there_is_a_score_beside_the_metric(name: str) -> None:
 
 
 def test_a_task_without_targets_and_without_its_own_encoding_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="QuestionAnswering has neither targets_of nor encode"):
+    with pytest.raises(BadInput, match="QuestionAnswering has neither targets_of nor encode"):
         AdapterTask.targets_of(task_named("qa"), {}, None)
 
 
