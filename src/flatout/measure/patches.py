@@ -27,7 +27,7 @@ class Patches:
         )
         if isinstance(value, FunctionType):  # frameworks read the signature, Lightning that of DataLoader
             functools.update_wrapper(value, getattr(owner, name))
-            _hide_from_dynamo(value.__code__)
+            _hide_from_dynamo(value.__code__, with_calls=False)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, before))
 
@@ -39,9 +39,16 @@ class Patches:
             self._undo.pop()()
 
 
-def _hide_from_dynamo(code: CodeType) -> None:
+def keep_out_of_graphs(hook: Any) -> None:
+    """Tell dynamo to trace neither `hook`, which torch calls inside a compiled step, nor what it calls."""
+    hook._torchdynamo_disable = True
+    _hide_from_dynamo(hook.__code__, with_calls=True)
+
+
+def _hide_from_dynamo(code: CodeType, *, with_calls: bool) -> None:
     """Mark frames of `code` as ones to skip; torch's C code remembers it before dynamo is imported."""
     if "torch" in sys.modules:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-        set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+        inside = _FrameAction.SKIP if with_calls else _FrameAction.DEFAULT
+        set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, inside))

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident, now
-from flatout.measure.patches import Patches
+from flatout.measure.patches import Patches, keep_out_of_graphs
 from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
@@ -213,6 +213,8 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
         if not in_hook:  # torch is walking its hooks otherwise; without `before` this one does nothing
             after_handle.remove()
 
+    for hook in (before, after):
+        keep_out_of_graphs(hook)
     patches.on_undo(optimizers.register_optimizer_step_pre_hook(before).remove)
     after_handle = optimizers.register_optimizer_step_post_hook(after)
     patches.on_undo(remove_after)

@@ -92,7 +92,8 @@ class Passes:
                 sampler, self._sampler = self._sampler, None
                 loss = self.sites.differentiable if self.sites is not None else set()
                 self.stacks = sampler.stop(num_steps=len(steps_s), differentiable=loss)
-        self._run_as_before()
+        with self._guard(arm):
+            self._run_as_before()
 
     def leave_in_child(self) -> None:
         """A forked process inherits the modes of the step it was started in."""
@@ -156,8 +157,9 @@ class Passes:
             import torch
             from torch._dynamo import eval_frame
 
-            self._stance = eval_frame._stance.stance
-            torch.compiler.set_stance("force_eager")
+            stance = eval_frame._stance.stance
+            torch.compiler.set_stance("force_eager")  # raises where the whole step is compiled
+            self._stance = stance
 
     def _run_as_before(self) -> None:
         if self._stance is not None:

@@ -11,6 +11,7 @@ from torch.overrides import _get_current_function_mode_stack
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Arm
 from flatout.measure.loading.workers import LOG
+from flatout.measure.patches import keep_out_of_graphs
 from flatout.measure.run.passes import Passes
 from flatout.measure.user_code import UserCode
 
@@ -109,3 +110,44 @@ def test_compiled_code_runs_eagerly_inside_a_pass_and_as_before_after_it(passes:
     passes.end("count", [0.1])
     assert eval_frame._stance.stance == before
     assert sys.modules["torch._dynamo"] is torch._dynamo
+
+
+@pytest.mark.parametrize("arm", ["count", "memory"])
+def test_a_pass_begins_and_ends_inside_a_step_that_is_compiled_as_a_whole(passes: Passes, arm: Arm) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begun: list[Arm] = []
+
+    def after(*_: object) -> None:
+        if begun:
+            passes.end(arm, [0.1])
+        else:
+            begun.append(arm)
+            passes.begin(arm, "cpu")
+
+    keep_out_of_graphs(after)
+    optimizer.register_step_post_hook(after)
+
+    def step() -> None:
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+    compiled = torch.compile(step, backend="eager")
+    for _ in range(2):
+        compiled()
+    assert passes.missing == []
+
+
+def test_a_stance_that_cannot_be_set_is_no_error_of_the_job(
+    passes: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(stance: str) -> None:
+        raise RuntimeError("attempted to set_stance in a torch.compile region")
+
+    import torch._dynamo
+
+    monkeypatch.setattr(torch.compiler, "set_stance", refuse)
+    passes.begin("count", "cpu")
+    passes.end("count", [0.1])
+    (words,) = passes.missing
+    assert words.startswith("count: the instrument failed: RuntimeError: attempted to set_stance")
