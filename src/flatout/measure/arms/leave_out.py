@@ -19,6 +19,7 @@ import ast
 import importlib.machinery
 import runpy
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -32,6 +33,7 @@ SWITCH = "_flatout_left_out"
 NOTHING = -1
 LEAST_SHARE = 0.1  # of the step: less cannot be told from noise in a few rounds
 TRAINS = frozenset(("backward", "step"))
+WORDS = tuple(f".{word}".encode() for word in TRAINS)  # a file without them has no training loop
 ELIGIBLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.While, ast.With, ast.If, ast.Try)
 LEAVES = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete),
@@ -120,17 +122,22 @@ class LeaveOut:
         if not file.endswith(".py") or not self._user_code.is_user_file(file):
             return None
         try:
-            with open(file, "rb") as source:
-                tree = ast.parse(source.read(), file)
-        except (OSError, SyntaxError, ValueError):
+            with open(file, "rb") as opened:
+                source = opened.read()
+            if not any(word in source for word in WORDS):
+                return None
+            path = self._user_code.absolute(file)
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(source, file)
+                found = list(_add_switches(tree, path=path, first_number=len(self.statements)))
+                if not found:
+                    return None
+                _define_switch(tree)
+                code: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
+            compile(source, file, "exec", dont_inherit=True)  # warns as Python would, and once
+        except (OSError, SyntaxError, ValueError, RecursionError):
             return None  # Python's own way to say it is the one the user knows
-        path = self._user_code.absolute(file)
-        found = list(_add_switches(tree, path=path, first_number=len(self.statements)))
-        if not found:
-            return None
-        _define_switch(tree)
         self.statements += found
-        code: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
         return code
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import runpy
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -174,6 +175,22 @@ def test_a_file_without_a_training_loop_and_a_broken_one_are_pythons(tmp_path: P
     broken = Job(tmp_path, "for step in range(3)\n    pass\n")
     with pytest.raises(SyntaxError):
         broken.run(left_out="none")
+
+
+def test_an_expression_too_deep_to_walk_is_pythons(tmp_path: Path) -> None:
+    total = " + ".join(["1"] * 1500)
+    job = Job(tmp_path, f"total = {total}\nif total < 0:\n    loss.backward()\n")
+    assert job.run(left_out="none")["total"] == 1500
+
+
+@pytest.mark.parametrize("call", ["optimizer.step", "print"])
+def test_a_warning_of_the_compiler_is_given_once(tmp_path: Path, call: str) -> None:
+    job = Job(tmp_path, f"def train():\n    for _ in '\\d':\n        {call}()\n        print(_ is 5)\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job.run(left_out="none")
+    assert bool(job.lines()) == (call == "optimizer.step")
+    assert sorted(warning.lineno for warning in caught) == [2, 4]
 
 
 # The choice
