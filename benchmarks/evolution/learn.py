@@ -65,7 +65,7 @@ class Search:
     def answers(self, prompts: list[Any], **which: Any) -> torch.Tensor:
         """Rewards [members, prompts]."""
         done = self.es.generate(
-            [self.texts.ids(prompt) for prompt in prompts],
+            self.texts.ids(prompts),
             max_new_tokens=self.task.max_new_tokens,
             slots=self.options.rows,
             max_tokens=self.options.max_tokens,

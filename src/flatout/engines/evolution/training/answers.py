@@ -158,7 +158,7 @@ class Answers:
 
     def _encoded(self, prompts: Sequence[Prompt]) -> list[Ids]:
         """Token numbers of prompts; slots grow to hold the longest and its completion."""
-        ids = [self._texts.ids(prompt) for prompt in prompts]
+        ids = self._texts.ids(prompts)
         longest = max(ids, key=len)
         needed, most = len(longest) + self._max_new_tokens, self._decoder.max_positions
         if needed > most:
@@ -194,10 +194,8 @@ def score_texts(
     pool: RewardPool, texts: models.Texts, prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> RewardScores:
     """The reward of each completion, given with the prompt it belongs to."""
-    return pool.score(
-        (texts.text(completion.tokens), prompt.answer)
-        for prompt, completion in zip(prompts, completions, strict=True)
-    )
+    said = texts.texts([completion.tokens for completion in completions])
+    return pool.score([(text, prompt.answer) for text, prompt in zip(said, prompts, strict=True)])
 
 
 def plain_tokens_per_s(

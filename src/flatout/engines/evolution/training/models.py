@@ -43,21 +43,27 @@ class Texts:
         self._chat = template is not None if chat is None else chat
         self.ends = tuple(sorted({*ends, *self._stopping_tokens()}))
 
-    def ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt as the model reads it."""
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        if self._chat:
-            said = [{"role": "user", "content": prompt.text}]
-            text = self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        return tuple(self.tokenizer.encode(prompt.text))
+    def ids(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        """Prompts as the model reads them, in one call of the tokenizer."""
+        encoded = iter(self._encoded([prompt.text for prompt in prompts if prompt.text is not None]))
+        return [next(encoded) if prompt.token_ids is None else prompt.token_ids for prompt in prompts]
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """A completion as the reward reads it."""
+    def texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
+        """Completions as the reward reads them, in one call of the tokenizer."""
         if self.tokenizer is None:
-            return text_of_ids(tokens)
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            return [text_of_ids(tokens) for tokens in completions]
+        return [self._cut(text) for text in _decoded(self.tokenizer, completions)]
+
+    def _encoded(self, texts: list[str]) -> list[tuple[int, ...]]:
+        if not texts:
+            return []
+        if self._chat:
+            said = [[{"role": "user", "content": text}] for text in texts]
+            texts = self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        found = self.tokenizer(texts, add_special_tokens=not self._chat, return_attention_mask=False)
+        return [tuple(ids) for ids in found["input_ids"]]
+
+    def _cut(self, text: str) -> str:
         places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
         return text[: min(places)] if places else text
 
@@ -70,6 +76,19 @@ class Texts:
             texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
             found |= {token for token, text in enumerate(texts) if any(stop in text for stop in self._stop)}
         return found
+
+
+def _decoded(tokenizer: Any, completions: Sequence[Sequence[int]]) -> list[str]:
+    rows = [list(tokens) for tokens in completions]
+    if not rows:
+        return []
+    fast = import_extra("transformers", extra=EXTRA).PreTrainedTokenizerFast
+    kind = type(tokenizer)
+    plain = all(getattr(kind, name, None) is getattr(fast, name) for name in ("decode", "_decode"))
+    if not plain or tokenizer.clean_up_tokenization_spaces:
+        return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
+    # transformers' batch_decode is a loop over rows; the library below it decodes them on all cores.
+    return list(tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True))
 
 
 def open_model(folder: Path, *, device: torch.device, dtype: DType) -> nn.Module:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from flatout.engines.evolution.eggroll import Eggroll
@@ -171,30 +173,101 @@ NUMBERS = Prompt(token_ids=(4, 5), answer={}, key="numbers")
 def test_a_task_of_numbers_needs_no_tokenizer(tmp_path: Path) -> None:
     assert open_tokenizer(tmp_path, prompts=[NUMBERS]) is None
     texts = Texts(None, stop=("\n",), ends=(7,))
-    assert texts.ids(NUMBERS) == (4, 5)
-    assert texts.text((1, 2)) == "1 2"
+    assert texts.ids([NUMBERS]) == [(4, 5)]
+    assert texts.texts([(1, 2)]) == ["1 2"]
     assert texts.ends == (7,)
 
 
 def test_text_is_encoded_and_read(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     texts = Texts(open_tokenizer(tmp_path, prompts=[asked("one")]))
-    assert texts.ids(asked("one two")) == (2, 3)
-    assert texts.text((2, 3, 0)) == "onetwo"
+    assert texts.ids([asked("one two")]) == [(2, 3)]
+    assert texts.texts([(2, 3, 0)]) == ["onetwo"]
     assert texts.ends == (0,)
 
 
 def test_any_token_that_holds_a_stop_ends_a_row_and_the_text_is_cut_there() -> None:
     texts = Texts(tokenizer(), stop=("\n",), ends=(1,))
     assert texts.ends == (0, 1, 4, 5)
-    assert texts.text((2, 5)) == "onetwo"
-    assert texts.text((4, 2)) == ""
+    assert texts.texts([(2, 5)]) == ["onetwo"]
+    assert texts.texts([(4, 2)]) == [""]
 
 
 def test_a_chat_template_is_used_where_there_is_one() -> None:
     prompt = asked("two")
-    assert Texts(tokenizer(chat=True)).ids(prompt) == (6, 3)
-    assert Texts(tokenizer(chat=True), chat=False).ids(prompt) == (3,)
-    assert Texts(tokenizer()).ids(prompt) == (3,)
+    assert Texts(tokenizer(chat=True)).ids([prompt]) == [(6, 3)]
+    assert Texts(tokenizer(chat=True), chat=False).ids([prompt]) == [(3,)]
+    assert Texts(tokenizer()).ids([prompt]) == [(3,)]
     with pytest.raises(BadInput, match="no chat template"):
         Texts(tokenizer(), chat=True)
+
+
+def byte_level(*, clean: bool = False) -> Any:
+    """Bytes as tokens, of which few are whole characters, behind a token that begins every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: number for number, word in enumerate(["<begin>", "<end>", "user:", *alphabet])}
+    made = Tokenizer(models.BPE(vocab=words, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<begin>",
+        eos_token="<end>",
+        chat_template="<begin>" + TEMPLATE,
+        clean_up_tokenization_spaces=clean,
+        clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=clean,
+    )
+
+
+BYTE_LEVEL, CLEANING = byte_level(), byte_level(clean=True)
+
+
+@given(
+    texts=st.lists(st.text(max_size=12), max_size=5),
+    rows=st.lists(st.lists(st.integers(0, 258), max_size=12).map(tuple), max_size=5),
+    chat=st.booleans(),
+    cleans=st.booleans(),
+)
+def test_a_batch_is_encoded_and_decoded_as_one_by_one(
+    texts: list[str], rows: list[tuple[int, ...]], chat: bool, cleans: bool
+) -> None:
+    used = CLEANING if cleans else BYTE_LEVEL
+    both = Texts(used, chat=chat)
+    expected = []
+    for text in texts:
+        said = [{"role": "user", "content": text}]
+        written = used.apply_chat_template(said, add_generation_prompt=True, tokenize=False) if chat else text
+        expected.append(tuple(used.encode(written, add_special_tokens=not chat)))
+    prompts = [asked(text) for text in texts]
+    assert both.ids([NUMBERS, *prompts, NUMBERS]) == [(4, 5), *expected, (4, 5)]
+    assert both.texts(rows) == [used.decode(row, skip_special_tokens=True) for row in rows]
+
+
+def test_a_batch_is_one_call_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    class Counted:
+        def __init__(self, own: Any) -> None:
+            self._own = own
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._own, name)
+            if not name.startswith(("encode", "decode")) or not callable(found):
+                return found
+
+            def counted(rows: Any, *arguments: Any, **options: Any) -> Any:
+                calls.append((name, len(rows)))
+                return found(rows, *arguments, **options)
+
+            return counted
+
+    used = byte_level()
+    both = Texts(used, chat=False)
+    monkeypatch.setattr(used, "_tokenizer", Counted(used._tokenizer))
+    ids = both.ids([asked(f"text {number}") for number in range(100)])
+    assert both.texts([tokens[1:] for tokens in ids]) == [f"text {number}" for number in range(100)]
+    assert calls == [("encode_batch", 100), ("decode_batch", 100)]
