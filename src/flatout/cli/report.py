@@ -70,7 +70,7 @@ def compare(
         plain_console().print(_engine_table(found))
         return
     for number, summary in (("first", found.first), ("second", found.second)):
-        _sentence(f"{number:<7} {summary.folder}, {summary.gpu_name or 'no GPU'}, {summary.state}")
+        _sentence(f"{number:<7} {summary.folder}, {summary.gpu_name or 'no GPU'}, {summary.ending}")
     plain_console().print(_comparison_table(found))
     for caveat in found.caveats:
         _sentence(f"note: {caveat}")
@@ -104,7 +104,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     from flatout.ground.units import show_joules, show_time
     from flatout.monitor.past.summary import last_loss
 
-    yield "run", f"{summary.name} ({summary.folder}), {summary.state}"
+    yield "run", f"{summary.name} ({summary.folder}), {summary.ending}"
     yield "lasted", show_time(summary.duration_s)
     yield "GPU", summary.gpu_name or UNKNOWN
     yield "steps", UNKNOWN if summary.steps is None else str(summary.steps)
@@ -135,11 +135,11 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _engine_rows(digest: RunDigest) -> Iterator[tuple[str, str]]:
+    from flatout.ground.runs import show_state
     from flatout.ground.units import show_time
 
     run = digest.run
-    state = digest.state if run.end in (None, "finished") else f"{digest.state}: {run.end}"
-    yield "run", f"{run.name} ({digest.folder.name}), {run.kind}, {state}"
+    yield "run", f"{run.name} ({digest.folder.name}), {run.kind}, {show_state(run)}"
     yield "lasted", UNKNOWN if digest.duration_s is None else show_time(digest.duration_s)
     yield "steps", UNKNOWN if digest.steps is None else str(digest.steps)
     yield "step", show_seconds(digest.step_s)

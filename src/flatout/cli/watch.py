@@ -165,6 +165,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
 
     from rich.text import Text
 
+    from flatout.ground.runs import show_state
     from flatout.ground.units import UNKNOWN, show_time
     from flatout.page.printable import printable
 
@@ -182,7 +183,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
         started = datetime.datetime.fromtimestamp(each.run.started_s)
         cells = {
             "verb": each.run.kind,
-            "state": each.run.end if each.run.end == "interrupted" else each.state,
+            "state": show_state(each.run).partition(":")[0],
             "lasted": UNKNOWN if each.duration_s is None else show_time(each.duration_s),
             "started": f"{started:%Y-%m-%d %H:%M}",
             "steps": UNKNOWN if each.steps is None else str(each.steps),

@@ -40,6 +40,8 @@ HOME = ".flatout"
 RUN_FILE = "run.json"
 CHANNEL_FILE = "job.channel"  # of a watched run: what the job reports at present
 LONGEST_NAME = 40
+LONGEST_END = 300
+INTERRUPTED = 130
 LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
 HIGHEST_PID = 2**31 - 1
 LATEST_S = 32_503_680_000.0  # the year 3000
@@ -62,6 +64,7 @@ class Run:
     ended_s: float | None = None
     kind: str = "watch"  # the verb: watch, evolve, adapt, steer
     launcher: int | None = None  # torchrun's process, the same for all ranks and restarts of a job
+    exit_code: int | None = None  # of a watched script, where it is known
     end: str | None = None  # finished, interrupted, or the error; None: it is running, died, or did not say
 
 
@@ -157,8 +160,37 @@ def write_run(folder: Path, run: Run) -> None:
     replace_whole(folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
 
 
-def end_run(folder: Path, *, time_s: float) -> None:
-    write_run(folder, replace(read_run(folder), ended_s=time_s))
+def end_run(folder: Path, *, time_s: float, end: str | None = None, exit_code: int | None = None) -> None:
+    write_run(folder, replace(read_run(folder), ended_s=time_s, end=end, exit_code=exit_code))
+
+
+def end_of(error: BaseException | None) -> tuple[str, int]:
+    """How a script ended that raised `error`, or nothing, and its exit code."""
+    if isinstance(error, SystemExit):
+        if error.code is None or error.code == 0:
+            return "finished", 0
+        return (f"exit code {error.code}", error.code) if isinstance(error.code, int) else (_line(error), 1)
+    if isinstance(error, KeyboardInterrupt | Interrupted):
+        return "interrupted", INTERRUPTED
+    if error is None:
+        return "finished", 0
+    return f"{type(error).__name__}: {_line(error)}".rstrip(": "), 1
+
+
+def _line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= LONGEST_END else f"{words[:LONGEST_END]}…"
+
+
+def show_state(run: Run) -> str:
+    """How a run stands, in words: running, died, interrupted, finished, or failed and why.
+
+    A run whose end is not known has just ended.
+    """
+    state = state_of(run)
+    if state != "ended" or run.end is None:
+        return state
+    return run.end if run.end in ("finished", "interrupted") else f"failed: {run.end}"
 
 
 def read_regular(path: Path, *, most_bytes: int) -> bytes:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner, Result
 
 from flatout.cli.report import compare, report, show
 from flatout.ground.errors import BadInput
+from flatout.ground.runs import end_run
 from flatout.monitor.past.compare import Unit
-from tests.support.monitor import HOSTILE, engine_run, epochs, kept_run, story
+from tests.support.monitor import HOSTILE, START_S, engine_run, epochs, kept_run, story
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def test_a_run_in_figures(runs: Path) -> None:
 def test_a_run_of_an_engine_is_reported_by_its_log(runs: Path, tmp_path: Path) -> None:
     engine_run(runs, epochs(0.1, 0.5), kind="evolve")
     result = run("report", "evolve")
-    for words in ("evolve, ended", "reward_heldout", "0.5", "4.00 s"):
+    for words in ("evolve, finished", "reward_heldout", "0.5", "4.00 s"):
         assert words in result.stdout
     assert json.loads(run("report", "evolve", "--json").stdout)["format"] == "flatout-run-digest"
     refused = run("report", "evolve", "--html", str(tmp_path / "run.html"))
@@ -137,3 +138,12 @@ def test_a_name_that_fits_several_runs_is_refused(runs: Path) -> None:
 )
 def test_figures_have_their_unit(value: float | None, unit: Unit, shown: str) -> None:
     assert show(value, unit) == shown
+
+
+def test_a_run_that_failed_says_so_in_report_and_comparison(runs: Path) -> None:
+    for name, end in (("good", "finished"), ("bad", "OutOfMemoryError: 3 GiB")):
+        folder = kept_run(runs, story(seconds=60), name=name)
+        end_run(folder, time_s=START_S + 60, end=end, exit_code=int(end != "finished"))
+    assert "failed: OutOfMemoryError: 3 GiB" in run("report", "bad").stdout
+    assert json.loads(run("report", "bad", "--json").stdout)["exit_code"] == 1
+    assert "note: run 2: failed: OutOfMemoryError: 3 GiB" in run("compare", "good", "bad").stdout

@@ -11,8 +11,9 @@ from typer.testing import CliRunner, Result
 
 from flatout.cli.watch import watch
 from flatout.ground.errors import BadInput
+from flatout.ground.runs import end_run
 from flatout.monitor.sample import Sample
-from tests.support.monitor import HOSTILE, engine_run, epochs, kept_run, phases, story
+from tests.support.monitor import HOSTILE, START_S, engine_run, epochs, kept_run, phases, story
 
 
 @pytest.fixture(autouse=True)
@@ -98,12 +99,20 @@ def test_runs_are_listed_the_latest_first(runs: Path) -> None:
     assert {each["state"] for each in document["runs"]} == {"ended", "died"}
 
 
+def test_the_list_tells_a_run_that_failed_from_one_that_finished(runs: Path) -> None:
+    for name, end in (("good", "finished"), ("bad", "ValueError: x")):
+        end_run(kept_run(runs, story(seconds=3), name=name), time_s=START_S + 3, end=end)
+    lines = run("--list", columns=160).stdout.splitlines()
+    assert any("good" in line and "finished" in line for line in lines)
+    assert any("bad" in line and "failed" in line for line in lines)
+
+
 def test_runs_of_engines_stand_in_the_list(runs: Path) -> None:
     engine_run(runs, epochs(0.1, 0.5), kind="evolve")
     engine_run(runs, phases(), kind="adapt", ended=False)
     lines = run("--list", columns=160).stdout.splitlines()
     assert lines[0].split() == ["run", "verb", "state", "lasted", "started", "steps", "last", "command"]
-    assert any("evolve" in line and "ended" in line and "reward_heldout 0.5" in line for line in lines)
+    assert any("evolve" in line and "finished" in line and "reward_heldout 0.5" in line for line in lines)
     assert any("adapt" in line and "died" in line and " 25 " in line for line in lines)
     documents = {each["kind"]: each for each in json.loads(run("--list", "--json").stdout)["runs"]}
     assert (documents["evolve"]["end"], documents["evolve"]["steps"]) == ("finished", 2)

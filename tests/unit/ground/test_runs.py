@@ -16,6 +16,7 @@ from flatout.ground.runs import (
     RUN_FILE,
     Run,
     create_run,
+    end_of,
     end_run,
     find_run,
     is_alive,
@@ -24,6 +25,7 @@ from flatout.ground.runs import (
     read_run,
     recorded_run,
     runs_folder,
+    show_state,
     state_of,
     this_run,
     write_run,
@@ -200,3 +202,27 @@ def test_a_pipe_or_a_device_in_the_place_of_a_run_does_not_hang(tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe" / RUN_FILE)
     (tmp_path / "device" / RUN_FILE).symlink_to("/dev/zero")
     assert [folder for folder, _ in list_runs(tmp_path)] == [good]
+
+
+@pytest.mark.parametrize(
+    ("error", "end", "shown"),
+    [
+        (None, ("finished", 0), "finished"),
+        (SystemExit(), ("finished", 0), "finished"),
+        (SystemExit(3), ("exit code 3", 3), "failed: exit code 3"),
+        (SystemExit("no data"), ("no data", 1), "failed: no data"),
+        (KeyboardInterrupt(), ("interrupted", 130), "interrupted"),
+        (ValueError("a\nb"), ("ValueError: a b", 1), "failed: ValueError: a b"),
+        (MemoryError(), ("MemoryError", 1), "failed: MemoryError"),
+    ],
+    ids=str,
+)
+def test_how_a_script_ended_is_kept_and_shown(
+    tmp_path: Path, error: BaseException | None, end: tuple[str, int], shown: str
+) -> None:
+    assert end_of(error) == end
+    folder = create_run(a_run(), tmp_path)
+    end_run(folder, time_s=5.0, end=end[0], exit_code=end[1])
+    assert (read_run(folder).exit_code, show_state(read_run(folder))) == (end[1], shown)
+    end_run(folder, time_s=5.0)
+    assert show_state(read_run(folder)) == "ended"

@@ -28,6 +28,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from flatout.ground.errors import FlatoutError
+from flatout.ground.runs import end_of
 from flatout.ground.torchrun import read_launch
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 
@@ -67,7 +68,7 @@ def main() -> None:
     interrupted: list[bool] = []
     atexit.register(_end_by_interrupt, interrupted)  # the first to be registered is the last to be called
     try:
-        begin(**options)
+        run = begin(**options)
     except FlatoutError as error:
         _say(" ".join("; ".join(filter(None, (error.message, error.hint))).split()))
         raise SystemExit(error.exit_code) from None
@@ -76,9 +77,14 @@ def main() -> None:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(target, run_name="__main__")
-    except KeyboardInterrupt:
-        interrupted.append(True)
+    except BaseException as error:
+        if run is not None:
+            run.end = end_of(error)
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.append(True)
         raise
+    if run is not None:
+        run.end = end_of(None)
 
 
 def _end_by_interrupt(interrupted: list[bool]) -> None:
@@ -100,8 +106,8 @@ def begin(
     hz: float,
     folder: str | None,
     sinks: dict[str, Any],
-) -> None:
-    """Watch this process, and torch as soon as it is there; end the run with the process."""
+) -> Any:
+    """Watch this process, and torch as soon as it is there; return the run, which ends with the process."""
     from flatout.monitor.job.watch import begin_run
 
     stack = ExitStack()
@@ -118,7 +124,7 @@ def begin(
         command=(sys.executable, *(("-m",) if module else ()), *command),
     )
     if run is None:
-        return
+        return None
     run.num_open += 1  # the script's own `with` does not end it
     atexit.register(_end, run, stack)
 
@@ -130,6 +136,7 @@ def begin(
             run.on_own_report = install(torch, run.reporter).undo
 
     sys.meta_path.insert(0, AfterImport("torch", on_torch))
+    return run
 
 
 def _end(run: Any, stack: ExitStack) -> None:

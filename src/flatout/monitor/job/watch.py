@@ -31,6 +31,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import (
     CHANNEL_FILE,
     create_run,
+    end_of,
     end_run,
     read_run,
     runs_folder,
@@ -74,6 +75,7 @@ class WatchedRun:
         self.folder = create_run(run, root)
         self.reporter = Reporter(self.folder / CHANNEL_FILE)
         self.num_open = 0  # `with` blocks
+        self.end: tuple[str, int] | None = None  # how the script ended, and its exit code
         self.on_own_report: Callable[[], None] | None = None  # the job reports itself: nobody else must
         self._closers: list[Callable[[], None]] = []
         self.sampler: Sampler | None = None
@@ -110,8 +112,8 @@ class WatchedRun:
         is_here = (root or runs_folder()).absolute() == self.folder.parent.absolute()
         return name in (None, self.name) and is_here and self.folder.is_dir()
 
-    def suspend(self) -> None:
-        """End the run for now: `resume` goes on with it."""
+    def suspend(self, end: tuple[str, int] | None = None) -> None:
+        """End the run for now: `resume` goes on with it.  `end` is how and its exit code, if known."""
         if os.getpid() != self.pid or self.is_suspended:
             return
         self.is_suspended = True
@@ -123,14 +125,15 @@ class WatchedRun:
             with contextlib.suppress(OSError):
                 self._shown.close()
         with contextlib.suppress(OSError, BadInput):
-            end_run(self.folder, time_s=time.time())
+            how, exit_code = end or self.end or (None, None)
+            end_run(self.folder, time_s=time.time(), end=how, exit_code=exit_code)
 
     def resume(self) -> None:
         """Go on with a run that was suspended."""
         if self.is_closed or not self.is_suspended:
             return
         with contextlib.suppress(OSError, BadInput):  # the job goes on, whatever became of the folder
-            write_run(self.folder, replace(read_run(self.folder), ended_s=None))
+            write_run(self.folder, replace(read_run(self.folder), ended_s=None, end=None, exit_code=None))
         self.is_suspended = False
         self.reporter.write()
         if self.sampler is not None:
@@ -139,7 +142,7 @@ class WatchedRun:
     def close(self) -> None:
         if os.getpid() != self.pid:
             return
-        self.suspend()
+        self.suspend(_uncaught())
         self.is_closed = True
         self.reporter.close()
         if self.sampler is not None:
@@ -147,6 +150,14 @@ class WatchedRun:
         for close in self._closers:
             with contextlib.suppress(OSError):
                 close()
+
+
+def _uncaught() -> tuple[str, int] | None:
+    """How the process ends if an error ends it; None if that is not known, as of `sys.exit`."""
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1"):  # a shell or a notebook outlives its errors
+        return None
+    return end_of(error)
 
 
 _run: WatchedRun | None = None
@@ -226,11 +237,11 @@ class Watch(Generic[Batch]):
             self.run.num_open += 1
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.run is not None:
             self.run.num_open -= 1
             if not self.run.num_open:
-                self.run.suspend()
+                self.run.suspend(end_of(error))
 
 
 @contextlib.contextmanager

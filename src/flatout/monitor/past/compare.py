@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flatout.ground.codec import encode
+from flatout.ground.runs import show_state
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, last_loss, summarise, weights
@@ -234,6 +235,8 @@ def _caveats(first: Recorded, second: Recorded, summaries: tuple[Summary, Summar
             found.append(f"run {number} died before its end")
         elif recorded.state == "running":
             found.append(f"run {number} is still running")
+        elif recorded.run.end not in (None, "finished"):
+            found.append(f"run {number}: {show_state(recorded.run)}")
         if summaries[number - 1].loss_lost_s is not None:
             found.append(f"the loss of run {number} is {last_loss(summaries[number - 1])}")
     return found

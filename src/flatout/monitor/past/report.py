@@ -47,7 +47,7 @@ def page(recorded: Recorded) -> str:
         ),
         kind="Report of a run",
         below_name=tag("p", code(command)) if command else NOTHING,
-        where=(summary.gpu_name, f"{started:%Y-%m-%d %H:%M:%S}", length, summary.state),
+        where=(summary.gpu_name, f"{started:%Y-%m-%d %H:%M:%S}", length, summary.ending),
         verdict=headline(summary),
         figures=_figures(summary),
         footer=(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.ground.codec import encode
-from flatout.ground.runs import CHANNEL_FILE
+from flatout.ground.runs import CHANNEL_FILE, show_state
 from flatout.ground.units import show_time
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.past.recorded import Recorded, Stretch
@@ -60,6 +60,8 @@ class Summary:
     folder: str
     command: tuple[str, ...]
     state: str
+    ending: str  # the state in words, with the reason of a failure
+    exit_code: int | None
     started_s: float
     duration_s: float
     gpu_name: str | None = None
@@ -102,6 +104,8 @@ def summarise(recorded: Recorded) -> Summary:
         folder=recorded.folder.name,
         command=recorded.run.command,
         state=recorded.state,
+        ending=show_state(recorded.run),
+        exit_code=recorded.run.exit_code,
         started_s=recorded.run.started_s,
         duration_s=recorded.duration_s,
         step_s=mean_step_s(recorded.points),

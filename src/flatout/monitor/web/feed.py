@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import Run, list_runs, read_run, state_of
+from flatout.ground.runs import Run, list_runs, read_run, show_state, state_of
 from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
@@ -52,9 +52,13 @@ class Entry:
     def state(self) -> str:
         return "running" if self.run is None else state_of(self.run)
 
+    @property
+    def ending(self) -> str:
+        return "running" if self.run is None else show_state(self.run)
+
     def to_json(self) -> dict[str, Any]:
         known = {name: value for name in SENT if (value := getattr(self.run, name, None)) is not None}
-        return {"key": self.key, "name": self.name, "state": self.state, **known}
+        return {"key": self.key, "name": self.name, "state": self.state, "ending": self.ending, **known}
 
 
 class RunList:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from flatout.ground.runs import CHANNEL_FILE, list_runs
+from flatout.ground.runs import CHANNEL_FILE, list_runs, show_state
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.job.run_script import MODULE, AfterImport
 from flatout.monitor.sinks.choice import SinkChoice
@@ -83,6 +83,20 @@ def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
     assert code == 1
     assert "ZeroDivisionError" in err and 'script.py", line 2' in err
     assert "run_script" not in err and "runpy" not in err
+
+
+@pytest.mark.parametrize(
+    ("source", "shown", "code"),
+    [
+        ("pass", "finished", 0),
+        ("import sys; sys.exit(3)", "failed: exit code 3", 3),
+        ("{}['rows']", "failed: KeyError: 'rows'", 1),
+    ],
+)
+def test_how_the_script_ended_is_kept(tmp_path: Path, source: str, shown: str, code: int) -> None:
+    assert run(tmp_path, source)[0] == code
+    ((_, kept),) = list_runs(tmp_path / "runs")
+    assert (show_state(kept), kept.exit_code) == (shown, code)
 
 
 def test_an_interrupt_reaches_the_script(tmp_path: Path) -> None:

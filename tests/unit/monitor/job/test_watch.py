@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import CHANNEL_FILE, list_runs, read_run, state_of
+from flatout.ground.runs import CHANNEL_FILE, list_runs, read_run, show_state, state_of
 from flatout.monitor.job.channel import JobRecord, read_channel
 from flatout.monitor.job.watch import Watch, end_watching, watch
 from flatout.monitor.past.history import read_tier
@@ -230,3 +230,31 @@ def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
     ((folder, run),) = list_runs(tmp_path)
     assert state_of(run) == "died"
     assert reported(folder).steps <= 400
+
+
+@pytest.mark.parametrize(
+    ("line", "shown", "code"),
+    [("pass", "ended", None), ("raise ValueError('no rows')", "failed: ValueError: no rows", 1)],
+)
+def test_a_script_that_fails_does_not_read_like_one_that_ends(
+    tmp_path: Path, line: str, shown: str, code: int | None
+) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from flatout.monitor.job.watch import watch\n"
+        "for batch in watch(range(5), folder=pathlib.Path(sys.argv[1]), line=False): pass\n"
+    )
+    subprocess.run([sys.executable, "-c", script + line, str(tmp_path)], capture_output=True, check=False)
+    ((_, run),) = list_runs(tmp_path)
+    assert (show_state(run), run.exit_code) == (shown, code)
+
+
+def test_a_with_block_that_raises_is_a_run_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), quiet(range(2), tmp_path):
+        raise ZeroDivisionError("by zero")
+    ((_, run),) = list_runs(tmp_path)
+    assert show_state(run) == "failed: ZeroDivisionError: by zero"
+    with quiet(range(2), tmp_path) as watched:
+        list(watched)
+    ((_, run),) = list_runs(tmp_path)
+    assert show_state(run) == "finished"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flatout.ground.runs import create_run
+from flatout.ground.runs import create_run, end_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web import feed as room
@@ -287,5 +287,7 @@ def test_a_run_that_appears_is_found_and_one_that_is_damaged_left_out(tmp_path: 
     [entry] = runs.read()
     assert entry.to_json()["name"] == HOSTILE
     assert entry.key == folder.name
+    end_run(folder, time_s=START_S, end="ValueError: x", exit_code=1)
+    assert runs.read()[0].to_json()["ending"] == "failed: ValueError: x"
     (folder / "run.json").write_text("{")
     assert runs.read() == ()

@@ -90,7 +90,7 @@ export class Panel {
     const parts = [];
     if (entry !== null) {
       const state = this.store.sample?.job?.state ?? entry.state;
-      parts.push(entry.state === "running" ? state : entry.state);
+      parts.push(entry.state === "running" ? state : entry.ending);
       if (entry.pid !== undefined) parts.push(`process ${entry.pid}`);
       if (entry.world_size !== undefined) parts.push(`rank ${entry.rank ?? 0} of ${entry.world_size}`);
       if (entry.started_s !== undefined) {
