@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -45,6 +45,27 @@ INTERRUPTED = 130
 LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
 HIGHEST_PID = 2**31 - 1
 LATEST_S = 32_503_680_000.0  # the year 3000
+
+PRIVATE = 0o700  # what a run holds is its owner's
+REDACTED = "***"
+# A name with a whole word for a secret: --api-key, HF_TOKEN, trainer.password, but not --max-tokens.
+_SECRET_NAME = (
+    r"(?:[\w.-]*[-_.])?(?:api[-_]?key|key|token|secret|password|passwd|passphrase|credentials?|auth)"
+)
+_SECRET_OPTION = re.compile(rf"-{{1,2}}{_SECRET_NAME}", re.IGNORECASE)
+_SECRET_VALUE = rf"""((?<![\w.-]){_SECRET_NAME}["']?\s*[=:]\s*["']?)[^\s"'&,;}}]+"""
+# The forms in which Hugging Face, OpenAI, GitHub, AWS, Slack and JSON web tokens come.
+_TOKENS = (
+    r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|AKIA\w{16}|xox[a-z]-[\w-]{10,}"
+    r"|eyJ[\w-]{8,}\.[\w-]+\.[\w-]*)"
+)
+_SECRETS = (
+    (re.compile(r"(://[^\s/@:]*:)[^\s/@]+(?=@)"), rf"\1{REDACTED}"),  # a password in an address
+    (re.compile(r"(https?://)[^\s/@:]+(?=@)", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(r"(\bBearer )\S+", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(_SECRET_VALUE, re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(_TOKENS), REDACTED),
+)
 
 RunState = Literal["running", "ended", "died"]
 
@@ -116,7 +137,7 @@ def create_run(run: Run, root: Path | None = None) -> Path:
     for number in itertools.count(1):  # a process may begin two runs in one second
         folder = root / folder_name(run, number)
         try:
-            folder.mkdir()
+            folder.mkdir(mode=PRIVATE)
         except FileExistsError:
             continue
         break
@@ -138,7 +159,10 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
         before = read_run(folder)
         if before.pid != run.pid and state_of(before) == "running":
             raise BadInput(f"another run writes {folder}", hint="wait for it, or take another folder")
+    is_new = not folder.exists()
     make_folder(folder)
+    if is_new:
+        folder.chmod(PRIVATE)
     write_run(folder, run)
     end = "finished"
     try:
@@ -155,9 +179,28 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Write run.json; OSError where that cannot be."""
-    document = {"format": FORMAT, "version": RUN_VERSION, **asdict(run)}
+    """Write run.json, without secrets; OSError where that cannot be."""
+    kept = replace(run, command=redact(run.command), end=None if run.end is None else redact_text(run.end))
+    document = {"format": FORMAT, "version": RUN_VERSION, **asdict(kept)}
     replace_whole(folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def redact(command: Sequence[str]) -> tuple[str, ...]:
+    """Replace the secrets of a command line: values of options such as --api-key, passwords in addresses."""
+    found: list[str] = []
+    is_value = False  # of an option that names a secret
+    for word in command:
+        is_option = word.startswith("--")
+        found.append(REDACTED if is_value and not is_option else redact_text(word))
+        is_value = _SECRET_OPTION.fullmatch(word) is not None
+    return tuple(found)
+
+
+def redact_text(text: str) -> str:
+    """Replace what looks like a secret within a text."""
+    for pattern, shown in _SECRETS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def end_run(folder: Path, *, time_s: float, end: str | None = None, exit_code: int | None = None) -> None:

@@ -226,3 +226,65 @@ def test_how_a_script_ended_is_kept_and_shown(
     assert (read_run(folder).exit_code, show_state(read_run(folder))) == (end[1], shown)
     end_run(folder, time_s=5.0)
     assert show_state(read_run(folder)) == "ended"
+
+
+SECRET = "s3cr3t-v4lue"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--api-key", SECRET),
+        ("--api_key", SECRET),
+        ("--apikey", SECRET),
+        ("--token", SECRET),
+        (f"--token={SECRET}",),
+        (f"--hf-token='{SECRET}'",),
+        ("-token", SECRET),
+        ("--wandb-key", SECRET),
+        ("--db.password", SECRET),
+        ("--Password", f"-{SECRET}"),
+        (f"logger.api_key={SECRET}",),
+        (f"HF_TOKEN={SECRET}",),
+        (f"postgres://user:{SECRET}@host/db",),
+        (f"--data=https://user:{SECRET}@host/x.tar",),
+        (f"https://{SECRET}@github.com/a/b",),
+        (f"https://host/data?name=x&token={SECRET}&y=1",),
+        (f'{{"api_key": "{SECRET}", "x": 1}}',),
+        ("--header", f"Authorization: Bearer {SECRET}"),
+        (f"sk-{SECRET}-0123456789",),
+        (f"ghp_{SECRET}0123456789".replace("-", ""),),
+    ],
+)
+def test_secrets_of_a_command_are_not_written(tmp_path: Path, words: tuple[str, ...]) -> None:
+    folder = create_run(replace(a_run(), command=("python", "train.py", *words, "--epochs", "3")), tmp_path)
+    text = (folder / RUN_FILE).read_text()
+    assert "***" in text
+    assert SECRET.replace("-", "") not in text.replace("-", "")
+    assert read_run(folder).command[:2] == ("python", "train.py")
+    assert read_run(folder).command[-2:] == ("--epochs", "3")
+
+
+def test_a_secret_in_an_error_is_not_written(tmp_path: Path) -> None:
+    folder = create_run(a_run(), tmp_path)
+    end_run(folder, time_s=5.0, end=f"ConnectionError: https://user:{SECRET}@host/x refused")
+    assert read_run(folder).end == "ConnectionError: https://user:***@host/x refused"
+
+
+def test_what_is_no_secret_stays(tmp_path: Path) -> None:
+    command = (
+        *("python", "-m", "train", "--max-tokens", "512", "--tokenizer=gpt2", "--lr=1e-3", "--author", "me"),
+        *("--data", "https://host:8080/a@b", "s3://bucket/key", "git@github.com:a/b", "--keys", "7"),
+        *("model.keyword=2", "--use-token", "--epochs", "3", "-" * 100_000, "a" * 100_000, "a-" * 50_000),
+    )
+    assert read_run(create_run(replace(a_run(), command=command), tmp_path)).command == command
+
+
+def test_folders_of_runs_are_their_owners(tmp_path: Path) -> None:
+    folder = create_run(a_run(), tmp_path / "runs")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with recorded_run(tmp_path / "evolved", a_run()):
+        assert (tmp_path / "evolved").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "given").mkdir(mode=0o755)
+    with recorded_run(tmp_path / "given", a_run()):
+        assert (tmp_path / "given").stat().st_mode & 0o777 == 0o755  # as its owner made it
