@@ -119,5 +119,7 @@ def _verdict(samples: Sequence[Sample]) -> Verdict | None:
     samples = stepping(samples)
     if len(samples) < ENOUGH_SAMPLES:
         return None
-    first = judge(samples)[0]
-    return None if first.bound == "unknown" else first
+    lost = sum(sample.job is not None and sample.job.has_bad_loss for sample in samples)
+    # An alarm is about the end of a stretch; the stretch counts as lost where most of it is.
+    held = [each for each in judge(samples) if each.bound != "diverged" or 2 * lost >= len(samples)]
+    return None if not held or held[0].bound == "unknown" else held[0]

@@ -61,7 +61,9 @@ def page(recorded: Recorded) -> str:
 
 
 def headline(summary: Summary) -> str:
-    """What bounded most of the run."""
+    """What bounded most of the run; first of all, a loss that was lost."""
+    if summary.loss_lost_s is not None:
+        return f"The loss is {last_loss(summary)}."
     if not summary.bounds:
         return "What bounded this run is not known: it reported no step phases, or was too short."
     first = summary.bounds[0]

@@ -12,6 +12,8 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, create_run
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.past.recorded import NUM_STRETCHES, POINTS_PER_STRETCH, read_recorded
+from flatout.monitor.past.report import headline
+from flatout.monitor.past.summary import summarise
 from flatout.monitor.sample import ProcessSample, Sample
 from tests.support.monitor import START_S, kept_run, story
 
@@ -114,3 +116,17 @@ def test_no_run_and_no_samples_are_named(tmp_path: Path) -> None:
     empty = create_run(Run(name="e", pid=1, process_started_s=None, started_s=START_S), tmp_path)
     with pytest.raises(BadInput, match="has no samples"):
         read_recorded(empty)
+
+
+def test_a_loss_that_was_lost_at_the_end_does_not_count_for_the_stretch_before_it(tmp_path: Path) -> None:
+    samples = list(story(seconds=60))
+    for number, each in enumerate(samples):
+        assert each.job is not None
+        samples[number] = replace(each, job=replace(each.job, loss=float("nan") if number >= 48 else 1.0))
+    recorded = read_recorded(kept_run(tmp_path, samples))
+    bounds = [stretch.verdict.bound for stretch in recorded.stretches if stretch.verdict is not None]
+    assert "diverged" not in bounds[:-2]
+    assert bounds[-1] == "diverged"
+    summary = summarise(recorded)
+    assert headline(summary).startswith("The loss is NaN since 0:")
+    assert sum(each.share for each in summary.bounds if each.bound == "diverged") < 0.3
