@@ -176,6 +176,7 @@ def test_options_are_what_the_launching_process_sends() -> None:
         "keep_running",
         "seconds",
         "half",
+        "leave_out",
         "progress_fd",
         "parent",
     ]
