@@ -19,6 +19,7 @@ import ast
 import importlib.machinery
 import runpy
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class LeaveOut:
         self._user_code = user_code
         self.statements: list[Statement] = []
         self.chosen: Statement | None = None
+        self.overdue = False  # steps without the chosen statement did not end
+        self._ended = threading.Event()
 
     def install(self, patches: Patches) -> None:
         """Compile the user's sources with switches from here on."""
@@ -98,7 +101,32 @@ class LeaveOut:
 
     def switch(self, on: bool) -> None:
         """Pass over the chosen statement, or run it again."""
-        number = self.chosen.number if on and self.chosen is not None else NOTHING
+        self._ended.set()
+        self._set(self.chosen.number if on and self.chosen is not None else NOTHING)
+
+    def watch(self, *, longest_s: float, on_stuck: Callable[[], None]) -> None:
+        """Give up on leaving out, where the steps without the statement do not end.
+
+        A loop may wait for what the statement does: after `longest_s` it is run again.  A thread that waits
+        for another one is not freed by that; after as long again `on_stuck` is called.
+        """
+        self._ended = threading.Event()
+        arguments = (self._ended, longest_s, on_stuck)
+        threading.Thread(target=self._watch, args=arguments, name="flatout-left-out", daemon=True).start()
+
+    def put_back(self) -> None:
+        """Run every statement again, in a process that was forked while one was left out."""
+        self._set(NOTHING)
+
+    def _watch(self, ended: threading.Event, longest_s: float, on_stuck: Callable[[], None]) -> None:
+        if ended.wait(longest_s):
+            return
+        self.chosen, self.overdue = None, True
+        self._set(NOTHING)
+        if not ended.wait(longest_s):
+            on_stuck()
+
+    def _set(self, number: int) -> None:
         for module in list(sys.modules.values()):
             if SWITCH in getattr(module, "__dict__", {}):
                 vars(module)[SWITCH] = number

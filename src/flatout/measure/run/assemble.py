@@ -193,6 +193,8 @@ def _missing(observer: Observer) -> list[str]:
         missing.append("cached batches: the script changes its batches in place, so some were fetched anew")
     if observer.loaders.cannot_halve:
         missing.append(f"half batch: {observer.loaders.cannot_halve}")
+    if observer.left_out.overdue:
+        missing.append("leaving a statement out: the steps without it did not end, so it was run again")
     unwatched = None if observer.rows else unwatched_processes()
     if unwatched is not None:
         missing.append(unwatched)

@@ -38,10 +38,10 @@ from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
-# How a counterfactual failed -> the option that leaves it out, and what to say; in the order they are run.
+# How a counterfactual failed -> the option that leaves it out, and what to say.
 RETRIES = {
-    WITHOUT_FAILED: ("leave_out", "without one of its statements"),
-    HALF_FAILED: ("half", "on half a batch"),
+    WITHOUT_FAILED: ("leave_out", "raised or hung without one of its statements"),
+    HALF_FAILED: ("half", "raised on half a batch"),
 }
 ITS_WORDS = "what it printed last stands above"
 
@@ -116,12 +116,12 @@ def run_job(
     options["evidence_path"] = str(own_path)
     before = _stamp(own_path)
     end = _run_child(options, script_stdout_to_stderr, on_progress)
-    for code, (option, reason) in RETRIES.items():
-        if end.code == code:
-            on_progress(f"the script raised {reason}; measuring again without that")
-            ranks.begin_another_attempt()
-            options[option] = False
-            end = _run_child(options, script_stdout_to_stderr, on_progress)
+    while end.code in RETRIES and options[RETRIES[end.code][0]]:
+        option, reason = RETRIES[end.code]
+        on_progress(f"the script {reason}; measuring again without that")
+        ranks.begin_another_attempt()
+        options[option] = False
+        end = _run_child(options, script_stdout_to_stderr, on_progress)
     evidence = _read(own_path, before, end, command[0])
     if distributed:
         own_path = ranks.publish(own_path)

@@ -17,7 +17,7 @@ import sys
 
 # Exit codes by which the observed process tells the launching one what to do next.
 HALF_FAILED = 75  # the script raised on half a batch: run it again without
-WITHOUT_FAILED = 76  # the script raised without one of its statements: run it again with all
+WITHOUT_FAILED = 76  # the script raised or hung without one of its statements: run it again with all
 NOT_WRITTEN = 74  # the evidence could not be written
 
 SET_PARENT_DEATH_SIGNAL = 1

@@ -25,6 +25,7 @@ from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.user_code import UserCode
 
 ENOUGH_S = 15.0
+HANGS_S, HANGS = 8.0, 5  # a block without a statement: at least, and as a multiple of a real block's time
 KEPT_STEPS = 8  # of a real block, to be served again in the counterfactual ones
 DETAILED_STEPS = 8  # of a block whose phases are marked on the GPU's stream; the others' ends only
 
@@ -71,11 +72,12 @@ class Observer:
         on_finished: Callable[[], None],
         on_progress: Callable[[str], None] = lambda message: None,
         on_block_end: Callable[[], None] = lambda: None,
+        on_stuck: Callable[[], None] = lambda: None,
         make_warm_up: Callable[[], WarmUp] = WarmUp,
     ) -> None:
         self.options = options
         self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
-        self.make_warm_up = make_warm_up
+        self.on_stuck, self.make_warm_up = on_stuck, make_warm_up
         self.patches = Patches()
         self._narrowed = Patches()
         self.outermost_types: set[type] = set()
@@ -290,7 +292,7 @@ class Observer:
         if self.options.counterfactuals and not self.options.half:
             self.tools.missing.append("half batch: the script raised on half a batch")
         if self.options.counterfactuals and not self.options.leave_out:
-            self.tools.missing.append("leaving a statement out: the script raised without it")
+            self.tools.missing.append("leaving a statement out: the script raised or hung without it")
         step_s = warm_up.step_s if warm_up is not None else 1.0
         return plan_blocks(
             step_s, seconds=self.options.seconds, cached=cached, half=cached and self.options.half
@@ -321,7 +323,14 @@ class Observer:
         self.loaders.recording = arm == "real"
         if arm == "without":
             self.left_out.switch(True)
+            self.left_out.watch(longest_s=self._longest_without_s(), on_stuck=self.on_stuck)
         self.tools.begin(arm, self.device)
+
+    def _longest_without_s(self) -> float:
+        """A block without a statement that takes longer than this hangs."""
+        steps_s = [row.host_s for row in self.rows if row.arm == "real"]
+        block_s = sum(steps_s) / max(1, len(steps_s)) * self.blocks[self.block_number].num_steps
+        return max(HANGS_S, HANGS * block_s)
 
     def _end_block(self, arm: Arm) -> None:
         if arm == "without":
@@ -335,5 +344,6 @@ def _leave_in_child(observer: Observer | None) -> None:
     """A process the job forks (a worker, an environment, another trainer) is not the job."""
     if observer is not None and not observer.removed:
         observer.tools.leave_in_child()
+        observer.left_out.put_back()
         observer.removed = True
         observer.patches.undo()

@@ -78,6 +78,7 @@ class Session:
             on_finished=self._finished,
             on_progress=self._progress,
             on_block_end=self._save_so_far,
+            on_stuck=lambda: self._leave(WITHOUT_FAILED),
         )
         self.num_stops = 0
         self.interrupted = False
@@ -95,6 +96,7 @@ class Session:
             signal.signal(number, self._interrupt)
             os.register_at_fork(after_in_child=functools.partial(self._give_back, number, handler))
         ending = self._run_script()
+        self.observer.left_out.switch(False)  # nobody waits for its steps any more
         for number in PYTHONS_OWN_HANDLERS:
             signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
         failed_by = self._counterfactual_under_way()

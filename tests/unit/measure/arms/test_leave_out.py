@@ -3,6 +3,7 @@ from __future__ import annotations
 import runpy
 import sys
 import textwrap
+import threading
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -191,6 +192,38 @@ def test_a_warning_of_the_compiler_is_given_once(tmp_path: Path, call: str) -> N
         job.run(left_out="none")
     assert bool(job.lines()) == (call == "optimizer.step")
     assert sorted(warning.lineno for warning in caught) == [2, 4]
+
+
+def test_a_loop_that_waits_for_the_statement_gets_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+    class Model:
+        def backward(self): pass
+
+    model, count = Model(), 0
+    at(1)
+    while count < 3:
+        model.backward()
+        count = sum([count, 1])
+    """
+    job = Job(tmp_path, source)
+    switch = job.arm.switch
+
+    def switch_and_watch(on: bool) -> None:
+        switch(on)
+        job.arm.watch(longest_s=0.01, on_stuck=lambda: None)
+
+    monkeypatch.setattr(job.arm, "switch", switch_and_watch)
+    assert job.run(left_out="count =")["count"] == 3
+    assert (job.arm.overdue, job.arm.chosen) == (True, None)
+    switch(False)
+
+
+def test_a_step_that_does_not_go_on_either_way_is_given_up(job: Job) -> None:
+    stuck = threading.Event()
+    job.arm.watch(longest_s=0.001, on_stuck=stuck.set)
+    assert stuck.wait(60)
 
 
 # The choice
