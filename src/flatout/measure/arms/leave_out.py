@@ -33,6 +33,7 @@ from flatout.measure.user_code import UserCode
 SWITCH = "_flatout_left_out"
 NOTHING = -1
 LEAST_SHARE = 0.1  # of the step: less cannot be told from noise in a few rounds
+MOST_TORN = 0.05  # of the looks: the thread moves on between the look at its phase and the one at its lines
 TRAINS = frozenset(("backward", "step"))
 WORDS = tuple(f".{word}".encode() for word in TRAINS)  # a file without them has no training loop
 ELIGIBLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.While, ast.With, ast.If, ast.Try)
@@ -133,13 +134,14 @@ class LeaveOut:
 
     def _samples(self, statement: Statement, stacks: Stacks) -> int:
         """How often the training thread was found in a statement, between the phases and nowhere else."""
-        num = 0
+        num = num_elsewhere = 0
         for path in stacks.paths:
             if any(self._holds(statement, place) for place in path.places):
                 if path.phase != "rest" or path.places[-1] in stacks.differentiable:
-                    return 0
-                num += path.samples
-        return num
+                    num_elsewhere += path.samples
+                else:
+                    num += path.samples
+        return num if num_elsewhere <= MOST_TORN * num else 0
 
     def _holds(self, statement: Statement, place: Place) -> bool:
         inside = statement.first_line <= place.line <= statement.last_line

@@ -256,6 +256,11 @@ def test_the_heaviest_statement_is_chosen(job: Job) -> None:
 def test_nothing_is_chosen_where_little_time_is_spent_or_a_phase_runs_inside(job: Job) -> None:
     log = job.line_of('f"log {value}"')
     assert not job.arm.choose(stacks(("rest", log, 70)), rest_share=0.05)
-    assert not job.arm.choose(stacks(("rest", log, 70), ("forward", log, 1)), rest_share=0.9)
+    assert not job.arm.choose(stacks(("rest", log, 70), ("forward", log, 5)), rest_share=0.9)
     assert not job.arm.choose(stacks(), rest_share=0.9)
     assert job.arm.place() is None
+
+
+def test_a_look_that_paired_a_line_with_the_next_phase_does_not_exclude_it(job: Job) -> None:
+    log = job.line_of('f"log {value}"')
+    assert job.arm.choose(stacks(("rest", log, 70), ("backward", log, 1)), rest_share=0.9)
