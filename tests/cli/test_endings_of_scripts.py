@@ -101,7 +101,7 @@ def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Pa
 def test_a_script_that_fails_without_a_statement_is_measured_with_it(tmp_path: Path) -> None:
     outcome = diagnose("needs_its_statement.py", save=tmp_path / "evidence.json")
     evidence = outcome.measured
-    assert "without" not in arms(evidence)
+    assert "without" not in {step.arm for step in evidence.steps}
     assert "leaving a statement out: the script raised or hung without it" in evidence.missing
     assert "measuring again" in outcome.stderr
     assert "Traceback" not in outcome.stderr

@@ -94,13 +94,15 @@ class StackSampler:
         uneven = random.Random(0)  # even intervals would beat with the steps
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             try:
-                self._look(sys._current_frames().get(self._clock.owner))
+                changed_at = self._clock.last
+                region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
+                if self._clock.last == changed_at:  # else the thread went on between the two
+                    self._look(region, frame)
             except Exception as error:  # noqa: BLE001 - ours; the job goes on without this instrument
                 self.failure = error
                 return
 
-    def _look(self, frame: FrameType | None) -> None:
-        region = self._clock.stack[-1]
+    def _look(self, region: int, frame: FrameType | None) -> None:
         if frame is None or region == EXCLUDED:
             return
         places: list[Place] = []
