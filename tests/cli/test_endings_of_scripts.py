@@ -130,19 +130,19 @@ def test_a_module_of_a_package_that_ends_before_the_plan_does(tmp_path: Path) ->
 
 
 def test_a_job_that_is_kept_running_trains_as_if_nobody_watched(tmp_path: Path) -> None:
-    command = ("plain_loop.py", "--workers", "2", "--persistent", "--hook", "--steps", "500", "--exit", "5")
+    command = ("plain_loop.py", "--workers", "2", "--persistent", "--hook", "--steps", "1200", "--exit", "5")
     options = (*BRIEFLY, "--keep-running")
     outcome = diagnose(*command, save=tmp_path / "evidence.json", options=options)
     assert outcome.code == 5, outcome.stderr
     alone = unobserved(*command, code=5)
     assert losses(outcome.stdout) == losses(alone)
-    assert len(losses(alone)) == 500
+    assert len(losses(alone)) == 1200
     assert outcome.stdout.startswith(alone)
     evidence = outcome.evidence
     assert evidence is not None
     assert (evidence.job.ended, evidence.job.exit_code) == ("measured", 5)
     assert arms(evidence) == ARMS - set(COUNTERFACTUAL)
-    assert len(evidence.steps) < 499
+    assert len(evidence.steps) < 1199
 
 
 # Interruptions

@@ -43,9 +43,7 @@ def assert_losses_are_unchanged(evidence: Evidence, observed: str, reference: st
 
 @pytest.fixture(scope="module")
 def reference() -> str:
-    return unobserved(
-        "plain_loop.py", "--steps", "700"
-    )  # past the longest warm-up and the looks at the stack
+    return unobserved("plain_loop.py", "--steps", "700")  # past warm-up and the looks at the stack
 
 
 def test_a_plain_loop_with_dataclass_batches(tmp_path: Path, reference: str) -> None:

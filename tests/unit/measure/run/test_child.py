@@ -27,6 +27,7 @@ def test_the_observed_process_runs_the_script_as_main_and_saves(tmp_path: Path) 
         keep_running=False,
         seconds=1.0,
         half=True,
+        leave_out=True,
         progress_fd=None,
     )
     ran = run(
