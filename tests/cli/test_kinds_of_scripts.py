@@ -31,10 +31,10 @@ def usual(evidence: Evidence, field: str) -> int:
 
 
 def assert_losses_are_unchanged(evidence: Evidence, observed: str, reference: str) -> None:
-    """Up to the first step that was given another batch than its own."""
+    """Up to the first step that was given another batch than its own, or left out a print."""
     first = min(step.index for step in evidence.steps if step.arm in (*COUNTERFACTUAL, "without"))
     assert first > 10
-    assert losses(observed)[: first - 1] == losses(reference)[: first - 1]
+    assert losses(observed)[: first - 2] == losses(reference)[: first - 2]
     assert len(losses(reference)) >= first - 1
 
 

@@ -10,7 +10,7 @@ The GPU has nothing to do while Python works between the phases. The time grows 
 and it is paid in every step.
 
 Evidence
-The training thread's stack was looked at some hundred times a second. The line holds at least 23 % of the
+The training thread's stack was looked at up to a thousand times a second. The line holds at least 23 % of the
 step outside the phases, which is what 1.3 times the speed would take, and no line that it calls holds as
 much. The ceiling is measured: the statement that holds the block was left out of some steps. Where that was
 not possible, there is none.

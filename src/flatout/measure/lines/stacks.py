@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flatout.measure.clock import Clock
     from flatout.measure.user_code import UserCode
 
-INTERVAL_S = 0.003
+INTERVAL_S = 0.001
 SWITCH_INTERVAL_S = 1e-4
 DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
@@ -98,6 +98,7 @@ class StackSampler:
                 region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
                 if self._clock.last == changed_at:  # else the thread went on between the two
                     self._look(region, frame)
+                del frame  # it would keep the variables of a function alive that has ended
             except Exception as error:  # noqa: BLE001 - ours; the job goes on without this instrument
                 self.failure = error
                 return
