@@ -47,6 +47,7 @@ class LoaderWatch:
         self.serving: str | None = None  # None, "cached" or "half"
         self.keeping = False
         self.recording = True
+        self.counts_rows = True  # in every timed step on real batches; a statement left out changes the waits
         self.num_steps = 0  # optimizer steps so far, told by the observer
         self.num_batches = 0
         self.rows: int | None = None
@@ -208,7 +209,7 @@ class LoaderWatch:
                 record.calls = times.calls
         if self.keeping:
             self._keep(record, batch)
-        elif self.recording:
+        elif self.counts_rows:
             self.rows = num_rows(batch, record.config["batch_size"])
 
     def _keep(self, record: LoaderRecord, batch: Any) -> None:

@@ -321,6 +321,7 @@ class Observer:
         self.on_progress(f"{arm}: block {done} of {total}, {self.blocks[self.block_number].num_steps} steps")
         self.loaders.begin_serving(arm if arm in ("cached", "half") else None)
         self.loaders.recording = arm == "real"
+        self.loaders.counts_rows = arm in ("real", "without")
         if arm == "without":
             self.left_out.switch(True)
             self.left_out.watch(longest_s=self._longest_without_s(), on_stuck=self.on_stuck)
