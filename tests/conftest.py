@@ -47,7 +47,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Traces and receipts of tests are not the user's; commands that a test starts inherit the folder."""
+    """Traces of tests are not the user's; commands that a test starts inherit the folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLATOUT_CACHE", str(tmp_path_factory.mktemp("flatout-cache")))
         yield

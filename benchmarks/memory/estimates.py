@@ -64,17 +64,13 @@ def _peaks(found: MemoryEstimate) -> dict[str, int]:
 
 
 def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
-    """The probes of a measured row as the product stores them."""
+    """The probes of a measured row as the product keeps them."""
     from flatout.memory.probe.probe_results import Measured, Receipt
 
     names = ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes")
     return Receipt(
         device=DEVICE,
         torch_version="measured",
-        cuda_version=None,
-        cudnn_version=None,
-        job=configuration.job.name,
-        recipe=configuration.recipe,
         other_sizes={name: size for name, size in configuration.job.sizes.items() if name != "batch_size"},
         num_parameters=row["num_parameters"],
         num_trainable=row["num_trainable"],

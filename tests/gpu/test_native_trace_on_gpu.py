@@ -18,9 +18,8 @@ pytestmark = pytest.mark.gpu
 
 BOUND = 0.02
 SCRIPT = """\
-import json, sys, tempfile
+import json, sys
 from functools import partial
-from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -114,14 +113,14 @@ def peaks(found):
     return [found.peak_allocated_bytes, found.peak_reserved_bytes]
 
 
-def compared(job, recipe, folder):
+def compared(job, recipe):
     answer = {}
     try:
         native = estimate_job(job, recipe, native=True)
         assert native.native
         answer["native"] = peaks(native)
         answer["rules"] = peaks(estimate_job(job, recipe, device="H200"))
-        receipt = probe(job, recipe, batch_sizes=(job.sizes["batch_size"],), folder=folder)
+        receipt = probe(job, recipe, batch_sizes=(job.sizes["batch_size"],))
         answer["measured"] = peaks(receipt.probes[0])
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {error}"
@@ -132,8 +131,7 @@ def main():
     if sys.argv[1] == "used":
         torch.zeros(1, device="cuda")
     chosen = {name: case for name, case in cases().items() if name in sys.argv[2].split(",")}
-    with tempfile.TemporaryDirectory() as folder:
-        result = {name: compared(*case, Path(folder)) for name, case in chosen.items()}
+    result = {name: compared(*case) for name, case in chosen.items()}
     job, recipe = cases()["mlp"]
     forecaster = Forecaster(job, native=True)
     replayed = forecaster.simulate(forecaster.what_if(recipe, sizes={"batch_size": 3000}))

@@ -1,4 +1,4 @@
-"""What a short real run measured of a job, kept on disk, and how it corrects an estimate.
+"""What a short real run measured of a job, and how it corrects an estimate.
 
 A trace knows every tensor, but not what libraries take beside them: workspaces that depend on the kernel a
 library picks, and the CUDA context.  A probe runs the job for real at one or two small batches.  What the
@@ -6,33 +6,18 @@ estimate missed at every one of them is missed at any batch, and is added.  Noth
 libraries choose their kernels anew at every size and segments come whole, so that the difference between two
 probes says nothing of a batch eight times as large.  And nothing is taken away: a run may hold less than the
 job will because it has not come to it yet, as under a gradient scaler that skips the first steps.
-
-A receipt belongs to a GPU, a torch version, a job, its recipe, its parameter counts, and its sizes other
-than the batch; that is its key and the name of its file.  They are kept in
-`~/.cache/flatout/receipts`, or in `$FLATOUT_CACHE/receipts`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from flatout.ground.atomic_files import replace_whole
-from flatout.ground.codec import WrongShape, decode, encode, rounded
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
-from flatout.ground.packages import cache_folder
-from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.predict.samples import BATCH
-
-FORMAT = "flatout-memory-receipt"
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +37,6 @@ class Receipt:
 
     device: str
     torch_version: str
-    cuda_version: str | None
-    cudnn_version: str | None
-    job: str
-    recipe: Recipe
     other_sizes: dict[str, int]  # without the batch size
     num_parameters: int
     num_trainable: int
@@ -76,64 +57,12 @@ class Receipt:
             raise BadInput("; ".join(errors))
 
     @property
-    def key(self) -> str:
-        """The same for the same job under the same conditions, whatever its batch size."""
-        parts = {
-            "device": self.device,
-            "torch": self.torch_version,
-            "job": self.job,
-            "recipe": encode(self.recipe),
-            "sizes": self.other_sizes,
-            "parameters": [self.num_parameters, self.num_trainable],
-        }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-    @property
     def context(self) -> Decision[int] | None:
         """The CUDA context, for a `Forecaster`."""
         if self.context_bytes is None:
             return None
         reason = f"the context of a real run on {self.device} with torch {self.torch_version}"
         return Decision(value=self.context_bytes, reason=reason, source="measured")
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, "key": self.key, **rounded(encode(self))}
-
-
-def store_receipt(receipt: Receipt, *, folder: Path | None = None) -> Path:
-    """Write a receipt under its key; a reader sees the whole of it or the one before."""
-    path = (folder or cache_folder() / "receipts") / f"{receipt.key}.json"
-    try:
-        replace_whole(path, (json.dumps(receipt.to_json(), indent=1) + "\n").encode())
-    except OSError as error:
-        raise BadInput(
-            f"the receipt cannot be written to {path.parent}: {error.strerror}",
-            hint="name a folder you may write to in FLATOUT_CACHE",
-        ) from error
-    return path
-
-
-def read_receipt(path: Path) -> Receipt:
-    """A stored receipt; one that is cut, foreign or of another version is refused in one line."""
-    hint = "delete the file and probe again"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadInput(f"the receipt {path} cannot be read: {error}", hint=hint) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BadInput(f"{path} is not the receipt of a probe", hint=hint)
-    if document.get("version") != VERSION:
-        raise BadInput(
-            f"the receipt {path} has version {document.get('version')}; this flatout reads {VERSION}",
-            hint=hint,
-        )
-    try:
-        receipt = decode(Receipt, document)
-    except WrongShape as error:
-        raise BadInput(f"the receipt {path} is damaged: {error}", hint=hint) from error
-    if receipt.key != document.get("key"):
-        raise BadInput(f"the receipt {path} was changed: its key is not that of what it holds", hint=hint)
-    return receipt
 
 
 def correct(

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.ground.errors import BadInput
@@ -25,7 +24,7 @@ from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.probe.cuda_context import Reading, context_of, reading_of
-from flatout.memory.probe.probe_results import Measured, Receipt, store_receipt
+from flatout.memory.probe.probe_results import Measured, Receipt
 from flatout.memory.process.isolated_process import check_backward, check_cuda, in_fresh_process
 
 if TYPE_CHECKING:
@@ -52,9 +51,8 @@ def probe(
     sizes: Sizes | None = None,
     device_index: int = 0,
     batch_sizes: Sequence[int] | None = None,
-    folder: Path | None = None,
 ) -> Receipt:
-    """Measure `job` at two small batches and store the receipt.
+    """Measure `job` at two small batches and return what was measured.
 
     Without `batch_sizes` they are chosen: at most a quarter of the batch of `sizes`, and such that the
     estimate says at most a quarter of the memory that is free.
@@ -75,9 +73,7 @@ def probe(
             process_bytes, batch_size=wanted[BATCH], free_bytes=room.free_bytes, name=job.name
         )
     work = (measure, job, recipe, wanted, tuple(batch_sizes), device_index)
-    receipt = in_fresh_process(*work, what=PROFILE, with_values=True)
-    store_receipt(receipt, folder=folder)
-    return receipt
+    return in_fresh_process(*work, what=PROFILE, with_values=True)
 
 
 def _check_batches(batch_sizes: Sequence[int]) -> None:
@@ -151,10 +147,6 @@ def measure(
     return Receipt(
         device=torch.cuda.get_device_name(device_index),
         torch_version=str(torch.__version__),
-        cuda_version=torch.version.cuda,
-        cudnn_version=_cudnn_version(),
-        job=job.name,
-        recipe=recipe,
         other_sizes={name: size for name, size in sizes.items() if name != BATCH},
         num_parameters=counts[0],
         num_trainable=counts[1],
@@ -237,10 +229,3 @@ def _gpu(device_index: int) -> GpuSnapshot | None:
 
 def _reading(device_index: int, *, reserved_bytes: int) -> Reading:
     return reading_of(_gpu(device_index), pid=os.getpid(), reserved_bytes=reserved_bytes)
-
-
-def _cudnn_version() -> str | None:
-    import torch
-
-    version = torch.backends.cudnn.version()
-    return None if version is None else str(version)

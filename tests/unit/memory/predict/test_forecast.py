@@ -250,9 +250,9 @@ def test_what_a_real_run_held_beside_the_traces_is_taken_from_the_capacity() -> 
         )
     parameters = sum(parameter.numel() for parameter in tower().make_model().parameters())
     receipt = Receipt(
-        device="A100-SXM4-80GB", torch_version="2", cuda_version=None, cudnn_version=None, job="tower",
-        recipe=Recipe(), other_sizes={"width": 32}, num_parameters=parameters, num_trainable=parameters,
-        context_bytes=CONTEXT_BYTES - 100 * MIB, probes=tuple(measured),
+        device="A100-SXM4-80GB", torch_version="2", other_sizes={"width": 32},
+        num_parameters=parameters, num_trainable=parameters, context_bytes=CONTEXT_BYTES - 100 * MIB,
+        probes=tuple(measured),
     )  # fmt: skip
     probed._receipts[Recipe(), (("width", 32),)] = receipt
     found = probed.largest_within(sizes, recipe=Recipe(), capacity_bytes=capacity)

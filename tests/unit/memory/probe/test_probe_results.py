@@ -1,24 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ground.errors import BadInput
-from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.estimate import MemoryEstimate, estimate
-from flatout.memory.probe.probe_results import (
-    Measured,
-    Receipt,
-    correct,
-    read_receipt,
-    store_receipt,
-)
+from flatout.memory.probe.probe_results import Measured, Receipt, correct
 from tests.support.memory import layered_step
 
 MIB = 2**20
@@ -34,10 +24,6 @@ def receipt(*probes: Measured, context_bytes: int | None = 500 * MIB) -> Receipt
     return Receipt(
         device="NVIDIA H200",
         torch_version="2.13.0",
-        cuda_version="13.0",
-        cudnn_version=None,
-        job="encoder",
-        recipe=Recipe(precision="bf16", clip_norm=1.0),
         other_sizes=OTHERS,
         num_parameters=like.num_parameters,
         num_trainable=like.num_trainable,
@@ -56,82 +42,6 @@ def probed(batch_size: int, *, missed_bytes: int) -> Measured:
         peak_reserved_bytes=found.peak_reserved_bytes + 2 * missed_bytes,
         micro_batch_s=0.0123456789,
     )
-
-
-# Storage
-
-
-def test_a_receipt_comes_back_as_it_was_stored(tmp_path: Path) -> None:
-    folder = tmp_path / "not" / "there"
-    made = receipt(probed(2, missed_bytes=MIB), probed(4, missed_bytes=2 * MIB))
-    path = store_receipt(made, folder=folder)
-    found = read_receipt(path)
-    assert found.probes[0].micro_batch_s == pytest.approx(0.0123457)
-    exact = dataclasses.replace(
-        found,
-        probes=tuple(dataclasses.replace(probe, micro_batch_s=0.0123456789) for probe in found.probes),
-    )
-    assert exact == made
-    assert [each.name for each in folder.iterdir()] == [path.name]
-
-
-def test_a_second_probe_replaces_the_first(tmp_path: Path) -> None:
-    first, second = receipt(probed(2, missed_bytes=MIB)), receipt(probed(4, missed_bytes=MIB))
-    assert store_receipt(first, folder=tmp_path) == (path := store_receipt(second, folder=tmp_path))
-    assert read_receipt(path).probes[0].batch_size == 4
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"device": "NVIDIA A100"},
-        {"torch_version": "2.11.0"},
-        {"recipe": Recipe(precision="bf16")},
-        {"other_sizes": {"length": 32, "negatives": 1}},
-        {"job": "another"},
-        {"num_parameters": 7},
-        {"num_trainable": 7},
-    ],
-)
-def test_other_conditions_have_a_receipt_of_their_own(other: dict[str, Any]) -> None:
-    made = receipt(probed(2, missed_bytes=MIB))
-    assert dataclasses.replace(made, **other).key != made.key
-    assert dataclasses.replace(made, probes=(probed(4, missed_bytes=MIB),)).key == made.key
-
-
-def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
-    assert store_receipt(receipt(probed(2, missed_bytes=0))).parent == tmp_path / "cache" / "receipts"
-
-
-def test_a_folder_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="FLATOUT_CACHE"):
-        store_receipt(receipt(probed(2, missed_bytes=0)), folder=tmp_path / "file")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda document: {**document, "format": "other"}, "is not the receipt"),
-        (lambda document: {**document, "version": 99}, "version 99"),
-        (lambda document: {**document, "probes": 3}, "is damaged"),
-        (lambda document: {**document, "device": "NVIDIA A100"}, "was changed"),
-        (lambda document: [], "is not the receipt"),
-    ],
-)
-def test_a_damaged_receipt_is_refused_in_one_line(tmp_path: Path, change: object, says: str) -> None:
-    path = store_receipt(receipt(probed(2, missed_bytes=0)), folder=tmp_path)
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))  # type: ignore[operator]
-    with pytest.raises(BadInput, match=says):
-        read_receipt(path)
-
-
-def test_a_cut_receipt_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = store_receipt(receipt(probed(2, missed_bytes=0)), folder=tmp_path)
-    path.write_text(path.read_text()[:50])
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_receipt(path)
 
 
 def test_probes_are_one_or_two_at_different_batches() -> None:
