@@ -149,6 +149,13 @@ def search(
     strength: str | None = option("--strength", "LOW:HIGH", "In mean residual norms of the layer."),
     where: list[str] | None = option("--where", "PLACE", "last-and-generated, all or generated; repeatable."),
     toward: str | None = option("--toward", "ANSWER", "Make the positive or the negative one likelier."),
+    score: str | None = option(
+        "--score", "TOKENS", "Of the answers that count: whole (default), decisive or first-token."
+    ),
+    judge: str | None = option(
+        "--judge", "MODULE:FUNCTION", "Judge generated texts by f(question, text); larger is better."
+    ),
+    max_new_tokens: int | None = option("--max-new-tokens", "N", "Length of a judged or shown text."),
     trials: int | None = option("--trials", "N", "Configurations to try, over all workers."),
     rungs: int | None = option("--rungs", "N", "Rungs of successive halving; 1 never prunes."),
     rows: int | None = option("--rows", "N", "(trial, question) rows of a batch."),
@@ -182,6 +189,7 @@ def search(
       flatout steer search runs/syc.yaml --strength -0.5:0.5 --layers 8-20
       flatout steer search --out runs/syc --resume --trials 400  continue, with more trials
       flatout steer search runs/syc --join                       one more worker, here or elsewhere
+      flatout steer search syc.yaml --judge my_judges:is_polite --max-new-tokens 64
       flatout steer search syc.yaml --storage postgresql://user@host/db --workers 4
 
     Exit codes: 0 done, 2 flatout could not do its work, 130 interrupted; every finished row is kept.

@@ -25,7 +25,8 @@ METHODS = ("mean-difference", "pca", "logistic", "lda", "random")  # those of `v
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.
 FREE_TO_CHANGE = {
     *("model", "questions", "out", "vectors", "trials", "rows", "workers", "ray", "storage", "study"),
-    *("store", "device", "neutral", "examples", "max_new_tokens"),
+    *("store", "device", "neutral", "examples"),
+    "max_new_tokens",  # a study whose texts are judged is bound to it
 }
 
 
@@ -44,6 +45,8 @@ class SearchSettings:
     strength: tuple[float, ...] = (0.0, 0.5)  # lowest and highest, in mean residual norms of the layer
     where: tuple[Literal["last-and-generated", "all", "generated"], ...] = ("last-and-generated",)
     toward: Literal["positive", "negative"] = "positive"  # the answer that is to become likelier
+    score: Literal["whole", "decisive", "first-token"] = "whole"  # the tokens of the answers that count
+    judge: str | None = None  # package.module:function that judges generated texts instead; larger is better
     trials: int = 100
     rungs: int = 4  # of successive halving; 1 never prunes
     rows: int | None = None  # (trial, question) rows of a batch; None: what the device takes
@@ -74,6 +77,8 @@ class SearchSettings:
             wrong.append(f"strength={list(self.strength)} is not a lowest and a highest number")
         if not self.methods or not self.where:
             wrong.append("methods or where is empty")
+        if self.judge is not None and (self.toward, self.score) != ("positive", "whole"):
+            wrong.append("toward and score compare answers, and a judge takes their place: larger is better")
         if unknown := [name for name in self.methods if name not in METHODS]:
             wrong.append(f"there is no method {unknown[0]!r}, only {', '.join(METHODS)}")
         if wrong:
@@ -87,6 +92,14 @@ class SearchSettings:
         if self.out is None:
             raise BadInput("no run folder is given", hint="name it with --out")
         return Path(self.out)
+
+    @property
+    def score_name(self) -> str:
+        """What a score is, in the words of a report."""
+        if self.judge is not None:
+            return f"score of {self.judge}"
+        which = {"whole": "", "decisive": " up to the common ending", "first-token": ", by its first token"}
+        return f"probability of the {self.toward} answer{which[self.score]}"
 
     @property
     def study_name(self) -> str:

@@ -20,7 +20,6 @@ from flatout.engines.steering.load_model import LoadedModel, check_model_folder,
 from flatout.engines.steering.questions import read_questions
 from flatout.engines.steering.report.record import (
     FILE,
-    SCORE_NAMES,
     Continuation,
     StudyRecord,
     load_record,
@@ -214,7 +213,7 @@ def status(run: Path | str) -> StudyRecord:
         name=settings.study_name,
         model=Path(settings.model).name,
         num_layers=1 + max((trial.layer for trial in trials), default=0),
-        score_name=SCORE_NAMES[settings.toward],
+        score_name=settings.score_name,
         trials=trials,
         best=None if best is None else best[0].number,
         notes=("the search has not been concluded",),

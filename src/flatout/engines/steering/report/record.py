@@ -18,10 +18,6 @@ STUDY = DocumentKind(
 
 FILE = "result.json"
 FEWEST = 10  # values that an interval is made of
-SCORE_NAMES = {
-    "positive": "probability of the positive answer",
-    "negative": "probability of the negative answer",
-}
 
 State = Literal["complete", "pruned", "failed", "running"]
 

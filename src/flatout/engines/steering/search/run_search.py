@@ -21,7 +21,7 @@ from pathlib import Path
 from flatout.engines.run.folder import OnProgress, recorded
 from flatout.engines.run.settings import save_settings
 from flatout.engines.steering.blocks import blocks_of, chosen_layers
-from flatout.engines.steering.load_model import load_model
+from flatout.engines.steering.load_model import LoadedModel, load_model
 from flatout.engines.steering.questions import QuestionSplit, read_neutral, read_questions, split_questions
 from flatout.engines.steering.report.record import FILE, StudyRecord, load_record, save_record
 from flatout.engines.steering.search.halved_search import Event, OnEvent
@@ -30,7 +30,7 @@ from flatout.engines.steering.search.storage import hide_password
 from flatout.engines.steering.search.study import SearchStudy
 from flatout.engines.steering.search.test_winner import conclude_search
 from flatout.engines.steering.settings import SearchSettings, read_layers
-from flatout.engines.steering.trials.scoring import check_choices
+from flatout.engines.steering.trials.scoring import check_choices, check_room, find_judge
 from flatout.engines.steering.vectors.fit_questions import fit_questions, save_vectors
 from flatout.engines.steering.vectors.steering_vectors import load_methods, method_file
 from flatout.engines.steering.workers.crew import Crew, end_with_starter, plan_workers
@@ -53,6 +53,8 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
     """Search as the first worker of a study, and conclude it."""
     split = split_of(settings)
     read_neutral(settings.neutral)  # it is needed at the end, which is no time to find it missing
+    if settings.judge is not None:
+        find_judge(settings.judge)
     placed = place_model(
         Path(settings.model), device=settings.device, dtype=settings.dtype, workers=settings.workers
     )
@@ -60,7 +62,7 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
     with _only_one(settings.folder), recorded(settings.folder, kind="steer", name=settings.study_name):
         loaded = load_model(settings.model, gpus=placed.value.replicas[0], dtype=settings.dtype)
         chosen_layers(read_layers(settings.layers), num_layers=len(blocks_of(loaded.model)))
-        check_choices([*split.search, *split.fresh], loaded.model, loaded.tokenizer)
+        _check_questions(settings, split, loaded)
         if has_vectors := _has_vectors(settings):
             vectors = load_methods(settings.vectors_folder, methods=settings.methods)
         else:
@@ -91,6 +93,16 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
         )
         save_record(record, settings.folder / FILE)
     return record
+
+
+def _check_questions(settings: SearchSettings, split: QuestionSplit, loaded: LoadedModel) -> None:
+    """Refuse a question that the model has no room for before anything is asked."""
+    asked = [*split.search, *split.fresh]
+    if settings.judge is None:
+        check_choices(asked, loaded.model, loaded.tokenizer)
+        return
+    prompts = [question.prompt for question in asked]
+    check_room(prompts, loaded.model, loaded.tokenizer, max_new_tokens=settings.max_new_tokens)
 
 
 def join_search(

@@ -15,7 +15,7 @@ from flatout.engines.steering.search.study import SearchStudy, open_study
 from flatout.engines.steering.settings import SearchSettings, read_layers
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.packed_trials import PackedTrials
-from flatout.engines.steering.trials.scoring import MultipleChoice, encode_prompts
+from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, Scorer, encode_prompts, find_judge
 from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from flatout.ground.errors import BadInput
@@ -53,7 +53,7 @@ class SearchWorker:
         slots = rows or self.settings.rows or (GPU_ROWS if on_gpu else CPU_ROWS)
         reason = f"it lies on {len(devices)} devices"
         if len(devices) == 1:
-            prompts = [question.prompt for question in self.split.fresh]
+            prompts = [question.prompt for question in (*self.split.search, *self.split.fresh)]
             longest = max(map(len, encode_prompts(prompts, self.loaded.tokenizer)))
             try:
                 return PackedTrials(
@@ -67,6 +67,13 @@ class SearchWorker:
         if rows is None:
             self._on_progress(f"rows run through the model's own forward and share no prompts: {reason}")
         return HookedTrials(model, slots=slots, batch_tokens=slots * TOKENS_PER_ROW)
+
+    def _scorer(self) -> Scorer:
+        settings, tokenizer = self.settings, self.loaded.tokenizer
+        if settings.judge is None:
+            return MultipleChoice(tokenizer, toward=settings.toward, by=settings.score)
+        judge, name = find_judge(settings.judge)
+        return Judged(tokenizer, judge, name=name, max_new_tokens=settings.max_new_tokens)
 
     def search_in(self, study: SearchStudy) -> HalvedSearch:
         """Bind a search over this model to a study; a study of another model is refused."""
@@ -83,7 +90,7 @@ class SearchWorker:
             self.vectors,
             self.split.search,
             study=study,
-            scorer=MultipleChoice(self.loaded.tokenizer, toward=self.settings.toward),
+            scorer=self._scorer(),
             space=space,
             halving=Halving(rungs=self.settings.rungs),
             on_event=self._on_event,

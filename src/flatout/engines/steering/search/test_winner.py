@@ -29,7 +29,6 @@ from flatout.engines.steering.extract.tokens import encode
 from flatout.engines.steering.questions import Question, read_neutral
 from flatout.engines.steering.report.record import (
     FEWEST,
-    SCORE_NAMES,
     Continuation,
     Interval,
     Retest,
@@ -78,7 +77,7 @@ def conclude_search(worker: SearchWorker, search: HalvedSearch, *, on_progress: 
         name=settings.study_name,
         model=Path(settings.model).name,
         num_layers=len(blocks_of(worker.loaded.model)),
-        score_name=SCORE_NAMES[settings.toward],
+        score_name=settings.score_name,
         trials=check_harm(study.records(), worker.engine, worker.vectors, texts),
         best=None if winner is None else winner.number,
         baseline_score=None if baseline is None else math.fsum(baseline) / len(baseline),

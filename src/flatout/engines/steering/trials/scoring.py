@@ -7,6 +7,8 @@ yours judge the text.  A row that gives no finite number has failed, and so has 
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +19,15 @@ from flatout.engines.steering.extract.tokens import common_tokens, encode
 from flatout.engines.steering.questions import Question, write_prompt, write_prompts
 from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering
-from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow, TrialEngine
+from flatout.engines.steering.trials.trial_engine import (
+    AnswerPair,
+    ChoiceRow,
+    Compared,
+    TextRow,
+    TrialEngine,
+)
 from flatout.ground.errors import BadInput
+from flatout.ground.user_code import calling, import_user_module
 
 Toward = Literal["positive", "negative"]
 
@@ -46,24 +55,36 @@ class Scorer(Protocol):
 
 
 class MultipleChoice:
-    """p(answer) / (p(answer) + p(other)) of the answer that steering is to move the model `toward`."""
+    """p(answer) / (p(answer) + p(other)) of the answer that steering is to move the model `toward`.
 
-    def __init__(self, tokenizer: Any, *, toward: Toward = "positive", system: str | None = None) -> None:
+    `by` says which tokens of the answers count: all, all but their common ending, or the first different one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        toward: Toward = "positive",
+        by: Compared = "whole",
+        system: str | None = None,
+    ) -> None:
         if toward not in ("positive", "negative"):
             raise BadInput(f"toward {toward!r}", hint="take positive or negative")
-        self._tokenizer, self._toward, self._system = tokenizer, toward, system
+        self._tokenizer, self._toward, self._by, self._system = tokenizer, toward, by, system
         self._choices: dict[str, AnswerPair] = {}
 
     def recipe(self) -> Mapping[str, str]:
         """Name it in one line."""
-        return {"score": f"multiple choice toward {self._toward}, system {self._system!r}"}
+        by = "" if self._by == "decisive" else f" by {self._by}"  # unnamed in studies that had no other
+        return {"score": f"multiple choice toward {self._toward}{by}, system {self._system!r}"}
 
     def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
         """Score rows by a forward over the answers' tokens."""
         absent = {question.key: question for _, question in rows if question.key not in self._choices}
         self._choices.update(choices_of(list(absent.values()), self._tokenizer, system=self._system))
         packed = [
-            ChoiceRow(choice=self._choices[question.key], steering=steering) for steering, question in rows
+            ChoiceRow(choice=self._choices[question.key], steering=steering, by=self._by)
+            for steering, question in rows
         ]
         sign = 1.0 if self._toward == "positive" else -1.0
         for number, log_odds in engine.choices(packed):
@@ -106,13 +127,31 @@ class Judged:
 
         def finished(number: int, tokens: tuple[int, ...]) -> None:
             text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-            try:
-                value = float(self._judge(rows[number][1], text))
-            except ValueError:
-                value = math.nan
+            with calling(f"the judge {self._name}"):
+                try:
+                    value = float(self._judge(rows[number][1], text))
+                except ValueError:
+                    value = math.nan
             on_score(number, Score(value=value if math.isfinite(value) else None, text=text))
 
         engine.texts(packed, max_new_tokens=self._max_new_tokens, on_finished=finished)
+
+
+def find_judge(spec: str) -> tuple[Callable[[Question, str], float], str]:
+    """Import `package.module:function`, and name it with a hash of its source: a study is bound to both."""
+    dotted, _, name = spec.partition(":")
+    hint = "write package.module:function; it is given a question and a text, and returns a number"
+    if not dotted or not name:
+        raise BadInput(f"the judge {spec!r} names no function", hint=hint)
+    module = import_user_module(dotted, hint=hint)
+    judge = getattr(module, name, None)
+    if not callable(judge):
+        raise BadInput(f"{dotted} has no function {name!r}", hint=hint)
+    try:
+        source = inspect.getsource(judge)
+    except (OSError, TypeError):
+        return judge, spec
+    return judge, f"{spec} {hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 def encode_prompts(

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from flatout.engines.steering.trials.steering import Steering
 from flatout.ground.errors import BadInput
 
 OnText = Callable[[int, tuple[int, ...]], None]
+Compared = Literal["whole", "decisive", "first-token"]  # which tokens of two answers are compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +38,24 @@ class AnswerPair:
                 hint="give answers that the tokenizer tells apart",
             )
 
-    def decisive(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def compared(self, by: Compared) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return (what both answers begin with, what then is positive, what then is negative).
 
-        The words that both end with are left out: by then the choice has been made.
+        "decisive" leaves out the tokens that both end with, "first-token" all but the first that differs.
         """
         shorter = min(len(self.positive), len(self.negative))
         head = next((i for i in range(shorter) if self.positive[i] != self.negative[i]), shorter)
         positive, negative = self.positive[head:], self.negative[head:]
         tail = 0
-        while tail < min(len(positive), len(negative)) - 1 and positive[-1 - tail] == negative[-1 - tail]:
-            tail += 1
-        return self.positive[:head], positive[: len(positive) - tail], negative[: len(negative) - tail]
+        if by == "decisive":
+            while tail < min(len(positive), len(negative)) - 1 and positive[-1 - tail] == negative[-1 - tail]:
+                tail += 1
+        most = 1 if by == "first-token" else None
+        return (
+            self.positive[:head],
+            positive[: len(positive) - tail][:most],
+            negative[: len(negative) - tail][:most],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,6 +64,7 @@ class ChoiceRow:
 
     choice: AnswerPair
     steering: Steering | None
+    by: Compared = "whole"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -130,7 +139,7 @@ class TrialEngine(ABC):
 def _branches_of(row: ChoiceRow) -> list[TokenBranch]:
     """Make one branch where one token decides, else one for each answer."""
     prompt, steering = row.choice.prompt, row.steering
-    head, positive, negative = row.choice.decisive()
+    head, positive, negative = row.choice.compared(row.by)
     own = prompt if steering is not None and steering.where == "all" else prompt[-1:]
     plain = TokenBranch(
         trunk=prompt[: len(prompt) - len(own)],
@@ -139,7 +148,7 @@ def _branches_of(row: ChoiceRow) -> list[TokenBranch]:
         steering=steering,
         first_steered=len(own) if steering is not None and steering.where == "generated" else 0,
     )
-    last = len(own) + len(head) - 1  # the token that the decisive one follows
+    last = len(own) + len(head) - 1  # the token that the first different one follows
     if len(positive) == len(negative) == 1:
         return [replace(plain, tokens=own + head, targets=((last, positive[0]), (last, negative[0])))]
     return [

@@ -76,6 +76,25 @@ def test_a_search_finds_the_direction_and_leaves_its_record(whole: tuple[Path, S
     assert (out / "vectors" / "mean-difference.safetensors").is_file()
 
 
+def test_a_search_judged_by_texts_keeps_them_and_tests_its_winner_by_them(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "likes.py").write_text(
+        "def first_word(question, text):\n    return float(text.split()[0] == question.positive.strip())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    given = {**tiny_search(tiny, out), "judge": "likes:first_word", "max_new_tokens": 3, "trials": 4}
+    record = run_quietly(given)
+    assert record.score_name == "score of likes:first_word"
+    assert record.retest is not None and 0 <= record.retest.steered.value <= 1
+    rows = [json.loads(line) for line in (out / "rows" / "0.jsonl").read_text().splitlines()]
+    assert all(len(row["text"].split()) <= 3 for row in rows)
+    assert {row["value"] for row in rows} <= {0.0, 1.0}
+    with pytest.raises(BadInput, match="score"):  # rows of other texts do not mix with these
+        run_quietly({**given, "max_new_tokens": 2})
+
+
 def test_the_three_parts_of_the_questions_share_none(tiny: Path, tmp_path: Path) -> None:
     split = split_of(make_settings(tiny_search(tiny, tmp_path)))
     keys = [question.key for part in (split.train, split.search, split.fresh) for question in part]

@@ -6,7 +6,6 @@ from pathlib import Path
 import optuna
 import pytest
 
-from flatout.engines.steering.report.record import SCORE_NAMES
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.search.study import STATES, SearchStudy, open_study
@@ -179,4 +178,3 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
 
 def test_every_state_of_optuna_has_a_name() -> None:
     assert set(STATES) == {state.name for state in optuna.trial.TrialState}
-    assert set(SCORE_NAMES) == {"positive", "negative"}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,17 +154,20 @@ ANSWERS = {
 @pytest.mark.parametrize("answers", ANSWERS)
 def test_choices_are_the_odds_of_the_answers(answers: str) -> None:
     model = shared_model()
-    positive, negative, tail = ANSWERS[answers]
+    positive, negative, common = ANSWERS[answers]
     trials = [None, *(steering(i % 2, 3.0 + i, seed=i, where=WHERE[i % 3]) for i in range(6))]
     rows = [
         ChoiceRow(choice=AnswerPair(prompt=prompt, positive=positive, negative=negative), steering=trial)
         for prompt in prompts_of([1, 7, 4])
         for trial in trials
     ]
-    found = dict(PackedTrials(model, batch_tokens=64).choices(rows))
-    assert sorted(found) == list(range(len(rows)))
-    for number, row in enumerate(rows):
-        assert found[number] == pytest.approx(expected_odds(model, row, tail=tail), abs=3e-5)
+    engine = PackedTrials(model, batch_tokens=64)
+    for by, tail in (("whole", 0), ("decisive", common)):
+        asked = [replace(row, by=by) for row in rows]
+        found = dict(engine.choices(asked))
+        assert sorted(found) == list(range(len(rows)))
+        for number, row in enumerate(asked):
+            assert found[number] == pytest.approx(expected_odds(model, row, tail=tail), abs=3e-5)
 
 
 # Likelihoods

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from flatout.engines.steering.trials.scoring import (
     Score,
     choices_of,
     encode_prompts,
+    find_judge,
 )
 from flatout.ground.errors import BadInput
 from tests.support.multiplex import reference_tokens
@@ -76,8 +78,33 @@ def test_a_judge_reads_the_generated_text() -> None:
     assert [score.value is None for score in found] == [False, True, True, False]
 
 
+def test_a_judge_is_named_by_its_module_and_bound_to_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_judge.py").write_text(
+        "def words(question, text):\n    return len(text.split())\n\n"
+        "def broken(question, text):\n    return text.n\n"
+    )
+    judge, name = find_judge("my_judge:words")
+    assert judge(questions(1)[0], "a b c") == 3
+    assert name.startswith("my_judge:words ") and len(name) == len("my_judge:words ") + 8
+    broken, _ = find_judge("my_judge:broken")
+    with pytest.raises(BadInput, match=r"the judge broken raised AttributeError") as raised:
+        scores(Judged(tokenizer(), broken, name="broken", max_new_tokens=1), [(None, questions(1)[0])])
+    assert raised.value.hint == f"at {tmp_path / 'my_judge.py'}:5"
+    for wrong, words in (("my_judge", "names no function"), ("my_judge:no", "has no function 'no'")):
+        with pytest.raises(BadInput, match=words):
+            find_judge(wrong)
+
+
 def test_scores_say_what_they_depend_on() -> None:
     assert MultipleChoice(tokenizer()).recipe() != MultipleChoice(tokenizer(), toward="negative").recipe()
+    ways = [
+        MultipleChoice(tokenizer(), by=by).recipe()["score"] for by in ("whole", "decisive", "first-token")
+    ]
+    assert len(set(ways)) == 3
     judged = Judged(tokenizer(), lambda question, text: 0.0, name="none", max_new_tokens=3)
     assert judged.recipe() == {"score": "none of 3 tokens, system None"}
     with pytest.raises(BadInput, match="toward 'up'"):
