@@ -6,7 +6,6 @@ running is checked first: a measurement of a minute must not be lost to a mistyp
 
 from __future__ import annotations
 
-import importlib.machinery
 import math
 import os
 import sys
@@ -68,8 +67,6 @@ def diagnose(
         diagnosis = api.diagnose_evidence(evidence)
     else:
         assert command
-        if module:
-            check_module(command[0])
         diagnosis = api.diagnose_script(
             command,
             module=module,
@@ -94,39 +91,6 @@ def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False, launched: boo
     if own_code or (keep_running and own_code is not None):
         return own_code
     return FINDINGS if diagnosis.findings and not launched else 0
-
-
-def check_module(name: str) -> None:
-    """Raise BadInput for a module `python -m` would not find; none of its packages is imported."""
-    parts = name.split(".")
-    hint = "a file is run without -m" if name.endswith(".py") else None
-    if not all(part.isidentifier() for part in parts):
-        raise BadInput(f"{name!r} is not a module name", hint=hint)
-    places: Sequence[str] | None = None
-    for i in range(len(parts)):
-        part = ".".join(parts[: i + 1])
-        try:
-            spec = _spec(part, places)
-        except KeyError:
-            return  # a namespace package inside a package: only importing it can tell
-        if spec is None:
-            raise BadInput(f"there is no module {part!r} in this folder or on Python's path")
-        places = spec.submodule_search_locations
-        if places is None and part != name:
-            raise BadInput(f"there is no module {name!r}: {part!r} is not a package", hint=hint)
-    if places is not None and _spec(f"{name}.__main__", places) is None:
-        raise BadInput(
-            f"{name!r} is a package without __main__", hint=f"name one of its modules: {name}.train"
-        )
-
-
-def _spec(name: str, places: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    here = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) if places is None else None
-    if here is not None and here.loader is not None:
-        return here
-    found = (finder.find_spec(name, places) for finder in sys.meta_path)
-    # A bare folder of this name counts only where no real module has it.
-    return next((spec for spec in found if spec is not None), here)
 
 
 def _check_options(

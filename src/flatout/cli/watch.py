@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.cli import flags
-from flatout.cli.diagnose import check_module
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import plain_console, plain_table, print_json, say
 from flatout.ground.errors import BadInput
@@ -97,8 +96,6 @@ def watch(
     sinks = api.sink_choice(jsonl=jsonl, csv=csv, tensorboard=tensorboard, prometheus=prometheus)
     if run:
         assert command
-        if module:
-            check_module(command[0])
         api.watch_script(
             command, module=module, name=name, hz=hz, folder=log, sinks=sinks, page=page if web else None
         )

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flatout.cli.app import application
-from flatout.cli.diagnose import check_module, exit_code, rules
+from flatout.cli.diagnose import exit_code, rules
 from flatout.doctor.rule import SECTIONS, all_rules
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence_file import save_evidence
@@ -153,46 +153,6 @@ def test_exit_code(own_code: int | None, keep_running: bool, with_findings: bool
     made = builders.diagnosis(script_exit_code=own_code)
     made = made if with_findings else dataclasses.replace(made, findings=())
     assert exit_code(made, keep_running=keep_running) == expected
-
-
-@pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package whose import would fail loudly, a namespace package, and a plain module."""
-    monkeypatch.chdir(tmp_path)
-    package = tmp_path / "loud_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise AssertionError('imported')\n")
-    (package / "train.py").write_text("")
-    inner = tmp_path / "bare_namespace" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "train.py").write_text("")
-    (tmp_path / "plain_module.py").write_text("")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "name", ["loud_package.train", "plain_module", "bare_namespace.inner.train", "json.tool", "flatout"]
-)
-def test_a_module_that_python_would_find_is_found_without_importing_it(packages: Path, name: str) -> None:
-    check_module(name)
-    assert "loud_package" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("loud_package.serve", "there is no module 'loud_package.serve'"),
-        ("loud_package", "'loud_package' is a package without __main__"),
-        ("plain_module.part", "'plain_module' is not a package"),
-        ("no_such_module.part", "there is no module 'no_such_module'"),
-        ("plain_module.py", "'plain_module' is not a package"),
-        ("dir/train.py", "'dir/train.py' is not a module name"),
-        ("", "'' is not a module name"),
-    ],
-)
-def test_a_module_that_cannot_run_is_bad_input(packages: Path, name: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        check_module(name)
 
 
 # Rules

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.util
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from typing import Any
 import psutil
 
 from flatout.ground.codec import encode
+from flatout.ground.commands import check_command
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.ground.interrupts import Interrupts, Terminated
 from flatout.ground.runs import home_folder, make_folder
@@ -44,38 +44,6 @@ RETRIES = {
     HALF_FAILED: ("half", "raised on half a batch"),
 }
 ITS_WORDS = "what it printed last stands above"
-
-
-def check_command(command: Sequence[str], *, module: bool) -> None:
-    """Raise BadInput before anything starts when there is nothing to run."""
-    if not command:
-        raise BadInput("no script given", hint="flatout diagnose train.py ARGS…")
-    target = command[0]
-    if module:
-        top = target.partition(".")[0]
-        sys.path.insert(0, os.getcwd())
-        try:
-            found = importlib.util.find_spec(top)
-        finally:
-            sys.path.pop(0)
-        if found is None:
-            raise BadInput(
-                f"no module named {top!r}", hint=f"looked in {os.getcwd()} and the installed packages"
-            )
-        return
-    path = Path(target)
-    if not path.exists():
-        raise BadInput(f"no script at {target}", hint="check the path, or use -m for a module")
-    if path.is_dir() and not (path / "__main__.py").exists():
-        raise BadInput(f"{target} is a folder", hint="name the script inside it")
-    if not os.access(path, os.R_OK):
-        raise BadInput(f"{target} cannot be read")
-    if path.suffix == ".ipynb":
-        raise BadInput(
-            f"{target} is a notebook, not a script",
-            hint="call flatout.diagnose(step, loader) in a cell, or write it as a script with "
-            "'jupyter nbconvert --to script'",
-        )
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:

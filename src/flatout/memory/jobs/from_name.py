@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import importlib.util
 import inspect
-import os
 import sys
 import zlib
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from flatout.ground.errors import BadInput
-from flatout.ground.user_code import calling
+from flatout.ground.user_code import calling, import_user_module, make_importable
 from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
 from flatout.memory.jobs.from_objects import copied, is_lightning, optimizer_maker, own_loss
@@ -34,6 +32,7 @@ from flatout.memory.jobs.job import Job, Recipe
 
 PARTS = ("model", "batch", "loss", "optimizer")
 SPELLINGS = {"make_model": "model", "make_batch": "batch", "make_optimizer": "optimizer"}
+WHERE = "start in the folder that holds it, or name the file: path/to/file.py:build"
 RETURNED = "return a flatout Job, or (model, batch maker, loss, optimizer)"
 
 
@@ -210,7 +209,7 @@ def _named(name: str) -> Any:
             f"{name!r} does not name a model: it is not a folder with a config.json and has no ':function'",
             hint="pkg.module:build, path/to/file.py:build, or a folder with a config.json",
         )
-    module = _file_module(Path(place)) if place.endswith(".py") else _module(place)
+    module = _file_module(Path(place)) if place.endswith(".py") else import_user_module(place, hint=WHERE)
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -224,25 +223,6 @@ def _named(name: str) -> Any:
     return found
 
 
-def _module(dotted: str) -> ModuleType:
-    _importable(os.getcwd())  # as `python -m` has it
-    try:
-        with calling(f"importing {dotted}"):
-            return importlib.import_module(dotted)
-    except BadInput as error:
-        cause = error.__cause__
-        if (
-            isinstance(cause, ModuleNotFoundError)
-            and cause.name
-            and f"{dotted}.".startswith(f"{cause.name}.")
-        ):
-            raise BadInput(
-                f"there is no module {cause.name!r}",
-                hint="start in the folder that holds it, or name the file: path/to/file.py:build",
-            ) from cause
-        raise
-
-
 def _file_module(path: Path) -> ModuleType:
     """Import a file as a module, with its folder importable as for `python path/to/file.py`."""
     import cloudpickle
@@ -250,7 +230,7 @@ def _file_module(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise BadInput(f"{path} does not exist")
-    _importable(str(path.parent))
+    make_importable(str(path.parent))
     name = f"flatout_job_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -260,8 +240,3 @@ def _file_module(path: Path) -> ModuleType:
     with calling(f"importing {path.name}"):
         spec.loader.exec_module(module)
     return module
-
-
-def _importable(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
