@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import flatout
 from flatout.cli.app import application
 from flatout.engines.steering.settings import METHODS, NAMES
 from flatout.engines.steering.trials.steering import WHERE
+from tests.support.steering import tiny_search, write_tiny
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"
 BLOCK = re.compile(r"^(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -25,12 +27,22 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def test_the_snippets_run(tmp_path: Path) -> None:
     found = blocks("python")
-    assert [bool(reason) for reason, _ in found] == [False, True]
+    assert [bool(reason) for reason, _ in found] == [False, False, True]
     script = tmp_path / "page.py"
-    script.write_text(found[0][1], encoding="utf-8")
+    script.write_text(found[1][1], encoding="utf-8")
     command = [sys.executable, "-W", "error", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_judge_of_the_page_judges_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_judges.py").write_text(blocks("python")[0][1], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    given = tiny_search(write_tiny(tmp_path / "tiny"), tmp_path / "run")
+    given |= {"judge": "my_judges:is_polite", "max_new_tokens": 2, "trials": 2}
+    record = flatout.steer(given).record
+    assert record is not None and record.score_name == "score of my_judges:is_polite"
+    assert {trial.score for trial in record.trials} == {0.0}  # the tiny model knows no polite word
 
 
 def test_flags_of_the_commands_exist() -> None:
@@ -40,7 +52,7 @@ def test_flags_of_the_commands_exist() -> None:
         for line in text.replace("\\\n", " ").splitlines()
         if line.startswith("flatout steer")
     ]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         verb = command.split()[2]
         helped = CliRunner().invoke(application(), ["steer", verb, "--help"]).stdout
