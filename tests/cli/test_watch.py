@@ -20,6 +20,7 @@ import pytest
 
 from flatout.ground.runs import list_runs
 from tests.support.monitor import kept_run, story
+from tests.support.screen import Screen
 
 FLATOUT = [sys.executable, "-m", "flatout", "watch"]
 PATIENCE_S = 60.0
@@ -192,6 +193,61 @@ def test_a_script_has_the_terminal_to_itself_but_for_the_line(
     assert b"flatout report" in terminal.seen
     ((_, run),) = list_runs(tmp_path / "runs")
     assert run.ended_s is not None and run.name == "train"
+
+
+ASKS = """
+from tqdm import tqdm
+
+print("hello", input("Your name? "))
+breakpoint()
+for epoch in range(2):
+    for _ in tqdm(range(3), desc="train", ncols=40, mininterval=0):
+        tqdm.write("within")
+    tqdm.write(f"epoch {epoch} done")
+print("end")
+"""
+
+
+def test_what_is_asked_and_typed_stays_and_bars_leave_nothing(
+    tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    """In a real terminal: samples come while `input` and the debugger wait, and erase nothing."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    options = ("--hz", "10", "--jsonl", "samples.jsonl", "--run")
+    terminal = Terminal(tmp_path, *options, "asks.py", columns=100)
+    terminals.append(terminal)
+    screen = Screen()
+    samples = tmp_path / "samples.jsonl"
+
+    def shown(words: bytes) -> str:
+        """The last row, after the words and five more samples."""
+        screen.feed(terminal.until(words).decode())
+        seen = len(samples.read_bytes().splitlines()) if samples.exists() else 0
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(samples.read_bytes().splitlines() if samples.exists() else ()) < seen + 5:
+            assert time.monotonic() < deadline_s
+            select.select([terminal.user], [], [], 0.02)
+        while select.select([terminal.user], [], [], 0)[0]:
+            terminal.seen += os.read(terminal.user, 65536)
+        screen.feed(terminal.seen.decode())
+        terminal.seen = b""
+        return [row for row in screen.rows if row.strip()][-1].rstrip()
+
+    assert shown(b"Your name? ") == "Your name?"
+    terminal.type(b"Ad")
+    assert shown(b"Ad") == "Your name? Ad"
+    terminal.type(b"a\r")
+    assert shown(b"(Pdb) ").startswith("(Pdb)")
+    terminal.type(b"p 6 *")
+    assert shown(b"p 6 *") == "(Pdb) p 6 *"
+    terminal.type(b" 7\rc\r")
+    assert terminal.end() == 0
+    rows = [row for row in screen.feed(terminal.seen.decode()) if row]
+    rows = rows[rows.index("42") :]
+    bars = ["within"] * 3 + ["train: 100%"]
+    kept = [row.partition("|")[0] if row.startswith("train") else row for row in rows if "CPU" not in row]
+    assert kept[:-1] == ["42", "(Pdb) c", *bars, "epoch 0 done", *bars, "epoch 1 done", "end"]
+    assert sum("CPU" in row for row in rows) <= 1  # the last line alone is left standing
 
 
 def flatout(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -157,7 +157,7 @@ def _end(run: Any, stack: ExitStack) -> None:
 
 
 def _say(message: str) -> None:
-    from flatout.monitor.terminal.live_line import is_writable
+    from flatout.monitor.terminal.standing_line import is_writable
 
     if is_writable(sys.stderr):  # without one, print would take stdout, which is the script's
         with contextlib.suppress(OSError):

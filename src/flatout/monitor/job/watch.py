@@ -95,6 +95,7 @@ class WatchedRun:
             self._closers.append(writer.close)
         if line:
             recent = self.sampler.recent
+            shown.listen()
             self.sampler.listeners.append(lambda sample: shown.write(recent(LINE_SPAN_S)))
         self._shown = shown
         self.sampler.start()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import io
-import multiprocessing
 import os
 import re
 import struct
-import sys
 import termios
 
 import pytest
@@ -16,7 +14,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
-from flatout.monitor.terminal.live_line import CLEAR_LINE, JobOutput, LineWriter, live_line
+from flatout.monitor.terminal.live_line import LineWriter, live_line
+from flatout.monitor.terminal.standing_line import CLEAR_LINE
+from tests.support.screen import Screen
 
 GIB = 2**30
 HOST = HostSample(cpu_share=0.45, memory_used_bytes=67, memory_total_bytes=100)
@@ -139,8 +139,10 @@ def test_the_line_fits_the_terminal_that_is_written_to(monkeypatch: pytest.Monke
     try:
         fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 16, 0, 0))
         with os.fdopen(program, "w") as stream:
-            LineWriter(stream).write([sample(gpus=(T4,))])
-            assert os.read(user, 1000).decode() == f"{CLEAR_LINE}GPU 8.2/16.0   "
+            writer = LineWriter(stream)
+            writer.write([sample(gpus=(T4,))])
+            writer.close()
+            assert os.read(user, 1000).decode() == f"{CLEAR_LINE}GPU 8.2/16.0   \r\n"
     finally:
         os.close(user)
 
@@ -191,34 +193,6 @@ def test_a_terminal_is_rewritten_in_place_and_left_at_a_fresh_line(monkeypatch: 
     assert text.count("\n") == 1
     assert text.endswith("\n")
     assert all(len(part.rstrip("\n")) < 20 for part in text.split(CLEAR_LINE))
-
-
-class Screen:
-    """As much of a terminal as tqdm and the line use: carriage return, line feed, erase, cursor up."""
-
-    def __init__(self) -> None:
-        self.rows: list[str] = [""]
-        self.row = self.column = 0
-
-    def feed(self, text: str) -> list[str]:
-        for part in re.findall(r"\x1b\[[0-9]*[A-Z]|[\r\n]|[^\x1b\r\n]+", text):
-            if part == "\r":
-                self.column = 0
-            elif part == "\n":
-                self.row += 1
-                self.column = 0
-                self.rows += [""] * (self.row + 1 - len(self.rows))
-            elif part.endswith("A"):
-                self.row -= 1
-            elif part.endswith(("K", "J")):
-                self.rows[self.row] = self.rows[self.row][: self.column]
-                if part.endswith("J"):
-                    del self.rows[self.row + 1 :]
-            else:
-                old = self.rows[self.row].ljust(self.column)
-                self.rows[self.row] = old[: self.column] + part + old[self.column + len(part) :]
-                self.column += len(part)
-        return [row.rstrip() for row in self.rows]
 
 
 def test_a_bar_of_tqdm_stays_whole_beside_the_line() -> None:
@@ -272,87 +246,3 @@ def test_above_the_bars_of_rich_the_line_is_a_plain_one_a_minute(monkeypatch: py
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zBCDE-IL-Z]", "", terminal.getvalue())
     rows = [row for row in Screen().feed(shown) if row]
     assert [row.split()[0] for row in rows] == ["CPU", "train"]
-
-
-# The job's prints and the live line on one terminal: neither is appended to the other, nor erased by it
-
-
-def test_a_wipe_comes_before_each_text() -> None:
-    stream, wiped = Terminal(), list[str]()
-    output = JobOutput(lambda: wiped.append(stream.getvalue()))
-    output.hear(stream)
-    output.hear(stream)  # heard once all the same
-    print("epoch", 0, file=stream)
-    print(end="", file=stream)
-    assert stream.getvalue() == "epoch 0\n"
-    assert wiped == ["", "epoch", "epoch ", "epoch 0"]
-    output.write_unheard(stream, "x")
-    assert len(wiped) == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "is_mid_line"), [("a\n", False), ("a", True), ("a\nb", True), ("\r10 %", False)]
-)
-def test_a_line_is_the_jobs_until_it_ends_it_or_draws_it_again(text: str, is_mid_line: bool) -> None:
-    stream = Terminal()
-    output = JobOutput(lambda: None)
-    output.hear(stream)
-    stream.write(text)
-    assert output.is_mid_line is is_mid_line
-
-
-def test_the_streams_get_their_own_write_back() -> None:
-    stream = Terminal()
-    output = JobOutput(lambda: pytest.fail("the job was heard after the end"))
-    output.hear(stream)
-    output.close()
-    print("afterwards", file=stream)
-    assert "write" not in vars(stream)
-    assert stream.getvalue() == "afterwards\n"
-
-
-def test_a_stand_in_of_somebody_else_is_left_to_him() -> None:
-    stream, heard = Terminal(), list[str]()
-    output = JobOutput(lambda: None)
-    output.hear(stream)
-    vars(stream)["write"] = heard.append
-    output.close()
-    stream.write("his")
-    assert heard == ["his"]
-
-
-def test_what_is_no_terminal_or_takes_no_attribute_is_left_alone() -> None:
-    class Bare:
-        __slots__ = ()
-
-        def isatty(self) -> bool:
-            return True
-
-    output = JobOutput(lambda: None)
-    log = io.StringIO()
-    for stream in (None, log, Bare()):
-        output.hear(stream)  # type: ignore[arg-type]
-    assert "write" not in vars(log)
-
-
-def test_a_forked_process_prints_whoever_holds_the_lock() -> None:
-    """A worker is forked while the line is being drawn: the thread that would free the lock is not in it."""
-    user, program = os.openpty()
-    try:
-        with os.fdopen(program, "w") as stream:
-            output = JobOutput(lambda: None)
-            output.hear(stream)
-            with output.lock:
-                worker = multiprocessing.get_context("fork").Process(
-                    target=print, args=("from the worker",), kwargs={"file": stream, "flush": True}
-                )
-                worker.start()
-                worker.join(timeout=20)
-            assert worker.exitcode == 0
-            assert os.read(user, 100).decode().strip() == "from the worker"
-    finally:
-        os.close(user)
-
-
-def test_pythons_own_streams_can_be_heard() -> None:
-    assert hasattr(sys.__stdout__, "__dict__")
