@@ -9,6 +9,7 @@ import os
 import sys
 import termios
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,10 +41,11 @@ def terminal() -> Terminal:
 
 
 @pytest.fixture
-def line(terminal: Terminal) -> StandingLine:
+def line(terminal: Terminal) -> Iterator[StandingLine]:
     standing = StandingLine()
     standing.show(terminal, LINE)
-    return standing
+    yield standing
+    standing.close()
 
 
 def test_the_line_is_there_after_every_print(terminal: Terminal, line: StandingLine) -> None:
@@ -212,6 +214,7 @@ def test_what_is_no_terminal_or_takes_no_attribute_is_left_alone() -> None:
     log = io.StringIO()
     for stream in (None, log, Bare()):
         line.listen(stream)  # type: ignore[arg-type]
+    line.close()
     assert "write" not in vars(log)
 
 
@@ -228,6 +231,7 @@ def test_a_forked_process_prints_whoever_holds_the_lock() -> None:
                 )
                 worker.start()
                 worker.join(timeout=20)
+            line.close()
             assert worker.exitcode == 0
             assert os.read(user, 100).decode().strip() == "from the worker"
     finally:
