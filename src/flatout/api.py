@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
     from flatout.engines.steering.report.record import Continuation, StudyRecord
     from flatout.engines.steering.search.halved_search import Event
-    from flatout.engines.steering.verbs import Extraction, FittedMethod, SearchOutcome
+    from flatout.engines.steering.verbs import ConvertedVectors, Extraction, FittedMethod, SearchOutcome
     from flatout.hardware.datasheet import Datasheet
     from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
@@ -323,6 +323,13 @@ def steer_apply(
 
     folder = None if run is None else _folder_of(run)
     return apply(prompts, run=folder, model=None if model is None else Path(model), **_known(options))
+
+
+def steer_convert(source: str | Path, *, to: str | Path, model: str = "unknown") -> ConvertedVectors:
+    """Read steering vectors of another library, or write them for one."""
+    from flatout.engines.steering.verbs import convert
+
+    return convert(source, to=to, model=model)
 
 
 def steer_report(run: str | Path, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:

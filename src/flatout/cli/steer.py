@@ -262,6 +262,57 @@ def apply(
         typer.echo()
 
 
+VectorsFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Vectors: .safetensors or a .gguf control vector.")
+]
+
+
+@steer.command(name="import")
+def import_vectors(
+    source: VectorsFile,
+    to: Annotated[Path, flag("--to", "FILE", "Where to write them: NAME.safetensors.")],
+    json_output: flags.Json = False,
+) -> None:
+    """Read vectors of repeng, llama.cpp or plain tensors named by layer, and keep them as flatout's.
+
+    Strength 1 adds what the file holds. A folder of imported vectors can be searched: NAME is their method.
+    Pickles are refused, since they can run any code.
+
+    \b
+    Examples:
+      flatout steer import happy.gguf --to vectors/happy.safetensors
+      flatout steer search syc.yaml --vectors vectors --method happy --strength 0:2
+    """
+    _convert(source, to, json_output=json_output)
+
+
+@steer.command(name="export")
+def export_vectors(
+    source: VectorsFile,
+    to: Annotated[Path, flag("--to", "FILE", "Where to write them: .gguf or .safetensors.")],
+    kind: Annotated[str, flag("--kind", "NAME", "The kind of model that a GGUF names.")] = "unknown",
+    json_output: flags.Json = False,
+) -> None:
+    """Write vectors as a GGUF control vector, for repeng and llama.cpp.
+
+    \b
+    Examples:
+      flatout steer export runs/syc/vectors/pca.safetensors --to syc.gguf --kind llama
+      llama-cli -m model.gguf --control-vector-scaled syc.gguf 0.2
+    """
+    _convert(source, to, kind=kind, json_output=json_output)
+
+
+def _convert(source: Path, to: Path, *, kind: str = "unknown", json_output: bool) -> None:
+    import flatout.api as api
+
+    done = api.steer_convert(source, to=to, model=kind)
+    if json_output:
+        print_document("flatout-steering-vectors", done)
+        return
+    typer.echo(f"{done.method}: {len(done.layers)} layers x {done.width}  {done.path}")
+
+
 @steer.command()
 def report(
     run: flags.Run, html: flags.Html = None, png: flags.Png = None, json_output: flags.Json = False

@@ -37,6 +37,8 @@ FLAGS = {
     " --device --dtype --resume --set --json",
     "steer apply": "--model --run --vectors --layer --strength --mode --where --max-new-tokens --device"
     " --dtype --json",
+    "steer import": "--to --json",
+    "steer export": "--to --kind --json",
     "steer report": "--html --png --json",
     "adapt train": "--phase --resume --heads-only --model --out --device --set --json",
     "adapt status": "--json",

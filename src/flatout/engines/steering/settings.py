@@ -79,7 +79,8 @@ class SearchSettings:
             wrong.append("methods or where is empty")
         if self.judge is not None and (self.toward, self.score) != ("positive", "whole"):
             wrong.append("toward and score compare answers, and a judge takes their place: larger is better")
-        if unknown := [name for name in self.methods if name not in METHODS]:
+        unknown = [name for name in self.methods if name not in METHODS]
+        if unknown and self.vectors is None:  # a folder may have vectors that were imported
             wrong.append(f"there is no method {unknown[0]!r}, only {', '.join(METHODS)}")
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout steer search --help says what each means")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from flatout.engines.steering.settings import (
 )
 from flatout.engines.steering.workers.placement import place_model
 from flatout.ground.errors import BadInput
+from flatout.ground.runs import make_folder
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
@@ -187,9 +189,40 @@ def apply(
         where=where or winner.get("where", "last-and-generated"),
     )
     loaded = _load(model, device=device, dtype=dtype)
+    if held.is_of_another_model(loaded.model):
+        words = f"the vectors were fitted on other weights than those of {model}"
+        warnings.warn(words, RuntimeWarning, stacklevel=2)
     check_room(prompts, loaded.model, loaded.tokenizer, max_new_tokens=max_new_tokens)
     engine = HookedTrials(loaded.model, slots=1)  # in half precision, neighbours change a row's tokens
     return list(continue_prompts(engine, loaded.tokenizer, prompts, steering, max_new_tokens=max_new_tokens))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedVectors:
+    """Vectors that were read from one file and written to another."""
+
+    path: str
+    method: str
+    layers: tuple[int, ...]
+    width: int
+
+
+def convert(source: Path | str, *, to: Path | str, model: str = "unknown") -> ConvertedVectors:
+    """Write vectors in another format: .gguf for repeng and llama.cpp, .safetensors for flatout.
+
+    `model` is the kind of model that a GGUF file names, such as "llama".
+    """
+    source, to = Path(source), Path(to)
+    if to.suffix not in (".gguf", ".safetensors"):
+        raise BadInput(f"{to} is neither .gguf nor .safetensors", hint="name a file that ends so")
+    from flatout.engines.steering.vectors import formats
+
+    vectors = formats.read(source)
+    make_folder(to.parent)
+    formats.write(vectors, to, model=model)
+    return ConvertedVectors(
+        path=str(to), method=vectors.method, layers=vectors.layers, width=vectors.values.shape[1]
+    )
 
 
 def report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:

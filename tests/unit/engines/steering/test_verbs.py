@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from flatout.engines.steering import verbs
 from flatout.engines.steering.report.record import StudyRecord
@@ -108,6 +110,40 @@ def test_a_run_that_was_moved_is_applied_with_its_own_model(
     assert verbs.apply(prompts, run=moved, max_new_tokens=4, device="cpu") == list(record.examples)
     with pytest.raises(BadInput, match="no model is given"):
         verbs.apply(["is"], vectors=out / "vectors" / "mean-difference.safetensors", layer=1, strength=1.0)
+
+
+def test_vectors_of_another_library_are_searched_and_given_back(
+    tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path
+) -> None:
+    fitted = run[0] / "vectors" / "mean-difference.safetensors"
+    out = verbs.convert(fitted, to=tmp_path / "out" / "there.gguf", model="llama")
+    assert (out.method, len(out.layers), out.width) == ("mean-difference", 4, 32)
+    back = verbs.convert(out.path, to=tmp_path / "vectors" / "theirs.safetensors")
+    assert (back.method, back.layers) == ("imported", out.layers)
+    given = tiny_search(tiny, tmp_path / "run", methods=("theirs",), vectors=str(tmp_path / "vectors"))
+    record = verbs.search({**given, "trials": 2, "examples": 0}).record
+    assert record is not None and {trial.method for trial in record.trials} == {"theirs"}
+    for source, to, words in (
+        (tmp_path / "x.pt", "y.gguf", "is a pickle, and none is ever loaded"),
+        (fitted, "y.pt", "neither .gguf nor .safetensors"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            verbs.convert(source, to=tmp_path / to)
+
+
+def test_vectors_of_another_model_are_used_with_a_warning(
+    tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path
+) -> None:
+    given = {"vectors": run[0] / "vectors" / "mean-difference.safetensors", "layer": 1, "strength": 0.1}
+    other = tmp_path / "model"
+    shutil.copytree(tiny / "model", other)
+    weights = other / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"] * 2}, weights, {"format": "pt"})
+    with pytest.warns(RuntimeWarning, match="fitted on other weights"):
+        verbs.apply(["is"], model=other, device="cpu", max_new_tokens=1, **given)  # type: ignore[arg-type]
+    with warnings.catch_warnings(action="error"):
+        verbs.apply(["is"], model=tiny / "model", device="cpu", max_new_tokens=1, **given)  # type: ignore[arg-type]
 
 
 def test_what_apply_cannot_do_is_named(tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path) -> None:

@@ -104,9 +104,10 @@ def extract(
     budget = choose_batch_tokens(batch_tokens, model)
     reader = LayerReader(model, layers=chosen)
     on_gpu = reader.device.type == "cuda"
+    origin = None if store is None else _origin(model, tokenizer, position)
     writer = None
-    if store is not None:
-        writer = _StoreWriter(store, _origin(model, tokenizer, position), layers=chosen)
+    if store is not None and origin is not None:
+        writer = _StoreWriter(store, origin, layers=chosen)
     values = _Collector(texts, writer=writer, on_count=on_count)
     shared: list[Decision[bool]] = []
     num_weights = _num_weights(model)
@@ -144,6 +145,7 @@ def extract(
             "position": show_position(position),
             "dtype": _dtype_name(model),
             "model": type(model).__name__,
+            **({} if origin is None else {"weights": origin.weights}),
             "batch_tokens": str(budget.value),
             "shared_prompts": _show_shared(shared),
         },

@@ -44,6 +44,13 @@ class SearchWorker:
             "model": model_fingerprint(loaded.model),
             "tokenizer": tokenizer_fingerprint(loaded.tokenizer),
         }
+        strange = [
+            name
+            for name, held in vectors.items()
+            if held.is_of_another_model(loaded.model, fingerprint=self._recipe["model"])
+        ]
+        if strange:
+            on_progress(f"the vectors of {', '.join(strange)} were fitted on other weights than this model's")
 
     def make_engine(self, *, rows: int | None = None) -> TrialEngine:
         """Make what runs the rows of all trials, as many at a time as the device takes."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.steering.extract.activations import Activations
 from flatout.engines.steering.tensor_files import open_tensors, save_tensors
 from flatout.engines.steering.vectors.methods import METHODS, mean_difference
@@ -63,6 +64,13 @@ class SteeringVectors:
         place = self.place_of(layer)
         return strength * self.norms[place] * self.values[place]
 
+    def is_of_another_model(self, model: nn.Module, *, fingerprint: str | None = None) -> bool:
+        """Whether these were fitted on other weights; those of another dtype cannot be told apart."""
+        weights, dtype = self.recipe.get("weights"), self.recipe.get("dtype")
+        if weights is None or dtype != str(next(model.parameters()).dtype).removeprefix("torch."):
+            return False
+        return weights != (fingerprint or model_fingerprint(model))
+
     def save(self, path: Path | str) -> None:
         """Write a safetensors file, whole or not at all."""
         save_tensors(
@@ -88,7 +96,7 @@ def load(path: Path | str) -> SteeringVectors:
     with open_tensors(path, hint=hint) as (file, metadata):
         if metadata.get("format") != FORMAT:
             raise BadInput(
-                f"{path} does not hold vectors of flatout", hint="read plain directions with formats.read"
+                f"{path} does not hold vectors of flatout", hint="flatout steer import reads others"
             )
         if metadata.get("version") != VERSION:
             raise BadInput(f"{path} has version {metadata.get('version')}; this flatout reads {VERSION}")
