@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
-import runpy
 import sys
 import threading
 import warnings
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from flatout.ground import main_script
 from flatout.measure.evidence import Place, Stacks
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
@@ -75,15 +75,12 @@ class LeaveOut:
             return get_code(self_, fullname) if code is None else code
 
         patches.replace(loader, "get_code", get_switched)
-        read: Callable[..., Any] = runpy._get_code_from_file  # type: ignore[attr-defined]
+        read_code = main_script.read_code
 
-        def read_switched(*args: Any) -> Any:
-            code = self._compile(args[-1])
-            if code is None:
-                return read(*args)
-            return code if len(args) == 1 else (code, args[-1])  # Python 3.11 names the module, too
+        def read_switched(path: str) -> CodeType:
+            return self._compile(path) or read_code(path)
 
-        patches.replace(runpy, "_get_code_from_file", read_switched)
+        patches.replace(main_script, "read_code", read_switched)
 
     def choose(self, stacks: Stacks, *, rest_share: float) -> bool:
         """Choose the statement that holds most of the time between the phases, where it is worth a try."""

@@ -1,28 +1,30 @@
-"""Entry of the observed process: `python -m flatout.measure.run.child OPTIONS`.
+"""Entry of the observed process, which the script will replace as `__main__`.
 
-The script will replace `__main__`; everything with a life of its own is in modules that keep their name.
+Everything with a life of its own is in modules that keep their name.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from collections.abc import Collection
 
 from flatout.measure.run.lineage import end_with
 
+MODULE = "flatout.measure.run.child"
 
-def main() -> None:
+
+def main(at_start: Collection[str]) -> None:
     # Until there is something to save, an interrupt ends this process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     given = json.loads(sys.argv[1])
-    end_with(given.get("parent"))  # before torch, which takes the longest
+    end_with(given.get("parent"))  # first of all, because imports take long
     from flatout.ground.codec import decode
     from flatout.measure.run.session import JobOptions, Session
 
     options = decode(JobOptions, given)
-    sys.exit(Session(options).run())
-
-
-if __name__ == "__main__":
-    main()
+    if options.progress_fd is not None:
+        os.set_inheritable(options.progress_fd, False)
+    sys.exit(Session(options, at_start=at_start).run())

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,18 @@ from flatout.ground.codec import encode
 from flatout.ground.commands import check_command
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.ground.interrupts import Interrupts, Terminated
+from flatout.ground.main_script import start_command
 from flatout.ground.runs import home_folder, make_folder
 from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import ranks
-from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, adopt_orphans
+from flatout.measure.run.child import MODULE
+from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, adopt_orphans
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
+SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # How a counterfactual failed -> the option that leaves it out, and what to say.
 RETRIES = {
     WITHOUT_FAILED: ("leave_out", "raised or hung without one of its statements"),
@@ -126,25 +129,22 @@ class _End:
 def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
     mark = uuid.uuid4().hex
     reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
     adopt_orphans()
     errors: list[str] = []
     with Interrupts(hold=True) as interrupts:
         try:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "flatout.measure.run.child",
-                    json.dumps(encode({**options, "progress_fd": writer})),
-                ],
+                start_command(MODULE, json.dumps(encode({**options, "progress_fd": writer}))),
                 stdout=sys.stderr.fileno() if to_stderr else None,
-                pass_fds=(writer,),
+                close_fds=False,  # a shell may have opened files for the script
                 env={**os.environ, MARK: mark},
             )
             os.close(writer)
             thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
             thread.start()
-            end = _wait(process, interrupts)
+            with _passed_on(process):
+                end = _wait(process, interrupts)
         finally:
             interrupts.hold()
             _end_leftovers(mark)
@@ -170,7 +170,9 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _End:
         interrupts.release()
         return _End(code=process.wait(), interrupted=False)
     except KeyboardInterrupt as interrupt:
-        if isinstance(interrupt, Terminated) or not _terminal_signals_group():
+        if isinstance(interrupt, Terminated):
+            process.send_signal(END)
+        elif not _terminal_signals_group():
             process.send_signal(signal.SIGINT)
     try:
         code = process.wait(timeout=GRACE_S)
@@ -178,6 +180,21 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _End:
         process.kill()
         code = process.wait()
     return _End(code=code, interrupted=True)
+
+
+@contextlib.contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass on the signals that only scripts have a use for: a scheduler knows the number of this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pass_on = lambda number, _frame: process.send_signal(number)  # noqa: E731
+    before = {number: signal.signal(number, pass_on) for number in SCRIPTS_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminal_signals_group() -> bool:
@@ -235,7 +252,7 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     job, num = evidence.job, len(evidence.steps)
     when = f"after {num} measured steps" if num else "before any step was measured"
     kept = f"evidence so far: {path}"
-    if job.ended == "interrupted" or (job.ended == "crashed" and end.interrupted):
+    if job.ended == "interrupted" or (end.interrupted and job.ended != "measured"):
         raise Interrupted(f"interrupted {when}", hint=kept)
     if job.ended == "crashed":
         what = _how_it_ended(end) if end.code else f"raised {job.error}"

@@ -1,9 +1,10 @@
 """Parents and children of a job: what a process leaves behind, and what is left when it is killed.
 
 Nobody can clean up after SIGKILL but the kernel.  On Linux a process may ask it two things: to be given the
-orphans of its children, and to be sent a signal when its own parent dies.  That second wish follows the
-*thread* that started the process, so the thread that starts a job is the one that waits for it.  It is made
-by the job itself, never for another process: what is only attached to is left alone.
+orphans of its children, and to be sent a signal when its own parent dies: one that no script uses, because
+SIGTERM is the script's.  That second wish follows the *thread* that started the process, so the thread that
+starts a job is the one that waits for it.  It is made by the job itself, never for another process: what is
+only attached to is left alone.
 
 Elsewhere there is no such wish, and nothing is done.
 """
@@ -20,6 +21,7 @@ HALF_FAILED = 75  # the script raised on half a batch: run it again without
 WITHOUT_FAILED = 76  # the script raised or hung without one of its statements: run it again with all
 NOT_WRITTEN = 74  # the evidence could not be written
 
+END = getattr(signal, "SIGRTMAX", signal.SIGTERM)  # asks the observed process to save what it knows and end
 SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 
@@ -30,12 +32,12 @@ def adopt_orphans() -> None:
 
 
 def end_with(parent: int | None) -> None:
-    """Let this process be sent SIGTERM when `parent`, the process that started it, is gone."""
+    """Let this process be sent END when `parent`, the process that started it, is gone."""
     if parent is None:
         return
-    _ask_kernel(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    _ask_kernel(SET_PARENT_DEATH_SIGNAL, END)
     if is_orphan(parent) and sys.platform == "linux":  # gone before the kernel was asked
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), END)
 
 
 def is_orphan(parent: int | None) -> bool:

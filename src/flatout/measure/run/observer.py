@@ -113,10 +113,14 @@ class Observer:
 
     # -- installation
 
-    def install(self) -> None:
-        install_phases(self, self.patches)
+    def install_switches(self) -> None:
+        """Before the job's own sources are compiled."""
         if self.options.counterfactuals and self.options.leave_out:
             self.left_out.install(self.patches)
+
+    def install(self) -> None:
+        """Watch torch, which this imports."""
+        install_phases(self, self.patches)
         self.loaders.install(self.patches)
         steps.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: steps.listen(None))

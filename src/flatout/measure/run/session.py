@@ -8,24 +8,22 @@ training which will not come.  A script that leaves by `os._exit` is kept until 
 
 from __future__ import annotations
 
-import functools
 import gc
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from flatout.ground.main_script import after_import, run_as_main, show_error
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, is_orphan
+from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, is_orphan
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.ranks import keep_attempts_apart
 
@@ -33,10 +31,6 @@ UNWIND_S = 20.0
 MOST_SWALLOWED = 3
 MOST_WORDS = 300
 _exit = os._exit
-PYTHONS_OWN_HANDLERS: dict[int, Any] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-}
 
 
 class EndOfMeasurement(BaseException):
@@ -62,8 +56,9 @@ class JobOptions:
 class Session:
     """One run of the script under observation."""
 
-    def __init__(self, options: JobOptions) -> None:
-        self.options = options
+    def __init__(self, options: JobOptions, *, at_start: Collection[str]) -> None:
+        """`at_start` are the modules that Python had imported before us."""
+        self.options, self._at_start = options, at_start
         self.assembly = Assembly(
             command=(*(("-m",) if options.module else ()), *options.command), folder=options.folder
         )
@@ -89,15 +84,14 @@ class Session:
 
     def run(self) -> int:
         """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
-        self.observer.install()
+        self.observer.install_switches()
         self.observer.patches.replace(os, "_exit", self._exit_once_saved)
-        keep_attempts_apart(self.observer.patches)
-        for number, handler in PYTHONS_OWN_HANDLERS.items():
-            signal.signal(number, self._interrupt)
-            os.register_at_fork(after_in_child=functools.partial(self._give_back, number, handler))
+        after_import("torch", self._watch_torch)
+        signal.signal(END, self._asked_to_end)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         ending = self._run_script()
         self.observer.left_out.switch(False)  # nobody waits for its steps any more
-        for number in PYTHONS_OWN_HANDLERS:
+        for number in (signal.SIGINT, signal.SIGTERM, END):
             signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
         failed_by = self._counterfactual_under_way()
         self._end_workers()
@@ -117,23 +111,17 @@ class Session:
 
     def _run_script(self) -> Ending:
         """What the script raises after the measurement ended it, or after an interrupt, follows from that."""
-        target, *arguments = self.options.command
-        sys.argv = [target, *arguments]
-        sys.modules["__mp_main__"] = _ScriptAlias("__mp_main__")
         ending = Ending("finished", 0)
         try:
-            if self.options.module:
-                sys.path[0] = os.getcwd()
-                runpy.run_module(target, run_name="__main__", alter_sys=True)
-            else:
-                sys.path[0] = str(Path(target).resolve().parent)
-                runpy.run_path(target, run_name="__main__")
+            run_as_main(self.options.command, module=self.options.module, at_start=self._at_start)
             _join_threads()
         except SystemExit as exit_:
             ending = Ending("finished", _exit_code(exit_), _exit_words(exit_))
-        except BaseException as error:  # noqa: BLE001 - the script's own, shown as such below
-            if not self.num_stops and not self.interrupted:
-                self._show_traceback(error)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except BaseException as error:  # noqa: BLE001 - the script's own, shown as such
+            if not self.num_stops and not self.interrupted and self._counterfactual_under_way() is None:
+                show_error(error)
             ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
         if self.num_stops:
             return Ending("measured", 0)
@@ -145,31 +133,22 @@ class Session:
             return None
         return {"half": HALF_FAILED, "without": WITHOUT_FAILED}.get(self.observer.arm)
 
-    def _interrupt(self, number: int, _frame: Any) -> None:
-        """The first signal; a second one ends the launching process, and this one with it."""
-        if os.getpid() != self._pid:  # one that the script forked, before its own handlers are back
-            self._give_back(number, PYTHONS_OWN_HANDLERS[number])
-            os.kill(os.getpid(), number)
-            return
+    def _watch_torch(self, _torch: ModuleType) -> None:
+        if os.getpid() == self._pid:  # else one that the script forked
+            self.observer.install()
+            keep_attempts_apart(self.observer.patches)
+
+    def _asked_to_end(self, _number: int, _frame: Any) -> None:
+        """The launching process was told to end, or is gone.  A script may have its own way to end."""
         if is_orphan(self.options.parent):
             self._end_soon()  # nobody is left to end a script that goes on
-        if not self.interrupted:
-            self.interrupted = True
-            raise KeyboardInterrupt
-
-    def _give_back(self, number: int, handler: Any) -> None:
-        """Processes the script forks take a signal as they would have."""
-        if signal.getsignal(number) == self._interrupt:
-            signal.signal(number, handler)
-
-    def _show_traceback(self, error: BaseException) -> None:
-        """The script's traceback as it would have shown it: our frames and runpy's left out."""
-        if self._counterfactual_under_way() is not None:
+        if self.interrupted:
             return
-        shown = traceback.TracebackException.from_exception(error)
-        _leave_out_own_frames(shown)
-        sys.stdout.flush()
-        sys.stderr.writelines(shown.format())
+        self.interrupted = True
+        if callable(signal.getsignal(signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            raise KeyboardInterrupt
 
     # -- the end
 
@@ -217,9 +196,8 @@ class Session:
             if shut_down is not None:
                 shut_down()
         gc.collect()
-        import torch.distributed as distributed
-
-        if distributed.is_available() and distributed.is_initialized():
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()
 
     # -- evidence and progress
@@ -254,16 +232,6 @@ class Session:
             return  # the launching process is gone; the job does not depend on it
 
 
-class _ScriptAlias(ModuleType):
-    """The script under the name by which spawned workers know it.
-
-    multiprocessing ties that name to the `__main__` it finds at its own import, which is not the script.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.modules["__main__"], name)
-
-
 def _join_threads() -> None:
     """A script ends when its last thread does; Python waits for them at its own end, too late for us."""
     for thread in _own_threads():
@@ -275,19 +243,6 @@ def _own_threads() -> Iterator[threading.Thread]:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             yield thread
-
-
-def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
-    """Of the error, and of those it was raised from."""
-    own = str(Path(__file__).parents[1]) + os.sep
-    shown.stack[:] = [
-        frame
-        for frame in shown.stack
-        if not frame.filename.startswith(own) and frame.filename not in (runpy.__file__, "<frozen runpy>")
-    ]
-    for other in (shown.__cause__, shown.__context__):
-        if other is not None:
-            _leave_out_own_frames(other)
 
 
 def _first_line(words: str) -> str:

@@ -1,4 +1,4 @@
-"""Become an unmodified script under watch: `python -m flatout.monitor.job.run_script OPTIONS`.
+"""Become an unmodified script under watch.
 
 `launch` does not start a child: it becomes the script's process.  So the script has the terminal, its
 number is the one the shell knows, Ctrl-C and every other signal reach it alone, and its exit code is its
@@ -13,21 +13,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
-import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn
 
 from flatout.ground.errors import FlatoutError
+from flatout.ground.main_script import after_import, run_as_main, show_error, start_command
 from flatout.ground.runs import end_of
 from flatout.ground.torchrun import read_launch
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
@@ -55,16 +52,13 @@ def launch(
         "folder": None if folder is None else str(folder.absolute()),
         "sinks": asdict(sinks or SinkChoice()),
     }
-    os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(options)])
+    os.execv(sys.executable, start_command(MODULE, json.dumps(options)))
 
 
-def main() -> None:
+def main(at_start: Collection[str]) -> None:
     """Run the script in the process that `launch` became."""
     options = json.loads(sys.argv[1])
     sys.argv = options["command"]
-    target = sys.argv[0]
-    sys.path[0] = os.getcwd() if options["module"] else str(Path(target).resolve().parent)
-    sys.excepthook = _show_error
     interrupted: list[bool] = []
     atexit.register(_end_by_interrupt, interrupted)  # the first to be registered is the last to be called
     try:
@@ -73,13 +67,13 @@ def main() -> None:
         _say(" ".join("; ".join(filter(None, (error.message, error.hint))).split()))
         raise SystemExit(error.exit_code) from None
     try:
-        if options["module"]:
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(target, run_name="__main__")
+        run_as_main(options["command"], module=options["module"], at_start=at_start)
     except BaseException as error:
         if run is not None:
             run.end = end_of(error)
+        if not isinstance(error, SystemExit):
+            show_error(error)
+            sys.excepthook = lambda *_: None
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
         raise
@@ -90,8 +84,8 @@ def main() -> None:
 def _end_by_interrupt(interrupted: list[bool]) -> None:
     """Let SIGINT end the process, as it ends a script alone: shells and schedulers look at that.
 
-    CPython does so where the last source text that it ran was interrupted, which `-m` is not.  A signal sent
-    from here would cut off what is still to come, such as the flush of the script's open files.
+    CPython does so where the last source text that it ran was interrupted.  A signal sent from here would cut
+    off what is still to come, such as the flush of the script's open files.
     """
     if interrupted:
         with contextlib.suppress(KeyboardInterrupt):
@@ -135,7 +129,7 @@ def begin(
             importlib.import_module("torch.utils.data")
             run.on_own_report = install(torch, run.reporter).undo
 
-    sys.meta_path.insert(0, AfterImport("torch", on_torch))
+    after_import("torch", on_torch)
     return run
 
 
@@ -162,43 +156,3 @@ def _say(message: str) -> None:
     if is_writable(sys.stderr):  # without one, print would take stdout, which is the script's
         with contextlib.suppress(OSError):
             print(f"flatout: {message}", file=sys.stderr)
-
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back when a package has been imported, whoever imports it; once."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            own = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
-                own(module)
-                self._then(module)
-
-            loader.exec_module = exec_module
-        return spec
-
-
-def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show the script's own traceback, without the frames of what started it."""
-    while trace is not None and (
-        trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")
-        or trace.tb_frame.f_globals.get("__name__") == "runpy"
-    ):
-        trace = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(trace), trace)
-
-
-if __name__ == "__main__":
-    main()

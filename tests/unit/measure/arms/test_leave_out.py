@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import runpy
 import sys
 import textwrap
 import threading
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flatout.ground import main_script
 from flatout.measure.arms.leave_out import NOTHING, SWITCH, LeaveOut
 from flatout.measure.evidence import Place, StackPath, Stacks
 from flatout.measure.patches import Patches
@@ -73,9 +73,14 @@ class Job:
                 self.choose(left_out)
                 self.arm.switch(True)
 
+        script = ModuleType("script")
+        vars(script).update(at=at)
+        sys.modules["script"] = script
         try:
-            return runpy.run_path(str(self.path), {"at": at}, run_name="__main__")
+            exec(main_script.read_code(str(self.path)), vars(script))
+            return vars(script)
         finally:
+            del sys.modules["script"]
             self.patches.undo()
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from flatout.ground.codec import encode
+from flatout.ground.main_script import start_command
 from flatout.measure.evidence_file import load_evidence
+from flatout.measure.run.child import MODULE
 from flatout.measure.run.session import JobOptions
 from tests.support.measure import BY_HAND, run, write_script
 
@@ -30,9 +31,7 @@ def test_the_observed_process_runs_the_script_as_main_and_saves(tmp_path: Path) 
         leave_out=True,
         progress_fd=None,
     )
-    ran = run(
-        [sys.executable, "-m", "flatout.measure.run.child", json.dumps(encode(options))], folder=tmp_path
-    )
+    ran = run(start_command(MODULE, json.dumps(encode(options))), folder=tmp_path)
     assert (ran.code, ran.stdout, ran.stderr, ran.left) == (0, "", "", ())
     evidence = load_evidence(tmp_path / "e.json")
     assert (evidence.job.ended, evidence.job.anchor) == ("finished", "backward")

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from flatout.measure.run.lineage import HALF_FAILED, NOT_WRITTEN, end_with, is_orphan
+from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, end_with, is_orphan
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that it is orphaned"
@@ -25,11 +25,11 @@ child.wait()
 """
 CHILD = """
 import signal, sys
-from flatout.measure.run.lineage import end_with
+from flatout.measure.run.lineage import END, end_with
 def told(number, frame):
     print("told", flush=True)
     sys.exit()
-signal.signal(signal.SIGTERM, told)
+signal.signal(END, told)
 end_with({parent})
 print("ready", flush=True)
 {then}
@@ -73,7 +73,7 @@ def test_a_parent_that_was_gone_already(monkeypatch: pytest.MonkeyPatch) -> None
     end_with(os.getppid())
     assert ended == []
     end_with(2**22 + 1)
-    assert ended == [(os.getpid(), signal.SIGTERM)]
+    assert ended == [(os.getpid(), END)]
 
 
 def test_an_orphan_has_another_parent() -> None:

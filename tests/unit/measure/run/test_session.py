@@ -182,25 +182,6 @@ def test_options_are_what_the_launching_process_sends() -> None:
     ]
 
 
-def test_a_process_that_is_ended_right_after_its_fork_ends_quietly(tmp_path: Path) -> None:
-    """A signal that comes before the handlers of a forked process are its own again."""
-    body = """
-    import os, signal
-    interrupt = signal.getsignal(signal.SIGTERM)
-    for _ in range(2):
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGTERM, interrupt)  # as it is for an instant in every forked process
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(9)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    write_script(tmp_path / "train.py", body, preamble="")
-    ran = diagnose("train.py", folder=tmp_path)
-    assert ran.stdout == "-15\n-15\n", ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
 def test_an_error_inside_a_model_shows_no_frame_of_the_instruments(tmp_path: Path) -> None:
     body = """
     class Failing(torch.nn.Module):

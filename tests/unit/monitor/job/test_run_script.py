@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from flatout.ground.main_script import start_command
 from flatout.ground.runs import CHANNEL_FILE, list_runs, show_state
 from flatout.monitor.job.channel import read_channel
-from flatout.monitor.job.run_script import MODULE, AfterImport
+from flatout.monitor.job.run_script import MODULE
 from flatout.monitor.sinks.choice import SinkChoice
 
 TRAIN = """
@@ -41,7 +40,7 @@ def start(folder: Path, source: str, *arguments: str, **options: object) -> subp
     (folder / "script.py").write_text(source)
     chosen = options_of("script.py", *arguments, **options)
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE, chosen],
+        start_command(MODULE, chosen),
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -206,7 +205,7 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "pkg" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
     options = options_of("pkg.train", "--x", module=True)
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, options],
+        start_command(MODULE, options),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -214,20 +213,3 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
         env={**os.environ, "FLATOUT_RUNS": str(tmp_path / "runs")},
     )
     assert done.stdout == "__main__ ['--x']\n"
-
-
-def test_a_callback_after_an_import_comes_once_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lately_imported.py").write_text("value = 3")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen: list[ModuleType] = []
-    finder = AfterImport("lately_imported", seen.append)
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    import lately_imported  # type: ignore[import-not-found]
-    import lately_imported as again
-
-    assert seen == [lately_imported] and again.value == 3
-    assert finder not in sys.meta_path
-    assert type(lately_imported.__spec__.loader).__name__ == "SourceFileLoader"
-    del sys.modules["lately_imported"]
