@@ -383,7 +383,7 @@ def watch_script(
 
     With `page`, a host and a port, a page beside it shows the run.
     """
-    from flatout.ground.commands import check_command
+    from flatout.ground.script.command import check_command
     from flatout.monitor.job.run_script import launch
 
     check_command(command, module=module)

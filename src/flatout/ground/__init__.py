@@ -7,8 +7,7 @@ atomic_files        files that are there with all of their content, or not at al
 runs                `.flatout/runs`: the home of every run, its header, and how it is found again
 torchrun            what a launcher says by environment variables
 interrupts          Ctrl-C and SIGTERM, at moments when a run is whole
-commands            a script or module to run, checked before anything starts
-main_script         a user's script run as Python itself would
+script              a user's script or module, checked, and run as Python itself would
 user_code, plugins  functions and modules that users name; what other packages add by entry points
 packages            optional packages, and models and data that packages carry
 tensorboard_files   curves for TensorBoard, written without TensorBoard

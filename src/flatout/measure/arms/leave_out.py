@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from flatout.ground import main_script
+from flatout.ground.script import main as main_script
 from flatout.measure.evidence import Place, Stacks
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode

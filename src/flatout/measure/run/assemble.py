@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -54,9 +55,9 @@ class Assembly:
 
     def evidence(self, observer: Observer, ending: Ending, *, wait: bool = True) -> Evidence:
         """`wait` lets the GPU finish first, so that every step's events can be read."""
-        import torch
-
         if wait and observer.marks is not None:
+            import torch
+
             torch.cuda.synchronize()
         tools = observer.tools
         steps = build_steps(observer.rows)
@@ -86,8 +87,6 @@ class Assembly:
         return decode(Evidence, rounded(encode(evidence)))
 
     def _job(self, observer: Observer, ending: Ending) -> ObservedJob:
-        import torch
-
         return ObservedJob(
             command=self.command,
             folder=Path(self.folder).name,
@@ -96,9 +95,9 @@ class Assembly:
             exit_code=ending.exit_code,
             error=ending.error,
             device=observer.device,
-            device_name=torch.cuda.get_device_name() if observer.device == "cuda" else None,
+            device_name=_device_name() if observer.device == "cuda" else None,
             python=platform.python_version(),
-            torch=str(torch.__version__),
+            torch=importlib.metadata.version("torch"),  # a script that failed early has not imported it
             flatout=__version__,
             rank=read_launch().rank,
             world_size=read_launch().num_ranks,
@@ -153,6 +152,12 @@ def _host() -> Host:
     return Host(cores=facts.cores, memory_bytes=facts.memory_bytes, cpu_model=facts.cpu_model)
 
 
+def _device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
 def _gpu(observer: Observer) -> Gpu | None:
     if observer.device != "cuda":
         return None
@@ -172,18 +177,21 @@ def _gpu(observer: Observer) -> Gpu | None:
 
 
 def _precision(observer: Observer, autocasts: list[str | None]) -> Precision:
-    import torch
-
     dtypes: set[str] = set()
     if observer.optimizer is not None:
         parameters: Iterable[Any] = (p for group in observer.optimizer.param_groups for p in group["params"])
         dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
-    on_gpu = observer.device == "cuda"
+    tf32_matmul = bf16_supported = None
+    if observer.device == "cuda":
+        import torch
+
+        tf32_matmul = torch.get_float32_matmul_precision() != "highest"
+        bf16_supported = torch.cuda.is_bf16_supported(including_emulation=False)
     return Precision(
         parameter_dtypes=tuple(sorted(dtypes)),
         autocast=next((dtype for dtype in autocasts if dtype is not None), None),
-        tf32_matmul=torch.get_float32_matmul_precision() != "highest" if on_gpu else None,
-        bf16_supported=torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else None,
+        tf32_matmul=tf32_matmul,
+        bf16_supported=bf16_supported,
     )
 
 

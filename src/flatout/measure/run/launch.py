@@ -26,11 +26,11 @@ from typing import Any
 import psutil
 
 from flatout.ground.codec import encode
-from flatout.ground.commands import check_command
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.ground.interrupts import Interrupts, Terminated
-from flatout.ground.main_script import start_command
 from flatout.ground.runs import home_folder, make_folder
+from flatout.ground.script.command import check_command
+from flatout.ground.script.main import start_command
 from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence

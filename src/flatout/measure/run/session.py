@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from flatout.ground.main_script import after_import, run_as_main, show_error
+from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, is_orphan

@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from flatout.ground.errors import FlatoutError
-from flatout.ground.main_script import after_import, run_as_main, show_error, start_command
 from flatout.ground.runs import end_of
+from flatout.ground.script.main import after_import, run_as_main, show_error, start_command
 from flatout.ground.torchrun import read_launch
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flatout.ground import main_script
+from flatout.ground.script import main as main_script
 from flatout.measure.arms.leave_out import NOTHING, SWITCH, LeaveOut
 from flatout.measure.evidence import Place, StackPath, Stacks
 from flatout.measure.patches import Patches

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from flatout.ground.codec import encode
-from flatout.ground.main_script import start_command
+from flatout.ground.script.main import start_command
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.run.child import MODULE
 from flatout.measure.run.session import JobOptions

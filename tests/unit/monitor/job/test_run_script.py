@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.ground.main_script import start_command
 from flatout.ground.runs import CHANNEL_FILE, list_runs, show_state
+from flatout.ground.script.main import start_command
 from flatout.monitor.job.channel import read_channel
 from flatout.monitor.job.run_script import MODULE
 from flatout.monitor.sinks.choice import SinkChoice
@@ -75,13 +75,6 @@ def test_a_script_without_torch_stays_without_it(tmp_path: Path) -> None:
     source = "import os, sys; os.environ['OMP_NUM_THREADS'] = '3'; print('torch' in sys.modules, sys.path[0])"
     code, out, _ = run(tmp_path, source)
     assert (code, out) == (0, f"False {tmp_path}\n")
-
-
-def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "def f():\n    return 1 / 0\nf()\n")
-    assert code == 1
-    assert "ZeroDivisionError" in err and 'script.py", line 2' in err
-    assert "run_script" not in err and "runpy" not in err
 
 
 @pytest.mark.parametrize(
@@ -184,32 +177,3 @@ def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
     process.communicate(timeout=60)
     ((_, found),) = list_runs(tmp_path / "runs")
     assert state_of(found) == "died"
-
-
-def test_workers_that_are_spawned_find_the_script(tmp_path: Path) -> None:
-    source = """
-import multiprocessing
-def double(x):
-    return 2 * x
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.map(double, [1, 2]))
-"""
-    code, out, err = run(tmp_path, source)
-    assert (code, out) == (0, "[2, 4]\n"), err
-
-
-def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "__init__.py").write_text("")
-    (tmp_path / "pkg" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    options = options_of("pkg.train", "--x", module=True)
-    done = subprocess.run(
-        start_command(MODULE, options),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "FLATOUT_RUNS": str(tmp_path / "runs")},
-    )
-    assert done.stdout == "__main__ ['--x']\n"

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 # Frames that a user's error never has without us; flatout.data and the like are called by the user.
 OWN_CODE = (__file__, *(str(PACKAGE / room) + os.sep for room in ("measure", "monitor/job")))
 # `-m` would import this package's needs from the working folder, and `-c` puts that on the path as "".

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.ground.commands import check_command
 from flatout.ground.errors import BadInput
+from flatout.ground.script.command import check_command
 
-NOTEBOOK = Path(__file__).parents[2] / "data" / "notebook.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "data" / "notebook.ipynb"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from flatout.ground.main_script import (
+from flatout.ground.script.main import (
     AfterImport,
     after_import,
     leave_out_own_frames,
@@ -76,7 +76,7 @@ def test_frames_of_ours_are_left_out_of_an_error_and_of_those_it_came_from(tmp_p
             lines.append((Path(trace.tb_frame.f_code.co_filename).name, trace.tb_lineno))
             trace = trace.tb_next
         error = error.__cause__
-    assert lines == [("test_main_script.py", lines[0][1]), ("script.py", 4), ("script.py", 2)]
+    assert lines == [("test_main.py", lines[0][1]), ("script.py", 4), ("script.py", 2)]
 
 
 def test_options_of_python_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
