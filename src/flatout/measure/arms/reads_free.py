@@ -1,0 +1,176 @@
+"""Steps in which reading a value back from the GPU waits for nothing.
+
+`loss.item()` makes the host wait until the GPU has caught up, but that costs only what it uncovers: where the
+GPU is behind anyway, removing the read gains nothing.  So the reads of the user's own lines are answered from
+memory: each with what the same line got at the same call of the block's first step, which is never timed.  A
+path that depends on what is read therefore repeats, and a loop that reads until it is done ends as it did.
+
+Left alone are reads that libraries make (a gradient scaler's check, an error check of clipping), tensors
+whose shape is not the remembered one, large ones, and whole numbers that the code uses as a size or an index:
+last step's size does not fit this step's tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flatout.measure.clock import Clock, ident
+from flatout.measure.evidence import Place
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+READS = (
+    *("item", "tolist", "cpu", "to", "__float__", "__int__", "__bool__"),
+    *("__repr__", "__format__", "__contains__"),
+)
+COPIES = ("cpu", "to")
+MOST_BYTES = 1 << 20  # what a larger copy costs is the copy
+SIZES = frozenset(
+    (
+        *("range", "view", "reshape", "expand", "repeat", "split", "narrow", "chunk", "topk", "one_hot"),
+        *("zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange", "new_zeros", "new_ones"),
+        *("select", "index_select", "unflatten", "repeat_interleave", "pack_padded_sequence", "pad"),
+    )
+)
+Line = tuple[int, int, str]  # code, line, method
+Read = Callable[..., Any]
+
+
+class ReadsFree:
+    """Answers the reads of the user's lines with what they read in the block's first step."""
+
+    kind = label = "reads-free"
+    baseline = "real"
+    last_line: int | None = None
+
+    def __init__(
+        self, user_code: UserCode, clock: Clock, *, device: str, suspicion: float, place: Place | None = None
+    ) -> None:
+        self.suspicion, self.place = suspicion, place
+        self.refusal: str | None = None
+        self._user_code, self._clock, self._device = user_code, clock, device
+        self._patches = Patches()
+        self._answering = False
+        self._num_answered = 0
+        self._calls: Counter[Line] = Counter()  # in this step
+        self._known: dict[tuple[Line, int], tuple[Any, Any]] = {}  # (shape and type read from, what was read)
+
+    def begin(self) -> None:
+        import torch
+
+        self._answering, self._num_answered = False, 0
+        for name in READS:
+            self._patches.replace(torch.Tensor, name, self._reader(name, getattr(torch.Tensor, name)))
+
+    def step_end(self) -> None:
+        self._answering = True
+        self._calls.clear()
+
+    def end(self) -> None:
+        self._patches.undo()
+        self._known.clear()
+        self._calls.clear()
+        if self._answering and not self._num_answered:
+            self.refusal = "no line of the script reads the same kind of value in every step"
+
+    def _reader(self, name: str, read: Read) -> Read:
+        def read_or_remember(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            if (
+                tensor.device.type != self._device
+                or ident() != self._clock.owner
+                or not self._user_code.is_user(frame.f_code)
+                or tensor.nbytes > MOST_BYTES
+                or (name in COPIES and not _waits_for_copy(tensor, args, kwargs))
+            ):
+                return read(tensor, *args, **kwargs)
+            line = (id(frame.f_code), frame.f_lineno, name)
+            number = self._calls[line]
+            self._calls[line] += 1
+            if self._answering:
+                return self._answer((line, number), read, tensor, args, kwargs)
+            value = read(tensor, *args, **kwargs)
+            if not (_is_whole(name, tensor) and is_size(frame.f_code.co_filename, frame.f_lineno)):
+                kept = tensor.detach().cpu() if name == "tolist" else value
+                self._known[line, number] = ((tensor.shape, tensor.dtype), kept)
+            return value
+
+        return read_or_remember
+
+    def _answer(self, key: tuple[Line, int], read: Read, tensor: Any, args: Any, kwargs: Any) -> Any:
+        kind, kept = self._known.get(key, (None, None))
+        if kind != (tensor.shape, tensor.dtype):
+            return read(tensor, *args, **kwargs)
+        self._num_answered += 1
+        name = key[0][2]
+        if name == "tolist":
+            return kept.tolist()
+        return kept.clone() if name in COPIES else kept
+
+
+def _waits_for_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `.cpu()` or `.to(...)` brings values to the host that no gradient flows through."""
+    import torch
+
+    if kwargs.get("non_blocking") or (tensor.requires_grad and torch.is_grad_enabled()):
+        return False
+    asked = [*args, *kwargs.values()]
+    return not asked or any(str(value) == "cpu" for value in asked if isinstance(value, (str, torch.device)))
+
+
+def _is_whole(name: str, tensor: Any) -> bool:
+    return name == "__int__" or (name in ("item", "tolist") and not tensor.is_floating_point())
+
+
+@functools.lru_cache(maxsize=1024)
+def is_size(file: str, line: int) -> bool:
+    """Whether a whole number read at this line is used as a size or an index, by the words around it."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return True
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _spans(node, line)]
+    if not around:
+        return True
+    functions = [node for node in around if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    scope: ast.AST = functions[-1] if functions else tree
+    parts = list(_own_nodes(around[-1]))
+    names = {node.id for node in parts if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for use in _uses_as_size(scope):
+        for node in ast.walk(use):
+            if (isinstance(node, ast.Name) and node.id in names) or (node in parts and _is_read(node)):
+                return True
+    return False
+
+
+def _spans(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What a statement holds, the statements inside it left out."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, (ast.stmt, ast.excepthandler)):
+            yield from ast.walk(child)
+
+
+def _uses_as_size(scope: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Subscript):
+            yield node.slice
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name in SIZES:
+                yield from (*node.args, *(keyword.value for keyword in node.keywords))
+
+
+def _is_read(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and (
+        getattr(node.func, "attr", None) in READS or getattr(node.func, "id", None) == "int"
+    )

@@ -1,0 +1,125 @@
+"""Steps whose batches lie where copying them costs less: in page-locked memory, or on the GPU already.
+
+A copy from ordinary memory goes through a buffer of the driver, and the host waits for it.  From page-locked
+memory it runs beside the kernels, if it is asked for without waiting (`non_blocking=True`), so both are given
+at once.  Batches that lie on the GPU already say what copying costs at all.
+
+Tensors that the step does not copy to the GPU stay where they are: lengths, for instance, are often wanted on
+the host.  The block's first step, which is never timed, tells which ones it copies.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+from flatout.measure.arms.served_batches import ServedBatches
+from flatout.measure.batches import arrays_of, map_arrays, num_bytes
+from flatout.measure.clock import ident
+from flatout.measure.evidence import Place
+from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.patches import Patches
+
+SPARE = 4  # batches may take one part in this of the GPU's free memory
+LABELS = {"pinned": "staged", "device": "staged on the device"}
+
+
+class Staged:
+    """Kept batches served from page-locked memory or from the GPU."""
+
+    kind = "staged"
+    baseline = "cached"
+    last_line: int | None = None
+
+    def __init__(
+        self,
+        loaders: LoaderWatch,
+        *,
+        where: Literal["pinned", "device"],
+        suspicion: float,
+        place: Place | None = None,
+        device: str = "cuda",
+    ) -> None:
+        self.label, self.value = LABELS[where], where
+        self.suspicion, self.place = suspicion, place
+        self.refusal: str | None = None
+        self._loaders, self._device = loaders, device
+        self._served = ServedBatches(loaders)
+        self._patches = Patches()
+        self._batches: list[Any] = []
+        self._copied: set[int] = set()  # addresses of what the first step copied to the GPU
+        self._is_staged = False
+
+    def begin(self) -> None:
+        import torch
+
+        self._copied, self._is_staged = set(), False
+        self._batches = self._served.begin()
+        if not self._batches:
+            self.refusal = "no batch was kept"
+        for name in ("to", "cuda"):
+            self._patches.replace(torch.Tensor, name, self._copy(getattr(torch.Tensor, name)))
+
+    def step_end(self) -> None:
+        if not self._is_staged and self.refusal is None:
+            self._is_staged = True
+            self._stage()
+
+    def end(self) -> None:
+        self._patches.undo()
+        self._served.end()
+        self._batches = []
+
+    def _copy(self, copy: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(copy)
+        def copy_without_waiting(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.device.type != "cpu" or ident() != self._loaders.clock.owner:
+                return copy(tensor, *args, **kwargs)
+            if self._is_staged and tensor.is_pinned() and not any(isinstance(value, bool) for value in args):
+                kwargs["non_blocking"] = True
+            result = copy(tensor, *args, **kwargs)
+            if not self._is_staged and result.device.type == self._device:
+                self._copied.add(tensor.data_ptr())
+            return result
+
+        return copy_without_waiting
+
+    def _stage(self) -> None:
+        copied = {
+            position
+            for batch in self._batches
+            for position, array in enumerate(arrays_of(batch))
+            if self._served.are_copied or _address(array) in self._copied
+        }
+        if not copied:
+            self.refusal = "the step copies no tensor of its batches to the GPU as it comes"
+        elif self.value == "device" and not self._has_room():
+            self.refusal = "the GPU has no room for the kept batches"
+        else:
+            self._served.replace([self._move(batch, copied) for batch in self._batches])
+
+    def _has_room(self) -> bool:
+        import torch
+
+        if self._device != "cuda":
+            return True
+        return sum(map(num_bytes, self._batches)) * SPARE < torch.cuda.mem_get_info()[0]
+
+    def _move(self, batch: Any, positions: set[int]) -> Any:
+        position = -1
+
+        def move(array: Any) -> Any:
+            nonlocal position
+            position += 1
+            if position not in positions or not _address(array):
+                return array
+            return array.detach().pin_memory() if self.value == "pinned" else array.detach().to(self._device)
+
+        return map_arrays(batch, move)
+
+
+def _address(array: Any) -> int:
+    """Where a tensor of the host begins; 0 for anything else."""
+    on_host = hasattr(array, "detach") and array.device.type == "cpu"
+    return int(array.data_ptr()) if on_host else 0

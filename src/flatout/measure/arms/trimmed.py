@@ -1,0 +1,184 @@
+"""Steps on batches without needless padding.
+
+Rows of different length are padded to a common one.  Padding that all rows of a batch share can be cut off
+("trimmed"); with samples of similar length in one batch more of it goes ("similar lengths"): the rows of the
+kept batches, sorted by length and cut into batches of the same sizes, hold the same samples in less padding.
+
+A row ends where the value that fills its last positions begins, one position left over, because the padding
+value may also end a sentence.  Whole numbers in two dimensions are taken for sequences; other arrays only
+where samples of different length were seen on their way into a batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Literal
+
+from flatout.measure.arms.served_batches import ServedBatches
+from flatout.measure.batches import arrays_of, map_arrays, num_rows
+from flatout.measure.evidence import Place
+from flatout.measure.loading.loaders import LoaderWatch
+
+LEAST_WIDTH = 8  # positions: narrower arrays are features
+LABELS = {"longest": "trimmed", "similar": "trimmed, similar lengths"}
+
+
+class Trimmed:
+    """Kept batches served with less padding."""
+
+    kind = "trimmed"
+    baseline = "cached"
+    last_line: int | None = None
+
+    def __init__(
+        self,
+        loaders: LoaderWatch,
+        *,
+        to: Literal["longest", "similar"],
+        ragged: bool,
+        suspicion: float,
+        place: Place | None = None,
+    ) -> None:
+        self.label, self.value = LABELS[to], to
+        self.suspicion, self.place = suspicion, place
+        self.refusal: str | None = None
+        self._served = ServedBatches(loaders)
+        self._ragged = ragged
+
+    def begin(self) -> None:
+        batches = self._served.begin()
+        if not batches:
+            self.refusal = "no batch was kept"
+            return
+        try:
+            padded = [PaddedBatch(batch, ragged=self._ragged) for batch in batches]
+            changed = trim(padded) if self.value == "longest" else sort_by_length(padded)
+        except NotPadded as reason:
+            self.refusal = str(reason)
+        else:
+            self._served.replace(changed)
+
+    def step_end(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self._served.end()
+
+
+class NotPadded(Exception):
+    """Why a batch cannot be cut."""
+
+
+class PaddedBatch:
+    """A batch whose rows are filled up to a common length."""
+
+    def __init__(self, batch: Any, *, ragged: bool) -> None:
+        import torch
+
+        self.batch, self.arrays = batch, arrays_of(batch)
+        rows = num_rows(batch)
+        if rows is None or not all(isinstance(array, torch.Tensor) for array in self.arrays):
+            raise NotPadded("the batches hold other things than tensors with a row for each sample")
+        self.rows = rows
+        sequences = [array for array in self.arrays if _is_sequence(array, rows, ragged=ragged)]
+        widths = Counter(int(array.shape[1]) for array in sequences)
+        if not widths:
+            raise NotPadded("the batches hold no padded sequences")
+        self.width = widths.most_common(1)[0][0]
+        ends = [_ends(array) for array in sequences if array.shape[1] == self.width]
+        padded = [each + 1 for each in ends if int(each.min()) < self.width - 1]
+        full = torch.full((rows,), self.width)
+        self.ends = torch.stack(padded).amax(0).minimum(full) if padded else full
+
+    def has_rows(self, position: int) -> bool:
+        array = self.arrays[position]
+        return array.dim() > 0 and int(array.shape[0]) == self.rows
+
+    def axes(self, position: int) -> tuple[int, ...]:
+        """The dimensions of an array that run along the sequence."""
+        array = self.arrays[position]
+        most = min(2, array.dim()) if array.is_floating_point() else array.dim()  # features may be as many
+        return tuple(
+            axis for axis in range(1, most) if self.has_rows(position) and array.shape[axis] == self.width
+        )
+
+    def widened(self, position: int, width: int) -> Any:
+        """An array with as much padding as batches of `width` have."""
+        array = self.arrays[position]
+        for axis in self.axes(position):
+            filling = array.narrow(axis, self.width - 1, 1)
+            array = _joined([array, filling.expand(_with(array.shape, axis, width - self.width))], axis)
+        return array
+
+    def around(self, arrays: list[Any], *, width: int) -> Any:
+        """This batch's structure around other arrays, cut to `width` along the sequence."""
+        remaining = iter(range(len(arrays)))
+
+        def take(_array: Any) -> Any:
+            position = next(remaining)
+            array = arrays[position]
+            for axis in self.axes(position):
+                array = array.narrow(axis, 0, width)
+            return array.contiguous()
+
+        return map_arrays(self.batch, take)
+
+
+def trim(batches: list[PaddedBatch]) -> list[Any]:
+    """Each batch cut to its longest row."""
+    widths = [int(batch.ends.max()) for batch in batches]
+    if all(width == batch.width for batch, width in zip(batches, widths, strict=True)):
+        raise NotPadded("every batch has a row that fills it, so there is nothing to cut off")
+    return [batch.around(batch.arrays, width=width) for batch, width in zip(batches, widths, strict=True)]
+
+
+def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
+    """The rows of all batches in batches of similar length, of which short and long ones take turns."""
+    import torch
+
+    first = batches[0]
+    if any(len(batch.arrays) != len(first.arrays) for batch in batches):
+        raise NotPadded("the batches are built differently")
+    ends = torch.cat([batch.ends for batch in batches])
+    if int(ends.min()) == int(ends.max()):
+        raise NotPadded("all rows are equally long")
+    widest = max(batch.width for batch in batches)
+    pools = [
+        _joined([batch.widened(position, widest) for batch in batches], 0)
+        if all(batch.has_rows(position) for batch in batches)
+        else None
+        for position in range(len(first.arrays))
+    ]
+    chosen = torch.argsort(ends).split([batch.rows for batch in batches])
+    turns = [rows for pair in zip(chosen, reversed(chosen), strict=True) for rows in pair][: len(chosen)]
+    sorted_batches = []
+    for rows in turns[-1:] + turns[:-1]:  # the first one is never timed
+        arrays = [
+            array if pool is None else pool[rows] for array, pool in zip(first.arrays, pools, strict=True)
+        ]
+        sorted_batches.append(first.around(arrays, width=int(ends[rows].max())))
+    return sorted_batches
+
+
+def _is_sequence(array: Any, rows: int, *, ragged: bool) -> bool:
+    if array.dim() < 2 or array.shape[0] != rows or array.shape[1] < LEAST_WIDTH:
+        return False
+    return ragged or (array.dim() == 2 and not array.is_floating_point())
+
+
+def _ends(array: Any) -> Any:
+    """Where each row's last run of the padding value begins."""
+    last = array[:, -1].reshape(array.shape[0], -1)[:, 0]
+    padding = last.mode().values
+    same = (array == padding).reshape(*array.shape[:2], -1).all(-1)
+    return array.shape[1] - same.flip(1).long().cumprod(1).sum(1)
+
+
+def _joined(arrays: list[Any], axis: int) -> Any:
+    import torch
+
+    return torch.cat(arrays, axis)
+
+
+def _with(shape: Any, axis: int, size: int) -> list[int]:
+    return [size if each == axis else int(length) for each, length in enumerate(shape)]

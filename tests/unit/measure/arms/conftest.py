@@ -1,0 +1,42 @@
+"""A watched loader whose batches were kept, as a real block leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from flatout.measure.clock import Clock
+from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.loading.workers import LOG
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+
+@pytest.fixture
+def watch() -> Iterator[LoaderWatch]:
+    LOG.reset()
+    patches = Patches()
+    watch = LoaderWatch(Clock(), UserCode(str(Path(__file__).parent)))
+    watch.install(patches)
+    yield watch
+    patches.undo()
+
+
+@pytest.fixture
+def keep(watch: LoaderWatch) -> Callable[..., Iterator[Any]]:
+    """Train on the first batches of a loader and keep them; the iterator goes on from there."""
+
+    def keep(loader: DataLoader[Any], num: int = 4) -> Iterator[Any]:
+        watch.keeping = True
+        batches = iter(loader)
+        for _ in range(num):
+            next(batches)
+            watch.num_steps += 1
+        watch.keeping = False
+        return batches
+
+    return keep

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from flatout.measure.arms.trimmed import Trimmed
+from flatout.measure.loading.loaders import LoaderWatch
+
+Keep = Callable[..., Iterator[Any]]
+LENGTHS = [9, 30, 12, 28, 10, 29, 14, 25]
+
+
+def sentence(length: int, width: int) -> dict[str, torch.Tensor]:
+    words = torch.arange(1, length + 1)
+    return {
+        "words": torch.nn.functional.pad(words, (0, width - length)),
+        "mask": (torch.arange(width) < length).long(),
+        "labels": torch.nn.functional.pad(words, (0, width - length), value=-100),
+        "places": torch.arange(width),
+        "length": torch.tensor(length),
+    }
+
+
+def serve(watch: LoaderWatch, batches: Iterator[Any], arm: Trimmed, num: int) -> list[Any]:
+    arm.begin()
+    served = [next(batches) for _ in range(num)]
+    arm.step_end()
+    arm.end()
+    return served
+
+
+def test_padding_that_all_rows_share_is_cut_off(watch: LoaderWatch, keep: Keep) -> None:
+    data = [sentence(length, 64) for length in LENGTHS * 4]
+    batches = keep(DataLoader(data, batch_size=4), 2)
+    served = serve(watch, batches, Trimmed(watch, to="longest", ragged=False, suspicion=0.1), 2)
+    assert [batch["words"].shape[1] for batch in served] == [31, 30]  # the longest row and one position
+    for batch in served:
+        width = batch["words"].shape[1]
+        assert all(batch[name].shape == (4, width) for name in ("mask", "labels", "places"))
+        assert batch["mask"].sum(1).tolist() == batch["length"].tolist()
+    assert next(batches)["words"].shape[1] == 64
+
+
+def test_batches_of_similar_length_hold_the_same_samples(watch: LoaderWatch, keep: Keep) -> None:
+    data = [sentence(length, 64) for length in LENGTHS * 4]
+    batches = keep(DataLoader(data, batch_size=4), 2)
+    served = serve(watch, batches, Trimmed(watch, to="similar", ragged=False, suspicion=0.1), 2)
+    lengths = [sorted(batch["length"].tolist()) for batch in served]
+    assert sorted(lengths) == [sorted(LENGTHS)[:4], sorted(LENGTHS)[4:]]
+    for batch in served:
+        assert batch["words"].shape[1] == int(batch["length"].max()) + 1
+        assert batch["mask"].sum(1).tolist() == batch["length"].tolist()
+        assert (batch["words"] > 0).sum(1).tolist() == batch["length"].tolist()
+
+
+def test_batches_that_differ_in_width_are_sorted_together(watch: LoaderWatch, keep: Keep) -> None:
+    samples = [torch.full((length, 3), float(length)) for length in LENGTHS * 2]
+    loader = DataLoader(samples, batch_size=2, collate_fn=lambda rows: pad_sequence(rows, batch_first=True))
+    batches = keep(loader, 4)
+    arm = Trimmed(watch, to="similar", ragged=True, suspicion=0.1)
+    served = serve(watch, batches, arm, 4)
+    assert arm.refusal is None
+    assert sorted(batch.shape[1] for batch in served) == [11, 15, 28, 30]  # 28 and 30 filled theirs
+    assert sorted(batch.amax((1, 2)).tolist() for batch in served) == [[9, 10], [12, 14], [25, 28], [29, 30]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "to", "reason"),
+    [
+        (torch.arange(1, 49).reshape(3, 16), "longest", "nothing to cut off"),
+        (torch.arange(1, 49).reshape(3, 16), "similar", "equally long"),
+        (torch.zeros(3, 16, 16), "longest", "no padded sequences"),
+        (["a", "b"], "longest", "other things than tensors"),
+    ],
+    ids=["full", "equal", "images", "texts"],
+)
+def test_batches_without_padding_are_refused(
+    watch: LoaderWatch, keep: Keep, batch: Any, to: Any, reason: str
+) -> None:
+    keep(DataLoader([batch] * 8, batch_size=None), 2)
+    arm = Trimmed(watch, to=to, ragged=False, suspicion=0.1)
+    arm.begin()
+    assert arm.refusal is not None and reason in arm.refusal
+    arm.end()
