@@ -1,0 +1,172 @@
+"""Steps in which a module that is called with one row at a time is called once.
+
+The rows that the loop of the block's first step passed are kept.  In later steps the first call of the loop
+runs the module on all of them at once and each call is handed its own row of the result: one forward and one
+backward pass of the whole batch, in place of one for each row.  The loop itself stays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.batches import arrays_of, map_arrays
+from flatout.measure.clock import Clock, ident
+from flatout.measure.evidence import Place
+from flatout.measure.lines.function_modes import insert_mode, remove_mode
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+if TYPE_CHECKING:
+    from flatout.measure.arms.call_results import FollowedResults
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class BatchedCall:
+    """One call of a module on the rows that a line passes one by one."""
+
+    kind = "batched-call"
+    baseline = "real"
+    last_line: int | None = None
+
+    def __init__(
+        self,
+        user_code: UserCode,
+        clock: Clock,
+        num_backwards: Callable[[], int],
+        *,
+        types: Iterable[type],
+        place: Place,
+        suspicion: float,
+    ) -> None:
+        self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
+        self.refusal: str | None = None
+        self._user_code, self._clock, self._num_backwards = user_code, clock, num_backwards
+        self._types = tuple(types)
+        self._patches = Patches()
+        self._followed: FollowedResults | None = None  # in the block's first step
+        self._calls: list[Arguments] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._module: Any = None
+        self._inside = False
+        self._backwards = 0
+        self._calls.clear()
+        self._batch: Arguments | None = None
+        self._buffers: list[tuple[Any, Any]] = []
+        self._number = 0
+        self._rows: list[Any] = []  # of this step's one result
+
+    def begin(self) -> None:
+        from flatout.measure.arms.call_results import FollowedResults
+
+        self._followed = FollowedResults()
+        insert_mode(self._followed)
+        for kind in self._types:
+            self._patches.replace(kind, "__call__", self._call(kind.__call__))
+
+    def step_end(self) -> None:
+        self._number, self._rows = 0, []
+        if self._followed is not None:
+            self._stop_following()
+            if self.refusal is None:
+                self._batch = self._join_rows()
+
+    def end(self) -> None:
+        import torch
+
+        self._patches.undo()
+        self._stop_following()
+        with torch.no_grad():
+            for buffer, kept in self._buffers:
+                buffer.copy_(kept)
+        self._reset()
+
+    def _stop_following(self) -> None:
+        if self._followed is not None:
+            remove_mode(self._followed)
+            self._followed.forget()
+            self._followed = None
+
+    def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_once(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or self.refusal is not None or not self._is_watched(module, sys._getframe(1)):
+                return call(module, *args, **kwargs)
+            self._inside = True
+            try:
+                if self._followed is not None:
+                    return self._note(call, module, (args, kwargs))
+                return self._hand_out(call, module, (args, kwargs))
+            finally:
+                self._inside = False
+
+        return call_once
+
+    def _is_watched(self, module: Any, frame: Any) -> bool:
+        if ident() != self._clock.owner or (self._module is not None and module is not self._module):
+            return False
+        return self._user_code.place(frame)[0] == self.place
+
+    def _note(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> Any:
+        followed = self._followed
+        assert followed is not None
+        if not self._calls:
+            self._module, self._backwards = module, self._num_backwards()
+        elif followed.depends(arguments, id(module)):
+            self.refusal = "an input is computed from an earlier result, so the calls cannot be one"
+        elif self._num_backwards() != self._backwards:
+            self.refusal = "a backward pass lies between the calls, so they cannot be one"
+        self._calls.append(map_arrays(arguments, lambda array: getattr(array, "detach", lambda: array)()))
+        result = call(module, *arguments[0], **arguments[1])
+        followed.follow(result, id(module))
+        return result
+
+    def _join_rows(self) -> Arguments | None:
+        """The arguments of all calls as those of one."""
+        import torch
+
+        rows = [arrays_of(call) for call in self._calls]
+        kinds = {tuple((tuple(array.shape), str(array.dtype)) for array in arrays) for arrays in rows}
+        if len(rows) < 2:
+            self.refusal = "the line made fewer than two calls in a step"
+        elif len(kinds) > 1:
+            self.refusal = "the rows differ in shape or type"
+        elif any(not isinstance(each, torch.Tensor) or each.shape[:1] != (1,) for each in rows[0]):
+            self.refusal = "the module takes other things than single rows"
+        else:
+            self._buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
+            columns = iter([torch.cat(column) for column in zip(*rows, strict=True)])
+            joined: Arguments = map_arrays(self._calls[0], lambda _array: next(columns))
+            return joined
+        return None
+
+    def _hand_out(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> Any:
+        if not self._rows and self._number == 0 and self._batch is not None:
+            self._rows = self._run(call, module, arguments)
+        self._number += 1
+        if self._number <= len(self._rows):
+            return self._rows[self._number - 1]
+        return call(module, *arguments[0], **arguments[1])
+
+    def _run(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> list[Any]:
+        from flatout.measure.arms.call_results import attached, tensors_in
+
+        own = list(tensors_in(arguments))
+        args, kwargs = map_arrays(
+            self._batch, lambda array: attached(array, own) if array.is_floating_point() else array
+        )
+        result = call(module, *args, **kwargs)
+        parts = [array.split(1) if array.dim() else () for array in arrays_of(result)]
+        num_calls = len(self._calls)
+        if not parts or any(len(part) != num_calls for part in parts):
+            self.refusal = "the module's result has no row for each input"
+            return []
+
+        def row(number: int) -> Any:
+            columns = iter([part[number] for part in parts])
+            return map_arrays(result, lambda _array: next(columns))
+
+        return [row(number) for number in range(num_calls)]

@@ -1,0 +1,175 @@
+"""Steps in which a loop over a recurrent cell is one call of torch's recurrent layer.
+
+A cell computes one position at a time, in many small kernels; `nn.LSTM`, `nn.GRU` and `nn.RNN` run the whole
+sequence in one, with the cell's own weights.  The inputs that the loop of the block's first step passed are
+kept.  In later steps the first call of each sequence runs the layer on them, from the state it was given, and
+each call is handed its own position of the result.  The loop itself stays.
+
+The layer's library wants its weights in one piece of memory, so they move there for the block and back again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.clock import Clock, ident
+from flatout.measure.evidence import Place
+from flatout.measure.lines.function_modes import insert_mode, remove_mode
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+if TYPE_CHECKING:
+    from flatout.measure.arms.call_results import FollowedResults
+
+LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
+WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+@dataclass(slots=True)
+class CellCalls:
+    """What one cell was given in the block's first step."""
+
+    cell: Any
+    inputs: list[Any] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # call numbers at which a sequence begins
+    layer: Any = None
+    before: list[tuple[Any, Any]] = field(default_factory=list)  # (parameter, its own memory)
+    sequences: dict[int, Any] = field(default_factory=dict)  # by first call: the inputs as one tensor
+    number: int = 0  # calls in this step
+    outputs: tuple[Any, ...] = ()  # of the sequence under way
+    last: Any = None
+
+
+class LibraryRecurrence:
+    """One call of a recurrent layer in place of a loop over a cell."""
+
+    kind = "library-recurrence"
+    baseline = "real"
+    last_line: int | None = None
+
+    def __init__(self, user_code: UserCode, clock: Clock, *, place: Place, suspicion: float) -> None:
+        self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
+        self.refusal: str | None = None
+        self._user_code, self._clock = user_code, clock
+        self._patches = Patches()
+        self._followed: FollowedResults | None = None  # in the block's first step
+        self._cells: dict[int, CellCalls] = {}
+
+    def begin(self) -> None:
+        import torch
+
+        from flatout.measure.arms.call_results import FollowedResults
+
+        self._followed = FollowedResults()
+        insert_mode(self._followed)
+        for name in LAYERS:
+            kind = getattr(torch.nn, name)
+            self._patches.replace(kind, "__call__", self._call(kind.__call__))
+
+    def step_end(self) -> None:
+        for calls in self._cells.values():
+            calls.number, calls.outputs, calls.last = 0, (), None
+        if self._followed is not None:
+            self._stop_following()
+            if not self._cells:
+                self.refusal = "the line called no cell of torch.nn"
+            for calls in self._cells.values():
+                self.refusal = self.refusal or _build_layer(calls)
+
+    def end(self) -> None:
+        import torch
+
+        self._patches.undo()
+        self._stop_following()
+        with torch.no_grad():
+            for calls in self._cells.values():
+                for parameter, memory in calls.before:
+                    memory.copy_(parameter)
+                    parameter.data = memory
+        self._cells.clear()
+
+    def _stop_following(self) -> None:
+        if self._followed is not None:
+            remove_mode(self._followed)
+            self._followed.forget()
+            self._followed = None
+
+    def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_layer(cell: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                self.refusal is not None
+                or ident() != self._clock.owner
+                or self._user_code.place(sys._getframe(1))[0] != self.place
+            ):
+                return call(cell, *args, **kwargs)
+            given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+            if self._followed is not None:
+                return self._note(call, cell, given)
+            return self._hand_out(call, cell, given)
+
+        return call_layer
+
+    def _note(self, call: Callable[..., Any], cell: Any, given: dict[str, Any]) -> Any:
+        followed, source = self._followed, id(cell)
+        assert followed is not None
+        calls = self._cells.setdefault(source, CellCalls(cell))
+        if calls.inputs and followed.depends(given["input"], source):
+            self.refusal = "an input is computed from an earlier output, so the positions cannot be one call"
+        if not followed.is_from(given.get("hx"), source):
+            calls.starts.append(len(calls.inputs))
+        calls.inputs.append(given["input"].detach())
+        result = call(cell, **given)
+        followed.follow(result, source)
+        return result
+
+    def _hand_out(self, call: Callable[..., Any], cell: Any, given: dict[str, Any]) -> Any:
+        calls = self._cells.get(id(cell))
+        if calls is None or calls.number >= len(calls.inputs):
+            return call(cell, **given)
+        if calls.number in calls.sequences:
+            self._run(calls, given)
+        start = max(each for each in calls.starts if each <= calls.number)
+        output = calls.outputs[calls.number - start]
+        calls.number += 1
+        return (output, calls.last[1].squeeze(0)) if isinstance(calls.last, tuple) else output
+
+    def _run(self, calls: CellCalls, given: dict[str, Any]) -> None:
+        from flatout.measure.arms.call_results import attached
+
+        hx = given.get("hx")
+        if hx is not None:
+            hx = tuple(each.unsqueeze(0) for each in hx) if isinstance(hx, tuple) else hx.unsqueeze(0)
+        inputs = attached(calls.sequences[calls.number], [given["input"]])
+        outputs, calls.last = calls.layer(inputs, hx)
+        calls.outputs = outputs.unbind(0)
+
+
+def _build_layer(calls: CellCalls) -> str | None:
+    """Make the layer and its inputs; the reason where it cannot be."""
+    import torch
+
+    cell = calls.cell
+    name = LAYERS.get(type(cell).__name__)
+    weights = [getattr(cell, weight) for weight in WEIGHTS if getattr(cell, weight) is not None]
+    if name is None or any(type(weight) is not torch.nn.Parameter for weight in weights):
+        return "the cell's weights are not its own parameters"
+    ends = [*calls.starts[1:], len(calls.inputs)]
+    for start, end in zip(calls.starts, ends, strict=True):
+        sequence = calls.inputs[start:end]
+        if len({(each.shape, each.dtype) for each in sequence}) > 1:
+            return "the inputs of a sequence differ in shape or type"
+        calls.sequences[start] = torch.stack(sequence)
+    options = {"nonlinearity": cell.nonlinearity} if name == "RNN" else {}
+    layer = getattr(torch.nn, name)(
+        cell.input_size, cell.hidden_size, bias=cell.bias, device="meta", **options
+    )
+    calls.before = [(weight, weight.data) for weight in weights]
+    for weight_name, weight in zip(WEIGHTS, weights, strict=False):
+        setattr(layer, f"{weight_name}_l0", weight)
+    layer.train(cell.training)
+    layer.flatten_parameters()
+    calls.layer = layer
+    return None

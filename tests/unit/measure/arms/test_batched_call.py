@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.measure.arms.batched_call import BatchedCall
+from flatout.measure.clock import Clock
+from flatout.measure.evidence import Place
+from flatout.measure.user_code import UserCode
+from tests.support.measure import line_of
+
+HERE = Path(__file__)
+
+
+class Model(nn.Module):
+    """Notes how many rows each of its calls has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=0.5))
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls.append(len(x))
+        return {"energy": self.body[0](x).sum(1)}
+
+
+def energies(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([model(row)["energy"] for row in rows.split(1)])  # at: rows
+
+
+def place(marker: str, function: str) -> Place:
+    return Place(file=HERE.name, line=line_of(HERE, marker), function=function)
+
+
+class Backwards:
+    num = 0
+
+    def __call__(self) -> int:
+        return self.num
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.fixture
+def backwards() -> Backwards:
+    return Backwards()
+
+
+def make(place: Place, backwards: Backwards) -> BatchedCall:
+    user_code = UserCode(str(HERE.parent))
+    return BatchedCall(user_code, Clock(), backwards, types=[Model], place=place, suspicion=0.5)
+
+
+@pytest.fixture
+def arm(backwards: Backwards) -> Iterator[BatchedCall]:
+    arm = make(place("rows", "energies"), backwards)
+    yield arm
+    arm.end()
+
+
+def test_rows_are_computed_in_one_call(model: Model, arm: BatchedCall) -> None:
+    rows = torch.randn(5, 4)
+    arm.begin()
+    expected = energies(model, rows)
+    arm.step_end()
+    assert model.calls == [1] * 5
+    for _ in range(2):
+        model.calls.clear()
+        assert torch.allclose(energies(model, rows), expected)
+        arm.step_end()
+        assert model.calls == [5]
+    arm.end()
+    model.calls.clear()
+    energies(model, rows)
+    assert model.calls == [1] * 5 and arm.refusal is None
+
+
+def test_gradients_reach_the_parameters_and_what_lies_before(model: Model, arm: BatchedCall) -> None:
+    rows, upstream = torch.randn(3, 4), torch.ones(4, requires_grad=True)
+    arm.begin()
+    energies(model, rows * upstream).sum().backward()
+    expected = model.body[0].weight.grad.clone()
+    arm.step_end()
+    model.zero_grad()
+    upstream.grad = None
+    energies(model, rows * upstream).sum().backward()
+    assert torch.allclose(model.body[0].weight.grad, expected)
+    assert upstream.grad is not None and not upstream.grad.any()  # it was computed, from zeros
+
+
+def test_calls_beyond_the_first_steps_are_real(model: Model, arm: BatchedCall) -> None:
+    arm.begin()
+    energies(model, torch.ones(2, 4))
+    arm.step_end()
+    model.calls.clear()
+    assert energies(model, torch.ones(4, 4)).shape == (4,)
+    assert model.calls == [2, 1, 1]
+
+
+def test_other_lines_and_other_modules_are_left_alone(model: Model, arm: BatchedCall) -> None:
+    other = Model()
+    arm.begin()
+    energies(model, torch.ones(3, 4))
+    arm.step_end()
+    model.calls.clear()
+    model(torch.ones(1, 4))
+    energies(other, torch.ones(3, 4))
+    assert model.calls == [1] and other.calls == [1, 1, 1]
+
+
+def test_buffers_are_put_back(model: Model, arm: BatchedCall) -> None:
+    arm.begin()
+    energies(model, torch.ones(3, 4))
+    arm.step_end()
+    before = model.body[1].running_mean.clone()
+    model.body[1].running_mean += 1
+    arm.end()
+    assert torch.equal(model.body[1].running_mean, before)
+
+
+def fed_back(model: Model, x: torch.Tensor) -> None:
+    for _ in range(3):
+        x = x + model(x)["energy"].argmax().view(1, 1)  # at: fed back
+
+
+def trained_one_by_one(model: Model, backwards: Backwards) -> None:
+    for row in torch.ones(3, 4).split(1):
+        model(row)["energy"].sum().backward()  # at: one by one
+        backwards.num += 1
+
+
+def of_many_shapes(model: Model) -> None:
+    for rows in (1, 2, 3):
+        model(torch.ones(rows, 4))  # at: many shapes
+
+
+def test_calls_that_cannot_be_one_are_refused(model: Model, backwards: Backwards) -> None:
+    cases: list[tuple[Any, Place, str]] = [
+        (lambda: fed_back(model, torch.ones(1, 4)), place("fed back", "fed_back"), "earlier result"),
+        (
+            lambda: trained_one_by_one(model, backwards),
+            place("one by one", "trained_one_by_one"),
+            "backward pass lies between",
+        ),
+        (lambda: of_many_shapes(model), place("many shapes", "of_many_shapes"), "differ in shape"),
+    ]
+    for step, where, reason in cases:
+        arm = make(where, backwards)
+        arm.begin()
+        step()
+        arm.step_end()
+        assert arm.refusal is not None and reason in arm.refusal
+        model.calls.clear()
+        step()
+        assert len(model.calls) == 3
+        arm.end()
+
+
+def test_nothing_is_left_behind_after_a_step_that_raised(model: Model, arm: BatchedCall) -> None:
+    before = dict(vars(Model))
+    arm.begin()
+    with pytest.raises(RuntimeError):
+        energies(model, torch.ones(3, 5))
+    arm.end()
+    assert dict(vars(Model)) == before
+    assert torch._C._len_torch_function_stack() == 0
