@@ -120,6 +120,7 @@ class Worker:
     fetch_s: float  # mean per batch
     collate_s: float  # mean per batch
     queue_age_s: float  # mean time a finished batch lay in the queue
+    cpu_s: float | None = None  # mean per batch, of fetching and collating; the rest of their time is waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +160,7 @@ class Loader:
     wait_s: Spread | None = None  # per batch, epoch starts left out
     fetch_s: Spread | None = None  # per batch, in the process that fetched
     collate_s: Spread | None = None
+    cpu_s: float | None = None  # mean per batch, of fetching and collating
     epochs: tuple[EpochStart, ...] = ()
     workers: tuple[Worker, ...] = ()
     collate_place: Place | None = None

@@ -1,6 +1,16 @@
 """Ways to run a step differently, interleaved with real steps.
 
-leave_out   a statement of the training loop left out: what the step would take if it were free
+leave_out         a statement of the training loop left out: what the step would take if it were free
+reads_free        values read back from the GPU answered from memory
+precision         autocast and TF32 products
+staged            batches in page-locked memory, or on the GPU already
+trimmed           batches without needless padding
+workers           the training loader with another number of workers
+batched_call      a module that is called with single rows, called once
+recurrence        a loop over a recurrent cell as one layer
+
+served_batches    the batches of a cached block, changed for one block
+call_results      what is computed from the results of a call, and results that stand in
 
 Cached and halved batches are served by `loading.loaders`.
 """

@@ -42,6 +42,11 @@ class LoaderRecord:
     trains: bool = False
     stood_in: int = 0  # kept batches handed out and real ones thrown away in this epoch
 
+    @property
+    def cpu_s(self) -> float | None:
+        """CPU seconds of making a batch, in the process that made it."""
+        return sum(times.cpu_s for times, _ in self.made) / len(self.made) if self.made else None
+
     def evidence(self) -> Loader:
         by_worker: dict[int, list[tuple[BatchTimes, float]]] = {}
         for times, arrival in self.made:
@@ -53,6 +58,7 @@ class LoaderRecord:
             wait_s=spread(self.waits_s),
             fetch_s=spread([times.fetch_s for times, _ in self.made]),
             collate_s=spread([times.collate_s for times, _ in self.made]),
+            cpu_s=self.cpu_s,
             epochs=tuple(self.epochs),
             workers=tuple(_worker_evidence(worker, made) for worker, made in sorted(by_worker.items())),
             collate_place=self.collate_place,
@@ -100,4 +106,5 @@ def _worker_evidence(worker: int, made: list[tuple[BatchTimes, float]]) -> Worke
         fetch_s=sum(times.fetch_s for times, _ in made) / num,
         collate_s=sum(times.collate_s for times, _ in made) / num,
         queue_age_s=sum(max(0.0, arrival - times.done_at_s) for times, arrival in made) / num,
+        cpu_s=sum(times.cpu_s for times, _ in made) / num,
     )

@@ -45,6 +45,8 @@ class LoaderWatch:
         self._latest: LoaderRecord | None = None  # whose batch was asked for last
         self._plain: LoaderRecord | None = None  # the iterable of a library diagnosis
         self.serving: str | None = None  # None, "cached" or "half"
+        self.stand_in: Callable[[], Any] | None = None  # gives batches in place of the kept ones
+        self.unwatched = False  # loaders made and iterated meanwhile are ours
         self.keeping = False
         self.recording = True
         self.counts_rows = True  # in every timed step on real batches; a statement left out changes the waits
@@ -74,10 +76,12 @@ class LoaderWatch:
 
         def init_loader(loader: Any, *args: Any, **kwargs: Any) -> None:
             loader_init(loader, *args, **kwargs)
+            if watch.unwatched:
+                return
             watch._note_loader(loader, *watch.user_code.place(sys._getframe(1)))
 
         def iterate(loader: Any) -> Any:
-            if not watch._is_training_thread():
+            if watch.unwatched or not watch._is_training_thread():
                 return loader_iter(loader)
             record = watch._record(loader)
             region = EXCLUDED if watch.serving and record.trains else WAIT
@@ -86,6 +90,8 @@ class LoaderWatch:
             try:
                 iterator: Any = loader_iter(loader)
                 iterator._flatout_record = record  # one with persistent workers may be older than the watch
+                if not loader.persistent_workers:  # else the loader holds the iterator
+                    iterator._flatout_loader = loader
                 return iterator
             finally:
                 record.iter_s = now() - start
@@ -95,6 +101,8 @@ class LoaderWatch:
 
         def init_iterator(iterator: Any, loader: Any) -> None:
             iterator_init(iterator, loader)
+            if watch.unwatched:
+                return
             iterator._flatout_record = watch._record(loader)
             watch.iterators.add(iterator)
 
@@ -232,6 +240,9 @@ class LoaderWatch:
     def _serve(self, iterator: Any, record: LoaderRecord) -> Any | None:
         if record.queued_before is None:
             record.queued_before = _num_queued(iterator)
+        if self.stand_in is not None:
+            record.stood_in += 1
+            return self.stand_in()
         while record.kept and record.kept[record.served % len(record.kept)].changed:
             record.copies = True
             del record.kept[record.served % len(record.kept)]

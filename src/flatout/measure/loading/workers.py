@@ -29,6 +29,11 @@ PROFILED_BATCH = 1  # of worker 0, counted from 0: past its first imports, befor
 now = time.perf_counter
 
 
+def cpu_now() -> float:
+    """CPU seconds: of a worker with all its threads, but in the training process of this thread alone."""
+    return time.process_time() if LOG.in_worker else time.thread_time()
+
+
 @dataclass(kw_only=True, slots=True)
 class BatchTimes:
     """What is known of one batch from the process that made it."""
@@ -36,22 +41,29 @@ class BatchTimes:
     worker: int | None = None
     fetch_s: float = 0.0
     collate_s: float = 0.0
+    cpu_s: float = (
+        0.0  # of fetching and collating: the rest of their time is waiting, for storage for instance
+    )
     done_at_s: float = 0.0
     lengths: list[int] | None = None
     calls: tuple[Call, ...] = ()
 
     def pack(self) -> str:
         return json.dumps(
-            [self.worker, self.fetch_s, self.collate_s, self.done_at_s, self.lengths, encode(self.calls)]
+            [
+                *(self.worker, self.fetch_s, self.collate_s, self.cpu_s, self.done_at_s, self.lengths),
+                encode(self.calls),
+            ]
         )
 
     @classmethod
     def unpack(cls, text: str) -> BatchTimes:
-        worker, fetch_s, collate_s, done_at_s, lengths, calls = json.loads(text)
+        worker, fetch_s, collate_s, cpu_s, done_at_s, lengths, calls = json.loads(text)
         return cls(
             worker=worker,
             fetch_s=fetch_s,
             collate_s=collate_s,
+            cpu_s=cpu_s,
             done_at_s=done_at_s,
             lengths=lengths,
             calls=tuple(decode(Call, call) for call in calls),
@@ -65,6 +77,7 @@ class FetchLog:
     times: BatchTimes = field(default_factory=BatchTimes)
     num_length_batches: int = 0
     profile: CallProfile | None = None
+    in_worker: bool = False
 
     def take(self) -> BatchTimes:
         times, self.times = self.times, BatchTimes()
@@ -110,10 +123,11 @@ def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         times, profile = LOG.times, LOG.profile
         if profile is not None:
             profile.start()
-        start, collate_s = now(), times.collate_s
+        start, cpu_start, collate_s = now(), cpu_now(), times.collate_s
         try:
             return fetch(index)
         finally:
+            times.cpu_s += cpu_now() - cpu_start
             times.fetch_s += now() - start - (times.collate_s - collate_s)
             if profile is not None:
                 profile.stop()
@@ -184,6 +198,7 @@ class WorkerLoop:
 
     def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
         LOG.reset()
+        LOG.in_worker = True
         patch_fetchers(Patches())
         worker = int(rest[6]) if len(rest) > 6 and isinstance(rest[6], int) else os.getpid()
         real_loop()(kind, dataset, index_queue, TimedQueue(data_queue, worker, self.folder), *rest)

@@ -98,6 +98,7 @@ times = st.builds(
     worker=st.none() | st.integers(0, 99),
     fetch_s=figures,
     collate_s=figures,
+    cpu_s=figures,
     done_at_s=figures,
     lengths=st.none() | st.lists(st.integers(0, 10_000), max_size=8),
     calls=st.lists(calls, max_size=3).map(tuple),
@@ -129,6 +130,30 @@ def test_fetch_and_collate_are_timed_apart_in_the_training_process(watch: Loader
     # what collate spends is not fetch's: the two never overlap
     assert loader.epochs[0].first_wait_s >= BATCH * FETCH_S + COLLATE_S
     assert loader.workers == ()
+
+
+class Stored(Dataset[Any]):
+    """Samples that wait for their storage, but for the odd ones, which are computed."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        if index % 2 == 0:
+            time.sleep(0.02)
+        end = time.thread_time() + (0.005 if index % 2 else 0.0)
+        while time.thread_time() < end:
+            pass
+        return float(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_time_on_a_core_is_told_from_waiting(watch: LoaderWatch, num_workers: int) -> None:
+    list(DataLoader(Stored(), batch_size=2, num_workers=num_workers))
+    (loader,) = watch.evidence()
+    assert loader.fetch_s is not None and loader.cpu_s is not None
+    assert 0.005 <= loader.cpu_s <= loader.fetch_s.mean_s - 0.01
+    assert [worker.cpu_s for worker in loader.workers] == [loader.cpu_s] * num_workers
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

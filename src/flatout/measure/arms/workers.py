@@ -1,0 +1,203 @@
+"""Steps whose batches come from another number of worker processes.
+
+A second DataLoader over the same dataset, with the same collate function and batches of the job's own
+sampler, is started outside the timed steps and stands in for the job's.  Its queue fills while nobody takes
+from it, and a few steps would only see what lies in the queue.  So batches are handed out no faster than the
+workers can go on for ever: at the pace at which they made batches when asked without a pause, and at
+which the cores can do the work of the workers and of the training process together.
+
+Workers that wait for storage leave their core to others, so more of them than cores may pay off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flatout.measure.clock import now
+from flatout.measure.evidence import Place
+from flatout.measure.loading.loaders import LoaderWatch
+
+MOST_PER_CORE = 4  # workers that wait
+WAITING = 0.5  # of a batch's time on a core: below it, its worker waits
+MOST_INDICES = 1024  # batches of the job's sampler, after which they come again
+LONGEST_S = 30.0  # for a batch
+PACE_S = 2.0  # for finding the pace
+
+
+class Workers:
+    """The training loader with `num_workers` worker processes."""
+
+    kind = "workers"
+    baseline = "real"
+    last_line: int | None = None
+
+    def __init__(
+        self,
+        loaders: LoaderWatch,
+        *,
+        num_workers: int,
+        cores: float | None,
+        suspicion: float,
+        place: Place | None = None,
+    ) -> None:
+        self.label, self.value = f"workers={num_workers}", num_workers
+        self.suspicion, self.place = suspicion, place
+        self.refusal: str | None = None
+        self._loaders, self._cores = loaders, cores
+        self._iterator: Any = None
+        self._cpu_s: list[float] = []  # of the workers, per batch
+        self._period_s = self._pace_s = 0.0
+        self._due_s = 0.0
+        self._process_s = 0.0
+
+    def begin(self) -> None:
+        if self._iterator is None:
+            self._start()
+        if self.refusal is None:
+            self._loaders.stand_in = self._next
+            self._loaders.begin_serving(self.label)
+        self._process_s, self._due_s = time.process_time(), now()
+
+    def step_end(self) -> None:
+        """Now the training process's own work for a step is known, and what the cores must do for one."""
+        spent_s, self._process_s = time.process_time() - self._process_s, time.process_time()
+        if self._cores and self._cpu_s:
+            cpu_s = sum(self._cpu_s) / len(self._cpu_s)
+            self._period_s = max(self._pace_s, (spent_s + cpu_s) / self._cores)
+
+    def end(self) -> None:
+        self._loaders.stand_in = None
+        self._loaders.begin_serving(None)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    def _start(self) -> None:
+        record = self._loaders.trained_on()
+        loader = record.loader() if record is not None and record.loader is not None else None
+        if loader is None:
+            self.refusal = "the training loader is gone"
+            return
+        self._loaders.unwatched = True
+        try:
+            with _random_numbers_kept():
+                self._iterator = iter(_with_workers(loader, self.value))
+                self._find_pace()
+        except Exception as error:  # noqa: BLE001 - the dataset's own, in another process
+            reason = str(error).strip().splitlines()
+            self.refusal = f"the workers did not start: {reason[-1] if reason else type(error).__name__}"
+            self.close()
+        finally:
+            self._loaders.unwatched = False
+
+    def _find_pace(self) -> None:
+        self._take()  # when this is there, the workers have started
+        start, num = now(), 0
+        while num < 2 * self.value and (num < self.value or now() - start < PACE_S):
+            self._take()
+            num += 1
+        self._pace_s = self._period_s = (now() - start) / num
+
+    def _take(self) -> Any:
+        batch = next(self._iterator)
+        times = getattr(self._iterator, "_flatout_times", None)
+        if times is not None:
+            self._cpu_s.append(times.cpu_s)
+        return batch
+
+    def _next(self) -> Any | None:
+        if self.refusal is not None:
+            return None
+        time.sleep(max(0.0, self._due_s - now()))
+        self._due_s = max(self._due_s, now()) + self._period_s
+        try:
+            return self._take()
+        except Exception as error:  # noqa: BLE001 - the dataset's own: the job's loader goes on
+            self.refusal = f"a worker failed: {type(error).__name__}"
+            return None
+
+
+class Again:
+    """Batches of indices, over and over."""
+
+    def __init__(self, indices: Iterable[Any]) -> None:
+        self._indices = list(indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.cycle(self._indices)
+
+
+def _with_workers(loader: Any, num_workers: int) -> Any:
+    """A DataLoader like `loader` with another number of workers."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("a stream cannot be read by other workers")
+    in_batches = loader.batch_sampler is not None
+    sampler = copy.deepcopy(
+        loader.batch_sampler if in_batches else loader.sampler, {id(loader.dataset): loader.dataset}
+    )
+    again = Again(itertools.islice(sampler, MOST_INDICES))
+    options: dict[str, Any] = (
+        {"batch_sampler": again} if in_batches else {"sampler": again, "batch_size": None}
+    )
+    return DataLoader(
+        loader.dataset,
+        num_workers=num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout or LONGEST_S,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=True,
+        **options,
+    )
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """The job draws the numbers it would have drawn."""
+    import torch
+
+    python, numpy = random.getstate(), sys.modules.get("numpy.random")
+    state = numpy.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.set_state(state)
+
+
+def worker_counts(
+    *, present: int, batch_s: float, cpu_s: float, step_s: float, cores: float | None
+) -> tuple[int, ...]:
+    """Numbers of workers to try, at most three.
+
+    A batch takes one worker `batch_s`, of them `cpu_s` on a core; a step without its loader takes `step_s`.
+    """
+    whole = max(1, math.floor(cores or 1))
+    duty = min(1.0, cpu_s / batch_s) if batch_s > 0 else 1.0
+    # 8 workers on two cores also wait, for each other: their time on a core then adds up to the cores
+    waits = duty < WAITING and duty * present < 0.7 * whole
+    most = MOST_PER_CORE * whole if waits else whole
+    wanted = math.ceil(batch_s / step_s) if step_s > 0 else most
+    tried = {min(most, max(1, wanted)), most}
+    if present and wanted > present:
+        tried.add(min(most, 2 * present))
+    return tuple(sorted(tried - {present}))

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from flatout.measure.arms import workers
+from flatout.measure.arms.workers import Workers, worker_counts
+from flatout.measure.loading.loaders import LoaderWatch
+
+Keep = Callable[..., Iterator[Any]]
+
+
+class Slow(Dataset[Any]):
+    """Samples that wait for storage; `fails` in a worker only."""
+
+    def __init__(self, *, seconds: float = 0.0, fails: bool = False) -> None:
+        self.seconds, self.fails = seconds, fails
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        if self.fails and torch.utils.data.get_worker_info() is not None:
+            raise OSError("no such file")
+        time.sleep(self.seconds)
+        return torch.tensor(float(index)), torch.utils.data.get_worker_info() is not None
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(400.0))
+
+
+def make(watch: LoaderWatch, **options: Any) -> Workers:
+    return Workers(watch, **{"num_workers": 2, "cores": None, "suspicion": 0.5, **options})
+
+
+def states() -> tuple[Any, ...]:
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+
+
+def test_batches_come_from_the_workers_until_the_end(watch: LoaderWatch, keep: Keep) -> None:
+    batches = keep(DataLoader(Slow(), batch_size=4, shuffle=True))
+    arm, before, processes = make(watch), states(), psutil.Process().children()
+    num_loaders = len(watch.records)
+    arm.begin()
+    assert arm.refusal is None and states() == before
+    for _ in range(3):
+        samples, made_by_worker = next(batches)
+        assert samples.shape == (4,) and made_by_worker.all()
+        arm.step_end()
+    arm.end()
+    assert not next(batches)[1].any()
+    arm.begin()  # another block, of the same workers
+    assert next(batches)[1].all()
+    arm.end()
+    assert len(psutil.Process().children()) == len(processes) + 2
+    arm.close()
+    assert psutil.Process().children() == processes
+    assert len(watch.records) == num_loaders and not watch.unwatched
+
+
+def test_batches_are_handed_out_at_the_pace_of_the_workers(
+    watch: LoaderWatch, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = keep(DataLoader(Slow(), batch_size=4))
+    arm = make(watch, num_workers=1, cores=2.0)
+    arm.begin()
+    clock = [100.0]
+    monkeypatch.setattr(workers, "now", lambda: clock[0])
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(workers.time, "process_time", lambda: 0.0)
+    arm._pace_s = arm._period_s = 0.25
+    arm.begin()
+    for _ in range(5):
+        next(batches)
+    assert clock[0] == pytest.approx(101.0)  # four batches after the first, though all lay in the queue
+    clock[0] += 10.0
+    next(batches)
+    assert clock[0] == pytest.approx(111.0)
+    arm._cpu_s[:] = [3.0]  # of a worker for each batch, and 1 of the training process, on two cores
+    monkeypatch.setattr(workers.time, "process_time", lambda: 1.0)
+    arm.step_end()
+    assert arm._period_s == pytest.approx(2.0)
+    arm.end()
+    arm.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(Slow(fails=True), "no such file"), (Stream(), "a stream cannot be read")],
+    ids=["failing", "stream"],
+)
+def test_a_loader_that_workers_cannot_read_is_refused(
+    watch: LoaderWatch, keep: Keep, data: Any, reason: str
+) -> None:
+    batches = keep(DataLoader(data, batch_size=4))
+    arm = make(watch, num_workers=1)
+    arm.begin()
+    assert arm.refusal is not None and reason in arm.refusal
+    next(batches)
+    arm.end()
+    assert watch.stand_in is None and watch.serving is None and not watch.unwatched
+
+
+def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(watch: LoaderWatch, keep: Keep) -> None:
+    batches = keep(DataLoader(Slow(), batch_size=4))
+    arm = make(watch, num_workers=1)
+    arm.begin()
+    arm._iterator._shutdown_workers()
+    arm._iterator = iter(())
+    assert not next(batches)[1].any()
+    assert arm.refusal is not None and "StopIteration" in arm.refusal
+    arm.end()
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"present": 0, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.010, "cores": 8.0}, (3, 8)),
+        ({"present": 0, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.010, "cores": 2.0}, (2,)),
+        ({"present": 2, "batch_s": 0.330, "cpu_s": 0.010, "step_s": 0.040, "cores": 2.0}, (4, 8)),
+        ({"present": 8, "batch_s": 0.120, "cpu_s": 0.030, "step_s": 0.040, "cores": 2.0}, (2,)),
+        ({"present": 16, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.020, "cores": 16.0}, (2,)),
+        ({"present": 2, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.020, "cores": 2.0}, ()),
+    ],
+    ids=[
+        "as many as needed",
+        "no more than cores",
+        "waiting for storage",
+        "waiting for cores",
+        "fewer",
+        "right",
+    ],
+)
+def test_numbers_of_workers_to_try(facts: dict[str, Any], expected: tuple[int, ...]) -> None:
+    assert worker_counts(**facts) == expected
