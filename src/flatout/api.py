@@ -381,7 +381,7 @@ def watch_script(
 ) -> NoReturn:
     """Become `command`, an unmodified script under watch; its exit code and its signals are its own.
 
-    With `page`, a host and a port, a page beside it shows the run.
+    With `page` (host, port, token) a page beside it shows the run.
     """
     from flatout.ground.script.command import check_command
     from flatout.monitor.job.run_script import launch
@@ -437,18 +437,17 @@ def watch_once(*, on_progress: OnText = lambda message: None, **options: Any) ->
 
 def watch_on_page(
     *,
-    host: str | None = None,
-    port: int | None = None,
+    page: Mapping[str, Any],
     on_ready: OnText,
     on_progress: OnText = lambda message: None,
     **options: Any,
 ) -> None:
-    """Serve a page of the machine and its job until Ctrl-C, which is raised."""
+    """Serve a page of the machine and its job until Ctrl-C, which is raised; `page`: host, port, token."""
     from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.web.server import serve
 
     with open_sampler(**options, on_progress=on_progress) as sampler, sampler:
-        serve(sampler=sampler, root=options["log"], on_ready=on_ready, **_address(host, port))
+        serve(sampler=sampler, root=options["log"], on_ready=on_ready, **_address(**page))
 
 
 def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as_json: bool = False) -> int:
@@ -462,18 +461,16 @@ def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as
     return follow_replay(source, on_screen=on_screen, title="replay", write=_writer(as_json))
 
 
-def serve_run(
-    run: str, *, root: Path | None, host: str | None = None, port: int | None = None, on_ready: OnText
-) -> None:
-    """Serve a page of a run that is kept until Ctrl-C, which is raised."""
+def serve_run(run: str, *, root: Path | None, page: Mapping[str, Any], on_ready: OnText) -> None:
+    """Serve a page of a run that is kept until Ctrl-C, which is raised; `page`: host, port, token."""
     from flatout.ground.runs import find_run
     from flatout.monitor.web.server import serve
 
-    serve(folders=[find_run(run, root)], root=root, on_ready=on_ready, **_address(host, port))
+    serve(folders=[find_run(run, root)], root=root, on_ready=on_ready, **_address(**page))
 
 
-def _address(host: str | None = None, port: int | None = None) -> dict[str, Any]:
-    return {"host": host or "127.0.0.1", "port": port or 0}
+def _address(host: str | None = None, port: int | None = None, token: bool = False) -> dict[str, Any]:
+    return {"host": host or "127.0.0.1", "port": port or 0, "token": token}
 
 
 def _writer(as_json: bool) -> Any:

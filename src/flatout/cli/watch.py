@@ -47,6 +47,9 @@ def watch(
     web: Annotated[bool, switch("--web", "Serve a page with live charts on the loopback.")] = False,
     host: str | None = option("--host", "ADDRESS", "With --web: another address; asks for a token."),
     port: int | None = option("--port", "PORT", "With --web; default: any free port."),
+    token: Annotated[
+        bool, switch("--token", "With --web: ask for a token on the loopback too, where others log in.")
+    ] = False,
 ) -> None:
     """Show what the GPUs, the host and a job do, and what bounds the job.
 
@@ -75,21 +78,21 @@ def watch(
         needs={
             "--run": {"-m": module, "--name": name is not None},
             "--replay": {"--speed": speed is not None},
-            "--web": {"--host": host is not None, "--port": port is not None},
+            "--web": {"--host": host is not None, "--port": port is not None, "--token": token},
         },
         is_web=web,
         one_answer=once or json_output,
     )
     import flatout.api as api
 
-    page: dict[str, Any] = {"host": host, "port": port}
+    page: dict[str, Any] = {"host": host, "port": port, "token": token}
     if list_all:
         _list(log, json_output=json_output)
         return
     look: dict[str, Any] = {"on_screen": sys.stdout.isatty() and not json_output, "as_json": json_output}
     if replay is not None:
         if web:
-            api.serve_run(replay, root=log, on_ready=_say_page, **page)
+            api.serve_run(replay, root=log, on_ready=_say_page, page=page)
             return
         speed = DEFAULT_SPEED if speed is None else speed
         raise typer.Exit(api.replay_run(replay, root=log, speed=speed, **look))
@@ -103,7 +106,7 @@ def watch(
     if once:
         _answer_once(api.watch_once(**options), json_output=json_output)
     elif web:
-        api.watch_on_page(**options, on_ready=_say_page, **page)
+        api.watch_on_page(**options, on_ready=_say_page, page=page)
     else:
         raise typer.Exit(api.watch_live(**options, **look))
 

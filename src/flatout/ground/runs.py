@@ -28,7 +28,7 @@ from typing import Literal, NoReturn
 
 import psutil
 
-from flatout.ground.atomic_files import replace_whole
+from flatout.ground.atomic_files import FULL, replace_whole
 from flatout.ground.codec import WrongShape, decode
 from flatout.ground.errors import BadInput, Interrupted
 from flatout.ground.torchrun import read_launch
@@ -96,10 +96,24 @@ def runs_folder() -> Path:
 
 
 def home_folder() -> Path:
-    """Flatout's own folder: .flatout where we are, or one among temporary files if that is read-only."""
+    """Flatout's own folder: .flatout where we are; where that is read-only, the user's among temporary files.
+
+    Others can write among temporary files too: BadInput where the folder is not the user's alone.
+    """
     if os.access(Path.cwd(), os.W_OK):
         return Path.cwd() / HOME
-    return Path(tempfile.gettempdir()) / "flatout"
+    folder = Path(tempfile.gettempdir()) / f"flatout-{os.geteuid()}"
+    with contextlib.suppress(OSError):  # it is there, or nothing can be written at all
+        folder.mkdir(mode=PRIVATE)
+    with contextlib.suppress(FileNotFoundError):
+        found = folder.lstat()
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not is_own or stat.S_IMODE(found.st_mode) & ~PRIVATE:
+            raise BadInput(
+                f"{folder} is not a folder that you alone can open",
+                hint=f"set {VARIABLE_OF_RUNS} to a folder of yours",
+            )
+    return folder
 
 
 def make_folder(folder: Path) -> None:
@@ -132,7 +146,10 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
 
 def create_run(run: Run, root: Path | None = None) -> Path:
     """Make a folder with a name of its own and write whose run it is; OSError where that cannot be."""
-    root = root or runs_folder()
+    try:
+        root = root or runs_folder()
+    except BadInput as error:
+        raise PermissionError(errno.EACCES, error.message) from None
     make_folder(root)
     for number in itertools.count(1):  # a process may begin two runs in one second
         folder = root / folder_name(run, number)
@@ -179,10 +196,24 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Write run.json, without secrets; OSError where that cannot be."""
+    """Write run.json, without secrets; OSError where that cannot be.
+
+    On a full disk it is written over the one before, in the room which that has: a run must not seem to have
+    died because its end could not be kept.
+    """
     kept = replace(run, command=redact(run.command), end=None if run.end is None else redact_text(run.end))
     document = {"format": FORMAT, "version": RUN_VERSION, **asdict(kept)}
-    replace_whole(folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
+    path, content = folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode()
+    try:
+        replace_whole(path, content)
+    except OSError as error:
+        if error.errno not in FULL or not path.is_file():
+            raise
+        with path.open("r+b", buffering=0) as file:
+            if len(content) > os.fstat(file.fileno()).st_blocks * 512:
+                raise
+            file.write(content)
+            file.truncate()
 
 
 def redact(command: Sequence[str]) -> tuple[str, ...]:

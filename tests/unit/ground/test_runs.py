@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +21,7 @@ from flatout.ground.runs import (
     end_of,
     end_run,
     find_run,
+    home_folder,
     is_alive,
     list_runs,
     process_started_s,
@@ -288,3 +291,47 @@ def test_folders_of_runs_are_their_owners(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir(mode=0o755)
     with recorded_run(tmp_path / "given", a_run()):
         assert (tmp_path / "given").stat().st_mode & 0o777 == 0o755  # as its owner made it
+
+
+def test_a_full_disk_is_not_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is written into the room of the file that is there."""
+    folder = create_run(this_run("train", time_s=1.0), tmp_path)
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flatout.ground.runs.replace_whole", refuse)
+    end_run(folder, time_s=2.0, end="OSError: No space left on device", exit_code=1)
+    run = replace(read_run(folder), pid=2**22 + 1)
+    assert show_state(run) == "failed: OSError: No space left on device"
+    with pytest.raises(OSError, match="No space"):
+        write_run(folder, replace(run, command=("x" * 100_000,)))
+    assert read_run(folder).exit_code == 1
+
+
+def test_among_temporary_files_the_folder_is_the_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    folder = home_folder()
+    assert folder.name == f"flatout-{os.geteuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert home_folder() == folder
+    monkeypatch.delenv("FLATOUT_RUNS", raising=False)
+    folder.chmod(0o755)
+    with pytest.raises(BadInput, match="you alone"):
+        runs_folder()
+    with pytest.raises(OSError, match="you alone"):  # as a job takes it, which then runs unwatched
+        create_run(this_run("train", time_s=1.0))
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="FLATOUT_RUNS"):
+        home_folder()
+    folder.unlink()
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    (tmp_path / "flatout-4711").mkdir(mode=0o700)
+    with pytest.raises(BadInput, match="you alone"):
+        home_folder()

@@ -217,17 +217,24 @@ class Feed:
 
     # Browsers
 
-    @property
-    def is_full(self) -> bool:
-        return len(self.clients) >= MOST_CLIENTS
-
-    async def events(self, keys: Sequence[str], *, after_s: float | None = None) -> AsyncIterator[bytes]:
-        """Yield everything for one browser, until it leaves or the server ends."""
+    def admit(self) -> Client | None:
+        """Take in one browser, until it leaves; None if there are too many."""
+        if len(self.clients) >= MOST_CLIENTS:
+            return None
         client = Client([])
-        is_first = not self.clients  # while nobody looked, nobody looked for runs
-        self.clients.add(client)  # counted from the start: opening a long log takes a moment
+        self.clients.add(client)
+        return client
+
+    def leave(self, client: Client) -> None:
+        self.clients.discard(client)
+        self._close_unwatched()
+
+    async def events(
+        self, keys: Sequence[str], client: Client, *, after_s: float | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield everything for one browser, until it leaves or the server ends."""
         try:
-            if is_first:
+            if len(self.clients) == 1:  # while nobody looked, nobody looked for runs
                 await self._read_runs()
             yield RETRY + self._runs
             client.sees_runs = self._runs
@@ -243,8 +250,7 @@ class Feed:
                     yield chunk
                     beat_at_s = clock() + BEAT_S
         finally:
-            self.clients.discard(client)
-            self._close_unwatched()
+            self.leave(client)
 
     async def _backlog(self, client: Client, after_s: float | None) -> AsyncIterator[bytes]:
         for stream in client.streams:

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from flatout.ground.errors import FlatoutError
 from flatout.ground.runs import is_alive, list_runs, process_started_s
@@ -23,7 +24,7 @@ LOOK_EVERY_S = 0.1
 LAST_LOOK_S = 3.0  # for browsers to see how it ended
 
 
-def start_page(*, root: Path | None, host: str, port: int) -> None:
+def start_page(*, root: Path | None, host: str, port: int, token: bool = False) -> None:
     """Start a page for this process, whatever it becomes; print its address on stderr."""
     options = {
         "pid": os.getpid(),
@@ -31,6 +32,7 @@ def start_page(*, root: Path | None, host: str, port: int) -> None:
         "root": None if root is None else str(root.absolute()),
         "host": host,
         "port": port,
+        "token": token,
     }
     sys.stdout.flush()
     sys.stderr.flush()
@@ -47,7 +49,7 @@ def start_page(*, root: Path | None, host: str, port: int) -> None:
         os._exit(2)
 
 
-def serve_beside(*, pid: int, started_s: float | None, root: str | None, host: str, port: int) -> None:
+def serve_beside(*, pid: int, started_s: float | None, root: str | None, **address: Any) -> None:
     """Serve the run of a process until soon after that ends; nothing if it ends without a run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     runs = None if root is None else Path(root)
@@ -60,7 +62,7 @@ def serve_beside(*, pid: int, started_s: float | None, root: str | None, host: s
     if folder is None:
         return
     try:
-        with PageServer(folders=[folder], root=runs, host=host, port=port) as page:
+        with PageServer(folders=[folder], root=runs, **address) as page:
             print(
                 f"flatout: the page is at {page.url} (it ends with the script)", file=sys.stderr, flush=True
             )

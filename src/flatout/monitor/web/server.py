@@ -15,6 +15,7 @@ import contextlib
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -24,6 +25,7 @@ from flatout.doctor.rule import rule_by_code
 from flatout.ground.errors import BadInput, FlatoutError, import_extra
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.sinks.prometheus import CONTENT_TYPE, exposition
+from flatout.monitor.web import connections
 from flatout.monitor.web.access import Guard, is_loopback, new_token
 from flatout.monitor.web.feed import Feed
 from flatout.monitor.web.rule_page import rule_page
@@ -40,7 +42,6 @@ KINDS = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-MOST_CONNECTIONS = 512
 HIGHEST_PORT = 65535
 LAST_WORDS_S = 0.3  # for browsers to take the end of their stream, before the connection is cut
 
@@ -67,13 +68,24 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
     async def static(request: Request) -> Response:
         return file(request.path_params["name"])
 
+    class Events(responses.StreamingResponse):  # type: ignore[name-defined,misc]
+        """A browser has its place from here on, and however the answer ends."""
+
+        async def __call__(self, *channel: Any) -> None:
+            try:
+                await super().__call__(*channel)
+            finally:
+                feed.leave(self.client)
+
     async def events(request: Request) -> Response:
-        if feed.is_full:
+        client = feed.admit()
+        if client is None:
             return refuse(f"{len(feed.clients)} browsers are connected already", status=503)
         last = request.headers.get("last-event-id") or request.query_params.get("since")
-        stream = feed.events(request.query_params.getlist("run"), after_s=time_of(last))
-        kind = "text/event-stream"
-        return responses.StreamingResponse(stream, media_type=kind)  # type: ignore[no-any-return]
+        stream = feed.events(request.query_params.getlist("run"), client, after_s=time_of(last))
+        answer = Events(stream, media_type="text/event-stream")
+        answer.client = client
+        return answer
 
     async def rule(request: Request) -> Response:
         try:
@@ -120,8 +132,9 @@ class PageServer:
         root: Path | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        token: bool = False,
     ) -> None:
-        self.token = None if is_loopback(host) else new_token()
+        self.token = new_token() if token or not is_loopback(host) else None
         self.feed = Feed(sampler=sampler, folders=folders, root=root)
         uvicorn = import_extra("uvicorn", extra="web")
         self._host = host
@@ -135,7 +148,7 @@ class PageServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
+                limit_concurrency=connections.MOST,
             )
         )
         self.port = port
@@ -195,14 +208,21 @@ class PageServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self.feed.begin()
-        following = asyncio.create_task(self.feed.follow())
+        tasks = [asyncio.create_task(self.feed.follow()), asyncio.create_task(self._sweep())]
         # The socket listens already: whoever connects before uvicorn accepts is served then.
         self._is_ready.set()
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            following.cancel()
+            for task in tasks:
+                task.cancel()
             self.feed.close()
+
+    async def _sweep(self) -> None:
+        sweep = connections.Sweep(self._server.server_state.connections)
+        while True:
+            await asyncio.sleep(connections.SWEEP_EVERY_S)
+            sweep(time.monotonic())
 
     def _end(self) -> None:
         self.feed.close()
@@ -222,13 +242,14 @@ def serve(
     root: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    token: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the page until Ctrl-C, which is raised; `on_ready` is given its address.
 
-    `sampler` has been started.
+    `sampler` has been started.  Beyond loopback the address holds a token in any case.
     """
-    page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port)
+    page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port, token=token)
     with page:
         if on_ready is not None:
             on_ready(page.url)

@@ -39,6 +39,12 @@ async def until(stream: AsyncIterator[bytes], name: str) -> Events:
     raise AssertionError(f"ended before {name}")
 
 
+def follow(feed: Feed, keys: list[str], **options: Any) -> AsyncIterator[bytes]:
+    client = feed.admit()
+    assert client is not None
+    return feed.events(keys, client, **options)
+
+
 def played(test: Callable[[Feed], Awaitable[None]], **options: Any) -> None:
     """Run a test in a loop, with a feed that has begun."""
 
@@ -57,7 +63,7 @@ def test_history_first_then_each_sample(tmp_path: Path) -> None:
         feed.hear(sample(0))
         feed.hear(sample(1))
         await asyncio.sleep(0)
-        stream = feed.events([])
+        stream = follow(feed, [])
         names = [name for name, _ in await until(stream, "ready")]
         assert names == ["runs", "history", "ready"]
         feed.hear(sample(2))
@@ -73,7 +79,7 @@ def test_history_first_then_each_sample(tmp_path: Path) -> None:
 
 def test_all_browsers_share_the_bytes_of_an_event(tmp_path: Path) -> None:
     async def test(feed: Feed) -> None:
-        streams = [feed.events([]) for _ in range(5)]
+        streams = [follow(feed, []) for _ in range(5)]
         for stream in streams:
             await until(stream, "ready")
         feed.hear(sample(0))
@@ -94,7 +100,7 @@ def test_a_browser_that_does_not_read_is_sent_once_what_it_missed(tmp_path: Path
     async def test(feed: Feed) -> None:
         feed.hear(sample(0))
         await asyncio.sleep(0)
-        stream = feed.events([])
+        stream = follow(feed, [])
         await until(stream, "ready")
         for second in range(1, 500):
             feed.hear(sample(second))
@@ -115,7 +121,7 @@ def test_runs_of_other_processes_are_followed_side_by_side(tmp_path: Path) -> No
     ended = logged_run(tmp_path, [sample(second) for second in range(20)], name="ended", pid=2)
 
     async def test(feed: Feed) -> None:
-        stream = feed.events([folder.name, ended.name])
+        stream = follow(feed, [folder.name, ended.name])
         heard = await until(stream, "ready")
         assert [document["run"] for name, document in heard if name == "history"] == [folder.name, ended.name]
         writer(sample(1))
@@ -132,7 +138,7 @@ def test_runs_of_other_processes_are_followed_side_by_side(tmp_path: Path) -> No
 
 def test_the_list_of_runs_is_sent_when_it_changes(tmp_path: Path) -> None:
     async def test(feed: Feed) -> None:
-        stream = feed.events([])
+        stream = follow(feed, [])
         await until(stream, "ready")
         await feed.look(lists_runs=True)
         create_run(run("appears"), tmp_path)
@@ -148,7 +154,7 @@ def test_the_list_of_runs_is_sent_when_it_changes(tmp_path: Path) -> None:
 def test_a_run_that_began_while_nobody_looked_is_opened(tmp_path: Path) -> None:
     async def test(feed: Feed) -> None:
         folder = logged_run(tmp_path, [sample(0)])
-        stream = feed.events([])
+        stream = follow(feed, [])
         heard = await until(stream, "ready")
         assert heard[-1][1]["runs"] == [folder.name]
         await stream.aclose()  # type: ignore[attr-defined]
@@ -161,7 +167,7 @@ def test_a_key_that_is_none_opens_nothing(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
 
     async def test(feed: Feed) -> None:
-        stream = feed.events([f"../outside/{outside.name}", str(outside), ""])
+        stream = follow(feed, [f"../outside/{outside.name}", str(outside), ""])
         heard = await until(stream, "ready")
         assert heard[-1] == ("ready", {"runs": []})
         assert feed.streams == {}
@@ -174,7 +180,7 @@ def test_no_more_than_some_runs_are_open_at_once(tmp_path: Path) -> None:
     keys = [logged_run(tmp_path, [sample(0)], pid=number).name for number in range(1, MOST_OPEN + 3)]
 
     async def test(feed: Feed) -> None:
-        stream = feed.events([*keys, *keys])
+        stream = follow(feed, [*keys, *keys])
         heard = await until(stream, "ready")
         assert heard[-1][1]["runs"] == keys[:MOST_OPEN]
         await stream.aclose()  # type: ignore[attr-defined]
@@ -187,7 +193,7 @@ def test_one_that_comes_again_is_not_sent_everything(tmp_path: Path) -> None:
         for second in range(200):
             feed.hear(sample(second))
         await asyncio.sleep(0)
-        stream = feed.events([], after_s=START_S + 198)
+        stream = follow(feed, [], after_s=START_S + 198)
         heard = await until(stream, "ready")
         history = next(document for name, document in heard if name == "history")
         assert not history["is_whole"]
@@ -201,7 +207,7 @@ def test_silence_is_broken_by_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(room, "BEAT_S", 0.01)
 
     async def test(feed: Feed) -> None:
-        stream = feed.events([])
+        stream = follow(feed, [])
         await until(stream, "ready")
         assert await until(stream, "beat")
         await stream.aclose()  # type: ignore[attr-defined]
@@ -217,7 +223,7 @@ def test_what_the_sampler_saw_before_is_in_the_history(tmp_path: Path) -> None:
         assert feed.hear in sampler.listeners
         second = sampler.take()
         await asyncio.sleep(0)
-        stream = feed.events([])
+        stream = follow(feed, [])
         history = next(document for name, document in await until(stream, "ready") if name == "history")
         assert history["start_s"] == pytest.approx(first.time_s, abs=0.01)
         assert history["sample"]["time_s"] == pytest.approx(second.time_s, abs=0.01)

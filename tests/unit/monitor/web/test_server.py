@@ -145,11 +145,15 @@ def test_on_loopback_no_token_is_needed(page: PageServer) -> None:
     assert page.url == f"http://127.0.0.1:{page.port}/"
 
 
-def test_beyond_loopback_the_address_holds_a_token_and_no_log_does(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"token": True}])
+def test_beyond_loopback_and_where_asked_the_address_holds_a_token_and_no_log_does(
+    options: dict[str, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with PageServer(host="0.0.0.0", root=tmp_path) as server:
+    with PageServer(**options, root=tmp_path) as server:
         assert server.token is not None
         assert server.url.endswith(f":{server.port}/{server.token}/")
         assert fetch(server.url).status == 200
@@ -291,11 +295,32 @@ def test_a_browser_that_never_reads_grows_nothing(page: PageServer) -> None:
         assert event.name == "history"
 
 
-def test_one_browser_too_many_is_told(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.monitor.web.feed.MOST_CLIENTS", 1)
-    with Listener(page.url) as first:
-        first.until("ready")
-        assert fetch(page.url, "events").status == 503
+def test_the_cap_on_browsers_holds_when_all_come_at_once(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.monitor.web.feed.MOST_CLIENTS", 3)
+    with contextlib.ExitStack() as stack:
+        asked = [stack.enter_context(connect(page.url, "/events")) for _ in range(8)]
+        heads = [each.recv(12) for each in asked]
+        assert sorted(heads) == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 503"] * 5
+        assert len(page.feed.clients) == 3
+
+
+def test_connections_without_a_request_are_closed_and_the_page_answers(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.monitor.web.connections.IDLE_S", 0.1)
+    with Listener(page.url) as browser, contextlib.ExitStack() as stack:
+        browser.until("ready")
+        address = ("127.0.0.1", page.port)
+        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(20)]
+        idle[0].sendall(b"GET / HTTP/1.1\r\nHost: ")  # half of a request
+        for each in idle:
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+        assert fetch(page.url).status == 200
+        page.feed.hear(sample(0))
+        browser.until("sample")  # it follows on
 
 
 def test_a_browser_that_left_is_forgotten(page: PageServer) -> None:
