@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.finding import Ceiling, Finding
@@ -17,6 +17,8 @@ from flatout.measure.evidence import (
     Call,
     Copy,
     Counterfactual,
+    Episode,
+    EpisodeKind,
     EpochStart,
     Evidence,
     Gpu,
@@ -358,6 +360,18 @@ def evidence(**changes: Any) -> Evidence:
         kernels=kernels(),
         memory=memory(),
         stacks=stacks(),
+        episodes=(
+            Episode(
+                kind="evaluation",
+                place=SYNC_LINE,
+                function="evaluate",
+                seconds=9.4,
+                times=2,
+                num_steps=60,
+                per_step_s=0.157,
+                samples=230,
+            ),
+        ),
         counterfactuals=counterfactuals(),
         precision=Precision(
             parameter_dtypes=("float32",), autocast=None, tf32_matmul=False, bf16_supported=True
@@ -510,6 +524,19 @@ _METRIC = Place(file="train.py", line=9, function="measure")
 # A job with many faults, so that what follows meets rules that have something to say.
 SICK = dataclasses.replace(
     EMPTY,
+    episodes=tuple(
+        Episode(
+            kind=kind,
+            place=_HERE,
+            function="evaluate",
+            seconds=2.0,
+            times=2,
+            num_steps=20,
+            per_step_s=0.1,
+            samples=50,
+        )
+        for kind in get_args(EpisodeKind)
+    ),
     stacks=Stacks(
         num_steps=4,
         samples_by_phase={"rest": 100},

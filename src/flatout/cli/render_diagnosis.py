@@ -22,6 +22,7 @@ from flatout.doctor.readings import (
     bound,
     ended_early,
     instruments,
+    is_of_the_job,
     phase_shares,
     readings,
     show_interval,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis
     from flatout.measure.evidence import Evidence
 
+LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 # A glyph as well as a colour per phase: the bar stays readable in a log file.
 LOOKS = {
     "wait": ("░", "yellow"),
@@ -155,7 +157,11 @@ def _ceiling(finding: Finding) -> str:
     ceiling = finding.ceiling
     if ceiling is None:
         return UNKNOWN
+    if is_of_the_job(ceiling):
+        return f"{show_ratio(ceiling.job_speedup)} {ceiling.source}\nfor the job"
     interval = show_interval(ceiling.speedup_low, ceiling.speedup_high)
+    if ceiling.job_speedup is not None and ceiling.job_speedup * LEAST_DIFFERENT < ceiling.speedup:
+        interval += f"\njob {show_ratio(ceiling.job_speedup)}"
     return f"{show_ratio(ceiling.speedup)} {ceiling.source}" + (f"\n{interval}" if interval else "")
 
 

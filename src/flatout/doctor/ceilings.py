@@ -8,6 +8,8 @@ the measured figure wins: no computed ceiling of the loader's side stands above 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flatout.doctor.finding import Ceiling
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
@@ -43,6 +45,32 @@ def measured_ceiling(counterfactual: Counterfactual) -> Ceiling:
         speedup_low=counterfactual.speedup_low,
         speedup_high=counterfactual.speedup_high,
     )
+
+
+def step_share(evidence: Evidence) -> float | None:
+    """The part of the job's time, after its set-up, that typical steps hold."""
+    return evidence.job_share(evidence.step_s or 0.0)
+
+
+def job_speedup(evidence: Evidence, speedup: float) -> float | None:
+    """What a step `speedup` times as fast does for the job (Amdahl's law); None where it is unknown."""
+    share = step_share(evidence)
+    return None if share is None or speedup <= 0 else 1 / (1 - share + share / speedup)
+
+
+def for_the_job(evidence: Evidence, ceiling: Ceiling) -> Ceiling:
+    """A ceiling of the step with what it means for the job."""
+    if ceiling.job_speedup is not None:
+        return ceiling
+    return replace(ceiling, job_speedup=job_speedup(evidence, ceiling.speedup))
+
+
+def without_episode(evidence: Evidence, share: float) -> Ceiling | None:
+    """The job with `share` of its time, which lies outside the step, for nothing."""
+    if evidence.step_s is None:
+        return None
+    left = 1 - min(max(share, 0.0), MOST)
+    return Ceiling(step_s=evidence.step_s, speedup=1.0, source="measured", job_speedup=1 / left)
 
 
 def loading_ceiling(evidence: Evidence, *, freed_share: float) -> Ceiling | None:

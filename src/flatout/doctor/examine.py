@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.doctor.ceilings import for_the_job
 from flatout.doctor.finding import Finding
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
@@ -46,15 +47,22 @@ class Diagnosis:
 
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
-    """Every rule's findings, the one that would free most of the step first."""
+    """Every rule's findings, the one that would free most of the job first."""
     findings = [finding for rule in all_rules() for finding in rule.detect(evidence)]
     unexplained = [
         finding for finding in findings if not any(explains(finding, other, evidence) for other in findings)
     ]
-    return tuple(sorted(unexplained, key=_rank))
+    return tuple(sorted((_for_the_job(finding, evidence) for finding in unexplained), key=_rank))
+
+
+def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:
+    if finding.ceiling is None:
+        return finding
+    return replace(finding, ceiling=for_the_job(evidence, finding.ceiling))
 
 
 def _rank(finding: Finding) -> tuple[float, str, str, int]:
-    saved = 1 - 1 / finding.ceiling.speedup if finding.ceiling else finding.share or 0.0
+    ceiling = finding.ceiling
+    saved = 1 - 1 / (ceiling.job_speedup or ceiling.speedup) if ceiling else finding.share or 0.0
     place = finding.place
     return (-saved, finding.code, place.file if place else "", place.line if place else 0)

@@ -20,6 +20,7 @@ class Ceiling:
     source: CeilingSource
     speedup_low: float | None = None  # 95 % interval where it was measured
     speedup_high: float | None = None
+    job_speedup: float | None = None  # of the whole job after its set-up; None: as the step's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,7 @@ class Finding:
     place: Place | None
     message: str  # one sentence: what happens here, with its numbers
     evidence: tuple[str, ...]  # the figures it rests on, one line each
-    share: float | None  # of the step; None where the cost is not time
+    share: float | None  # of the step, of the job for a cause outside it; None where the cost is not time
     ceiling: Ceiling | None
     fix: str  # one sentence: what to do
     safety: FixSafety

@@ -206,12 +206,19 @@ def show_ceiling(ceiling: Ceiling | None) -> str:
     """`3.40× computed`, `1.80× [1.60, 2.00] measured`."""
     if ceiling is None:
         return UNKNOWN
+    if is_of_the_job(ceiling):
+        return f"{show_ratio(ceiling.job_speedup)} of the job {ceiling.source}"
     parts = (
         show_ratio(ceiling.speedup),
         show_interval(ceiling.speedup_low, ceiling.speedup_high),
         ceiling.source,
     )
     return " ".join(part for part in parts if part)
+
+
+def is_of_the_job(ceiling: Ceiling) -> bool:
+    """Whether a ceiling stands for the job alone, because its cause lies outside the step."""
+    return ceiling.speedup == 1 and (ceiling.job_speedup or 1) > 1
 
 
 def show_interval(low: float | None, high: float | None) -> str:

@@ -18,6 +18,7 @@ Arm = Literal[
     "warmup", "real", "cached", "half", "without", "stacks", "count", "kernels", "attribution", "memory"
 ]
 SiteKind = Literal["create", "row", "sync", "copy", "cell"]
+EpisodeKind = Literal["evaluation", "rollout", "checkpoint", "epoch-start", "compilation", "set-up", "other"]
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
 
 
@@ -295,6 +296,21 @@ class Stacks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """Time outside the typical step that one line of the user's code holds."""
+
+    kind: EpisodeKind
+    place: Place | None
+    function: str | None  # what that line calls
+    seconds: float  # all times together, what a typical step takes left out
+    times: int
+    num_steps: int  # steps in which it was looked for
+    per_step_s: float | None  # spread over the job's steps; None: paid once, or seen a single time
+    with_epoch: bool = False  # it comes with every epoch, and is spread over its length
+    samples: int = 0  # looks at the stack that found it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Counterfactual:
     """Steps with one cause taken away, interleaved with steps that have it."""
 
@@ -351,6 +367,7 @@ class Evidence:
     kernels: Kernels | None = None
     memory: Memory | None = None
     stacks: Stacks | None = None
+    episodes: tuple[Episode, ...] = ()  # time outside the typical step
     counterfactuals: tuple[Counterfactual, ...] = ()
     precision: Precision | None = None
     ranks: tuple[Rank, ...] = ()
@@ -379,6 +396,15 @@ class Evidence:
         if not steps:
             return None
         return sum(step.phases_s.get(phase, 0.0) for step in steps) / len(steps)
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds outside the typical step, spread over the job's steps."""
+        return sum(episode.per_step_s or 0.0 for episode in self.episodes)
+
+    def job_share(self, per_step_s: float) -> float | None:
+        """The part of the job's time, after its set-up, that `per_step_s` seconds of every step are."""
+        return per_step_s / (self.step_s + self.outside_s) if self.step_s else None
 
     def to_json(self) -> dict[str, Any]:
         return {"format": "flatout-evidence", **encode(self)}

@@ -12,6 +12,8 @@ This runs inside every counted operation, so each code object is judged once.  T
 
 from __future__ import annotations
 
+import ast
+import functools
 import linecache
 import os
 import sys
@@ -87,6 +89,11 @@ class UserCode:
         known = self._kinds.get(id(code))
         return (known[0] if known is not None else self._judge(code)) == _USER
 
+    def is_library(self, code: CodeType) -> bool:
+        """Whether `code` is a library's that the user calls by name; plumbing and our own is not."""
+        known = self._kinds.get(id(code))
+        return (known[0] if known is not None else self._judge(code)) == _LIBRARY
+
     def place_in(self, code: CodeType, *, line: int | None = None) -> Place:
         """A line of `code` as a Place; its first line by default."""
         return self._user_place(code, code.co_firstlineno if line is None else line)
@@ -98,6 +105,11 @@ class UserCode:
     def is_user_file(self, path: str) -> bool:
         """Whether code of the file at `path` would be the user's."""
         return self._judge_file(path) == _USER
+
+    def loops_around(self, place: Place) -> tuple[int, ...]:
+        """The first lines of the loops around a line, outer loops first."""
+        spans = loop_spans(self.path(place.file))
+        return tuple(first for first, last in spans if first <= place.line <= last)
 
     def path(self, file: str) -> str:
         """The absolute path of a Place's file."""
@@ -175,6 +187,17 @@ class UserCode:
             if path.startswith(root):
                 return path[len(root) :].replace(os.sep, "/")
         return "/".join(parts[-2:])
+
+
+@functools.lru_cache(maxsize=256)
+def loop_spans(path: str) -> tuple[tuple[int, int], ...]:
+    """(first line, last line) of every loop of a source file, outer loops first."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    loops = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)))
+    return tuple(sorted((node.lineno, node.end_lineno or node.lineno) for node in loops))
 
 
 def _library_roots() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.doctor import ceilings
+from flatout.measure.evidence import Episode
 
 seconds = st.floats(min_value=0, max_value=1e6)
 
@@ -90,3 +91,22 @@ def test_the_counted_step_is_the_one_that_counting_slowed(made):
     assert ceilings.counted_step_s(made.evidence()) == pytest.approx(0.2)
     real = tuple(step for step in made.steps() if step.arm == "real")
     assert ceilings.counted_step_s(made.evidence(steps=real)) == pytest.approx(0.1)
+
+
+def test_a_faster_step_gains_the_job_what_amdahl_says(made):
+    outside = Episode(
+        kind="evaluation", place=None, function=None, seconds=3.0, times=3, num_steps=30, per_step_s=0.1
+    )
+    evidence = made.evidence(episodes=(outside,))  # of a job of steps of 0.1 s
+    assert ceilings.step_share(evidence) == pytest.approx(0.5)
+    assert ceilings.job_speedup(evidence, 2.0) == pytest.approx(1 / 0.75)
+    assert ceilings.job_speedup(made.evidence(), 2.0) == pytest.approx(2.0)
+    assert ceilings.job_speedup(made.evidence(steps=()), 2.0) is None
+    ceiling = ceilings.computed_ceiling(evidence, freed_share=0.5)
+    assert ceilings.for_the_job(evidence, ceiling).job_speedup == pytest.approx(1 / 0.75)
+
+
+def test_a_ceiling_of_the_job_alone_leaves_the_step_as_it_is(made):
+    ceiling = ceilings.without_episode(made.evidence(), 0.8)
+    assert (ceiling.speedup, ceiling.job_speedup) == (1.0, pytest.approx(5.0))
+    assert ceilings.for_the_job(made.evidence(), ceiling) == ceiling

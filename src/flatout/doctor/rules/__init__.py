@@ -5,4 +5,6 @@
 3   Python loops: tensor_created_in_loop, row_indexing_in_loop, recurrent_cell_loop, batch_of_one_forwards
 4   arithmetic: no_mixed_precision
 5   memory: graph_retained_across_steps
+8   outside the step: evaluation_dominates, blocking_checkpoint, epoch_start_stall, rollout_dominates,
+    stall_between_steps
 """

@@ -3,6 +3,7 @@
 call_sites       tensor creations, row accesses, waits for the GPU, copies, recurrent cells
 module_calls     outermost model calls: how many a step makes, with how many rows each
 stacks           the lines the training thread is found in, by looking at its stack
+lookout          where that thread is over the whole run, some twenty times a second
 live_memory      lines that make tensors which stay alive, step after step
 retained         who keeps a tensor alive, and how much of an autograd graph hangs on it
 stores           the line that puts a value into a name

@@ -11,20 +11,21 @@ of 5.  That slows the job, so the steps of this pass are never timed.
 
 from __future__ import annotations
 
-import ast
 import functools
+import operator
 import random
+import statistics
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from flatout.measure import PHASES
 from flatout.measure.clock import EXCLUDED
 from flatout.measure.evidence import Place, StackPath, Stacks
+from flatout.measure.statistics import OUTLIER_FACTOR
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
@@ -34,17 +35,17 @@ INTERVAL_S = 0.001
 SWITCH_INTERVAL_S = 1e-4
 DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
+FEWEST_STEPS = 4  # to know what is usual
+
+Found = Counter[tuple[int, tuple[Place, ...]]]  # by region and the user's lines
 
 
-@functools.lru_cache(maxsize=256)
-def loop_spans(path: str) -> tuple[tuple[int, int], ...]:
-    """(first line, last line) of every loop of a source file, outer loops first."""
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ()
-    loops = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)))
-    return tuple(sorted((node.lineno, node.end_lineno or node.lineno) for node in loops))
+def typical_steps(steps_s: Sequence[float]) -> list[int]:
+    """The numbers of the steps that are not far longer than the others."""
+    if len(steps_s) < FEWEST_STEPS:
+        return list(range(len(steps_s)))
+    longest_s = OUTLIER_FACTOR * statistics.median(steps_s)
+    return [number for number, step_s in enumerate(steps_s) if step_s <= longest_s]
 
 
 class StackSampler:
@@ -52,7 +53,7 @@ class StackSampler:
 
     def __init__(self, clock: Clock, user_code: UserCode) -> None:
         self._clock, self._user_code = clock, user_code
-        self._found: Counter[tuple[int, tuple[Place, ...]]] = Counter()
+        self._steps: list[Found] = [Counter()]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_around, name="flatout-stacks", daemon=True)
         self.failure: Exception | None = None
@@ -62,48 +63,52 @@ class StackSampler:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
 
-    def stop(self, *, num_steps: int, differentiable: Collection[Place] = ()) -> Stacks:
-        """What was seen; `differentiable` are lines that are known to compute the loss."""
+    def step_end(self) -> None:
+        self._steps.append(Counter())
+
+    def stop(self, *, steps_s: Sequence[float], differentiable: Collection[Place] = ()) -> Stacks:
+        """What was seen in steps of `steps_s` seconds; those far longer than usual hold something else.
+
+        `differentiable` are lines that are known to compute the loss.
+        """
         self._ended.set()
         self._thread.join()
         sys.setswitchinterval(self._switch_interval_s)
         if self.failure is not None:
             raise self.failure
+        usual = [self._steps[number] for number in typical_steps(steps_s)] or self._steps
+        found = functools.reduce(operator.add, usual)
         by_phase: Counter[str] = Counter()
-        for (region, _), num in self._found.items():
+        for (region, _), num in found.items():
             by_phase[PHASES[region]] += num
         paths = tuple(
             StackPath(phase=PHASES[region], places=places, samples=num)
-            for (region, places), num in self._found.most_common(MOST_PATHS)
+            for (region, places), num in found.most_common(MOST_PATHS)
         )
         places = dict.fromkeys(place for path in paths for place in path.places)
-        loops = {str(place): self._loops_around(place) for place in places}
+        loops = {str(place): self._user_code.loops_around(place) for place in places}
         return Stacks(
-            num_steps=num_steps,
+            num_steps=len(usual),
             samples_by_phase=dict(by_phase),
             paths=paths,
             loops={line: headers for line, headers in loops.items() if headers},
             differentiable=tuple(place for place in places if place in differentiable),
         )
 
-    def _loops_around(self, place: Place) -> tuple[int, ...]:
-        spans = loop_spans(self._user_code.path(place.file))
-        return tuple(first for first, last in spans if first <= place.line <= last)
-
     def _look_around(self) -> None:
         uneven = random.Random(0)  # even intervals would beat with the steps
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             try:
-                changed_at = self._clock.last
+                changed_at, found = self._clock.last, self._steps[-1]
                 region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
                 if self._clock.last == changed_at:  # else the thread went on between the two
-                    self._look(region, frame)
+                    self._look(region, frame, found)
                 del frame  # it would keep the variables of a function alive that has ended
             except Exception as error:  # noqa: BLE001 - ours; the job goes on without this instrument
                 self.failure = error
                 return
 
-    def _look(self, region: int, frame: FrameType | None) -> None:
+    def _look(self, region: int, frame: FrameType | None, found: Found) -> None:
         if frame is None or region == EXCLUDED:
             return
         places: list[Place] = []
@@ -111,4 +116,4 @@ class StackSampler:
             if self._user_code.is_user(frame.f_code):
                 places.append(self._user_code.place_in(frame.f_code, line=frame.f_lineno))
             frame = frame.f_back
-        self._found[region, tuple(places[::-1][:DEEPEST])] += 1
+        found[region, tuple(places[::-1][:DEEPEST])] += 1

@@ -53,7 +53,7 @@ class LoaderWatch:
         self.num_steps = 0  # optimizer steps so far, told by the observer
         self.num_batches = 0
         self.rows: int | None = None
-        self.epoch_began = False
+        self.epoch_began = self.training_epoch_began = False
         self.fell_back = False  # a real batch had to be given where a kept one was wanted
         self.cannot_halve: str | None = None  # why
         self.mutated = False
@@ -97,6 +97,7 @@ class LoaderWatch:
                 record.iter_s = now() - start
                 record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
                 watch.epoch_began = True
+                watch.training_epoch_began |= record.trains
                 watch.clock.leave()
 
         def init_iterator(iterator: Any, loader: Any) -> None:
@@ -148,7 +149,7 @@ class LoaderWatch:
         iterator = _PlainIterator(iter(iterable), record)
         record.iter_s = now() - start
         record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
-        self.epoch_began = True
+        self.epoch_began = self.training_epoch_began = True
         self.clock.leave()
         while True:
             self.clock.enter(WAIT)
@@ -159,6 +160,10 @@ class LoaderWatch:
             finally:
                 self.clock.leave()
             yield batch
+
+    def forget_step(self) -> None:
+        """A step begins: nothing has happened in it yet."""
+        self.epoch_began = self.training_epoch_began = self.fell_back = False
 
     # -- one batch
 

@@ -10,5 +10,6 @@ steps       where a step ends, and `flatout.step()`
 schedule    which steps serve which instrument
 passes      the instruments that slow a job down, each on for the few steps of its pass
 ranks       several processes, one job
+episodes    time outside the typical step: evaluations, rollouts, checkpoints, set-up
 assemble    from notes to one Evidence document
 """

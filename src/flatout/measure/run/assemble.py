@@ -18,15 +18,18 @@ from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import (
     Counterfactual,
     Ended,
+    Episode,
     Evidence,
     Gpu,
     Host,
+    Loader,
     ObservedJob,
     Place,
     Precision,
     Site,
     Step,
 )
+from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer, StepRow
 from flatout.measure.run.ranks import unwatched_processes
 from flatout.measure.statistics import compare, outliers
@@ -79,6 +82,7 @@ class Assembly:
             kernels=tools.kernels,
             memory=tools.memory,
             stacks=tools.stacks,
+            episodes=_episodes(observer, loaders),
             counterfactuals=_counterfactuals(steps, observer.left_out),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
@@ -135,6 +139,25 @@ def build_steps(rows: list[StepRow]) -> tuple[Step, ...]:
     timed = [step for step in steps if step.kept and step.arm in ("real", "cached", "half", "without")]
     apart = outliers(timed)
     return tuple(replace(step, kept=False) if step.kept and step.index in apart else step for step in steps)
+
+
+def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode, ...]:
+    lookout, rows = observer.lookout, observer.rows
+    trained = [loader for loader in loaders if loader.trains and loader.num_batches]
+    num_batches = sum(row.num_batches for row in rows if row.arm == "real" and not row.epoch_start)
+    num_steps = sum(row.arm == "real" and not row.epoch_start for row in rows)
+    steps_per_epoch = None
+    if len(trained) == 1 and trained[0].num_batches and num_batches:
+        steps_per_epoch = trained[0].num_batches * num_steps / num_batches
+    return find_episodes(
+        rows,
+        lookout.looks,
+        stacks=observer.tools.stacks,
+        loops=observer.user_code.loops_around,
+        steps_per_epoch=steps_per_epoch,
+        started_at_s=lookout.started_at_s,
+        has_loader=any(loader.trains for loader in loaders),
+    )
 
 
 def _counterfactuals(steps: tuple[Step, ...], left_out: LeaveOut) -> tuple[Counterfactual, ...]:
@@ -221,6 +244,7 @@ def _places(evidence: Evidence) -> list[Place | None]:
         places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
     if evidence.stacks is not None:
         places += [place for path in evidence.stacks.paths[:MOST_SHOWN_PATHS] for place in path.places]
+    places += [episode.place for episode in evidence.episodes]
     if evidence.memory is not None:
         for growth in evidence.memory.growth:
             places += [growth.place, growth.holder_place]

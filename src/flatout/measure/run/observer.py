@@ -14,6 +14,7 @@ from typing import Any
 from flatout.measure.arms.leave_out import LeaveOut
 from flatout.measure.clock import EXCLUDED, REST, Clock, DeviceMarks, ident, now
 from flatout.measure.evidence import Arm
+from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
@@ -56,6 +57,8 @@ class StepRow:
     num_forwards: int
     num_backwards: int
     epoch_start: bool
+    begins_epoch: bool = False  # of the loader that is trained on
+    ended_at_s: float = 0.0
 
     @property
     def host_s(self) -> float:
@@ -85,6 +88,7 @@ class Observer:
         self.marks: DeviceMarks | None = None
         self.user_code = UserCode(options.folder)
         self.loaders = LoaderWatch(self.clock, self.user_code)
+        self.lookout = Lookout(self.clock, self.user_code)
         self.anchor = Anchor()
         self.agreement = Agreement()
         self.tools = Passes(self.user_code, self.clock)
@@ -122,6 +126,8 @@ class Observer:
         """Watch torch, which this imports."""
         install_phases(self, self.patches)
         self.loaders.install(self.patches)
+        self.lookout.start()
+        self.patches.on_undo(self.lookout.stop)
         steps.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: steps.listen(None))
         reference = weakref.ref(self)
@@ -198,7 +204,7 @@ class Observer:
         self.begun = True
         self.loaders.keeping = self._is_kept_next()
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
-        self.loaders.epoch_began = self.loaders.fell_back = False
+        self.loaders.forget_step()
         self._find_device()
         self.clock.take()  # what this took belongs to no step
         if self.marks is not None:
@@ -227,6 +233,8 @@ class Observer:
                 num_forwards=self.num_forwards - forwards,
                 num_backwards=self.num_backwards - backwards,
                 epoch_start=self.loaders.epoch_began,
+                begins_epoch=self.loaders.training_epoch_began,
+                ended_at_s=self.clock.last,
             )
         )
 

@@ -72,6 +72,8 @@ class Passes:
                 self._memory_recorder = memory_recorder
 
     def step_end(self) -> None:
+        if self._sampler is not None:
+            self._sampler.step_end()
         if self._memory_recorder is not None:
             with self._guard("memory"):
                 self._memory_recorder.step_end()
@@ -91,7 +93,7 @@ class Passes:
             elif arm == "stacks" and self._sampler is not None:
                 sampler, self._sampler = self._sampler, None
                 loss = self.sites.differentiable if self.sites is not None else set()
-                self.stacks = sampler.stop(num_steps=len(steps_s), differentiable=loss)
+                self.stacks = sampler.stop(steps_s=steps_s, differentiable=loss)
         with self._guard(arm):
             self._run_as_before()
 

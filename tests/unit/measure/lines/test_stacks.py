@@ -8,7 +8,7 @@ import pytest
 from flatout.measure import clock as clocks
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Stacks
-from flatout.measure.lines.stacks import StackSampler
+from flatout.measure.lines.stacks import StackSampler, typical_steps
 from flatout.measure.user_code import UserCode
 
 HERE = Path(__file__)
@@ -43,11 +43,12 @@ def stacks() -> Stacks:
     sampler.start()
     for _ in range(3):
         step(clock)
-    return sampler.stop(num_steps=3)
+    sampler.step_end()
+    return sampler.stop(steps_s=[0.3])
 
 
 def test_samples_are_counted_by_phase_and_what_is_ours_is_left_out(stacks: Stacks) -> None:
-    assert stacks.num_steps == 3
+    assert stacks.num_steps == 1
     assert set(stacks.samples_by_phase) == {"rest", "forward"}
     assert stacks.samples_by_phase["rest"] > stacks.samples_by_phase["forward"] > 0
 
@@ -76,4 +77,9 @@ def test_an_instrument_that_fails_says_so_at_its_end(monkeypatch: pytest.MonkeyP
     sampler.start()
     spend(0.05)
     with pytest.raises(KeyError, match="broken"):
-        sampler.stop(num_steps=1)
+        sampler.stop(steps_s=[0.05])
+
+
+def test_a_step_far_longer_than_the_others_is_left_out() -> None:
+    assert typical_steps([0.1, 0.1, 5.0, 0.11, 0.29]) == [0, 1, 3, 4]
+    assert typical_steps([0.1, 5.0]) == [0, 1]  # too few to say what is usual

@@ -1,0 +1,68 @@
+"""Findings on time outside the typical step: what an evaluation, a rollout or a checkpoint takes of the job.
+
+The share is of the job's time after its set-up; the ceiling is the job with that time for nothing, from
+measured shares, so it stands for the job and leaves the step as it is.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import share_of, without_episode
+from flatout.doctor.finding import Finding, FixSafety
+from flatout.doctor.rule import Title
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Episode, EpisodeKind, Evidence
+
+LEAST_SHARE = 0.10  # of the job
+FEWEST_SAMPLES = 3
+
+
+def episode_share(evidence: Evidence, episode: Episode) -> float | None:
+    """The part of the job's time that an episode takes; of the observed time where it was seen once."""
+    if episode.per_step_s is not None:
+        return share_of(evidence.job_share(episode.per_step_s), 1.0)
+    if not episode.num_steps or evidence.step_s is None:
+        return None
+    once_s = episode.seconds / episode.num_steps
+    return share_of(once_s, evidence.step_s + evidence.outside_s + once_s)
+
+
+def outside_findings(
+    rule: Title, evidence: Evidence, kind: EpisodeKind, *, what: str, fix: str, safety: FixSafety
+) -> list[Finding]:
+    """A finding for every line of one kind that holds enough of the job; `what` says what the line does."""
+    findings = []
+    for episode in evidence.episodes:
+        share = episode_share(evidence, episode)
+        if episode.kind != kind or not share or share < LEAST_SHARE or episode.samples < FEWEST_SAMPLES:
+            continue
+        findings.append(
+            rule.finding(
+                episode.place,
+                f"{name_of(episode)} {what}: {show_share(share)} of the job, outside its steps",
+                figures=(*_figures(evidence, episode),),
+                share=share,
+                ceiling=without_episode(evidence, share) if episode.per_step_s is not None else None,
+                fix=fix,
+                safety=safety,
+            )
+        )
+    return findings
+
+
+def name_of(episode: Episode) -> str:
+    return f"{episode.function}()" if episode.function else "this block"
+
+
+def _figures(evidence: Evidence, episode: Episode) -> list[str]:
+    each_s = episode.seconds / max(1, episode.times)
+    times = "once" if episode.times == 1 else f"{episode.times} times"
+    figures = [
+        f"seen {times} in {episode.num_steps} steps, {show_seconds(each_s)} each",
+        f"a typical step takes {show_seconds(evidence.step_s)}",
+        f"on the stack in {episode.samples} looks, some 25 a second",
+    ]
+    if episode.with_epoch:
+        figures.append("it comes with every epoch, and is spread over the epoch's length")
+    if episode.per_step_s is None:
+        figures.append("seen once: how often it comes is unknown, so there is no ceiling")
+    return figures

@@ -1,0 +1,49 @@
+"""FO803 epoch-start-stall
+
+What it does
+Finds epochs whose start takes a tenth of the job or more, before the first batch arrives.
+
+Why it costs
+`iter(loader)` draws the order of all samples, and the first batch is made while nothing trains. A
+sampler that works through a long Python list, or a dataset that opens its files anew, does so at every
+epoch. Workers that start again are a cause of their own: respawned-workers.
+
+Evidence
+The first step of an epoch takes longer than the others, and the looks at the training thread's stack
+find it in the loader. The share is of the job's time after set-up, spread over an epoch. The ceiling is
+the job with that time for nothing.
+
+Fix
+Prepare what an epoch needs once, or make one epoch of several:
+
+```python
+order = torch.randperm(len(dataset)).tolist()           # instead of random.shuffle over a list of samples
+loader = DataLoader(dataset, sampler=RandomSampler(dataset, num_samples=10 * len(dataset)))
+```
+
+Fix safety
+Lossy: the order of the samples changes, and with a longer epoch what counts as one.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.outside import outside_findings
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    trained_on = [loader for loader in evidence.loaders if loader.trains]
+    if trained_on and all(loader.num_workers and not loader.persistent_workers for loader in trained_on):
+        return []  # respawned-workers speaks of the same time
+    return outside_findings(
+        RULE,
+        evidence,
+        "epoch-start",
+        what="prepares an epoch before its first batch",
+        fix="prepare the order of samples and open files once, or make one epoch of several",
+        safety="lossy",
+    )

@@ -1,0 +1,48 @@
+"""FO804 rollout-dominates
+
+What it does
+Finds rollouts, games or generations that take a tenth of the job or more, between training steps.
+
+Why it costs
+The model is asked for one action or one token at a time, and the simulator answers in Python. Each call
+has a single row, so the device does next to nothing while the host is busy.
+
+Evidence
+Steps that take several times the usual are looked into: the training thread's stack, some 25 times a
+second over the whole run, names the outermost line that no typical step has on its stack; models are
+called there, and no loader is trained on. The share is of the job's time after set-up, spread over the
+steps in which it was seen. The ceiling is the job with that time for nothing.
+
+Fix
+Play many games at once, so that one call of the model serves all of them, or play in other processes
+while this one trains:
+
+```python
+actions = policy(states)                 # [games, state], one call for all of them
+states, rewards = games.step(actions)    # a simulator over arrays, or gymnasium.vector.AsyncVectorEnv
+```
+
+Fix safety
+Lossy: the random numbers are drawn in another order, and rollouts made while training goes on are a step
+old.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.outside import outside_findings
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    return outside_findings(
+        RULE,
+        evidence,
+        "rollout",
+        what="makes data with the model between training steps",
+        fix="run many games or samples through one call of the model, or make them in other processes",
+        safety="lossy",
+    )

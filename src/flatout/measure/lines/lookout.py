@@ -1,0 +1,120 @@
+"""Where the training thread is over the whole run: a look at its stack some twenty times a second.
+
+An evaluation, a rollout or a checkpoint comes once in many steps, so no pass of a few steps sees it.  These
+looks go on from the start of the job to the end of the observation, at a cost far below 1 % of the job.
+Each carries the time since the one before: a call that never lets go of the interpreter's lock delays the
+look, and is then found at its own line with its full weight.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from flatout.measure.clock import EXCLUDED, FORWARD, now
+from flatout.measure.evidence import Place
+from flatout.measure.lines.stacks import DEEPEST
+
+if TYPE_CHECKING:
+    from flatout.measure.clock import Clock
+    from flatout.measure.user_code import UserCode
+
+INTERVAL_S = 0.04
+MOST_LOOKS = 20_000  # then every other one is dropped, and half as many are taken
+
+Library = Literal["checkpoint", "compilation", "loading"]
+SAVES = ("save_pretrained", "save_checkpoint", "_save_checkpoint", "save_state", "state_dict")
+SAVING = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")  # and loading
+COMPILING = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/codecache.py")
+LOADING = "/torch/utils/data/"
+
+
+class Look(NamedTuple):
+    """The training thread's stack at one moment."""
+
+    time_s: float
+    weight_s: float  # since the look before
+    places: tuple[Place, ...]  # the user's lines, outermost first
+    callee: str | None  # the library's function that the innermost of them calls
+    library: Library | None  # what libraries were doing
+    in_model: bool
+
+
+class Lookout:
+    """Looks at the training thread from `start` to `stop`."""
+
+    def __init__(self, clock: Clock, user_code: UserCode) -> None:
+        self._clock, self._user_code = clock, user_code
+        self.started_at_s = now()
+        self.looks: list[Look] = []
+        self._interval_s = INTERVAL_S
+        self._doing: dict[int, tuple[Library | None, CodeType]] = {}  # by id, as in UserCode
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self.started_at_s = now()
+        self._thread = threading.Thread(target=self._look_around, name="flatout-lookout", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Never waits: the thread may be in the middle of a look, and ends after it."""
+        self._ended.set()
+
+    def _look_around(self) -> None:
+        uneven = random.Random(0)  # even intervals would beat with the steps
+        before_s = now()
+        while not self._ended.wait(self._interval_s * uneven.uniform(0.5, 1.5)):
+            try:
+                changed_at = self._clock.last
+                region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
+                time_s = now()
+                # where the clock changed between the two, the thread may be in another step by now
+                if frame is not None and region != EXCLUDED and self._clock.last == changed_at:
+                    self.looks.append(self._look(frame, region, time_s, time_s - before_s))
+                del frame  # it would keep the variables of a function alive that has ended
+                before_s = time_s
+                if len(self.looks) >= MOST_LOOKS:
+                    self._thin_out()
+            except Exception:  # noqa: BLE001 - ours; the job goes on without this instrument
+                return
+
+    def _thin_out(self) -> None:
+        self.looks = [look._replace(weight_s=2 * look.weight_s) for look in self.looks[::2]]
+        self._interval_s *= 2
+
+    def _look(self, frame: FrameType, region: int, time_s: float, weight_s: float) -> Look:
+        places: list[Place] = []
+        callee: str | None = None
+        library: Library | None = None
+        called: str | None = None
+        at: FrameType | None = frame
+        while at is not None:
+            if self._user_code.is_user(at.f_code):
+                if not places:
+                    callee = called
+                places.append(self._user_code.place_in(at.f_code, line=at.f_lineno))
+            elif self._user_code.is_library(at.f_code):
+                called = at.f_code.co_name
+                library = library or self._does(at.f_code)
+            at = at.f_back
+        return Look(time_s, weight_s, tuple(places[::-1][:DEEPEST]), callee, library, region == FORWARD)
+
+    def _does(self, code: CodeType) -> Library | None:
+        known = self._doing.get(id(code))
+        if known is None:
+            known = self._doing[id(code)] = (what_it_does(code), code)
+        return known[0]
+
+
+def what_it_does(code: CodeType) -> Library | None:
+    """What a library's function is for, where it tells one kind of stall from another."""
+    path = code.co_filename.replace("\\", "/")
+    if any(part in path for part in COMPILING):
+        return "compilation"
+    if code.co_name in SAVES or ("save" in code.co_name and any(part in path for part in SAVING)):
+        return "checkpoint"
+    return "loading" if LOADING in path else None

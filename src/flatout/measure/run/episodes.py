@@ -1,0 +1,300 @@
+"""Time outside the typical step: evaluations, rollouts, checkpoints, epoch starts, set-up.
+
+A step that takes several times as long as its like holds something else, and so may the first step of an
+epoch.  What it takes beyond a typical step is the time in question; the looks at the stack that fell into it
+say which of the user's lines hold it.  The line is the outermost one that no typical step has on its stack:
+`evaluate(model)` in the loop, not the model's own lines below it.
+
+A diagnosis sees a minute of a job that may take days.  What comes again is spread over the steps it was seen
+in, or over the epoch where it comes with each; what is paid once (set-up, compilation) is not spread at all,
+and neither is what was seen a single time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from flatout.measure.clock import WAIT
+from flatout.measure.evidence import Episode, EpisodeKind, Place, Stacks
+from flatout.measure.lines.lookout import Look
+from flatout.measure.run.observer import StepRow
+from flatout.measure.statistics import OUTLIER_FACTOR
+
+COUNTED = ("real", "cached", "half", "stacks")  # arms in which a job does all it does outside the step
+FEWEST = 4  # steps of an arm, to know what is usual
+LEAST_EPOCH_START = 1.5  # of a usual step
+LEAST_SET_UP_S = 1.0
+LEAST_TYPICAL = 0.002  # of the looks at typical steps, for a line to be one of theirs
+MOST_EPISODES = 20
+EVALUATES = re.compile(r"eval|valid|test|score|metric", re.IGNORECASE)
+SAVES = re.compile(r"save|checkpoint", re.IGNORECASE)
+ROLLS_OUT = re.compile(r"roll|collect|play|episode|simul|generat|explor|act\b", re.IGNORECASE)
+
+Loops = Callable[[Place], tuple[int, ...]]  # the first lines of the loops around a line, outermost first
+
+
+@dataclass(slots=True)
+class LongStep:
+    """A step far longer than usual, and the looks that fell into it."""
+
+    row: StepRow
+    excess_s: float
+    more_calls: bool  # of models than a usual step makes
+    looks: list[Look] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a look found outside the typical step."""
+
+    place: Place
+    function: str | None
+    library: str | None = None  # what libraries did, where the user's own lines are those of every step
+
+
+@dataclass(slots=True)
+class Tally:
+    """Everything found of one cause."""
+
+    seconds: float = 0.0
+    steps: set[int] = field(default_factory=set)
+    looks: list[Look] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    with_epoch: bool = True  # every time in the first step of a training epoch
+    more_calls: bool = False
+    loads: bool = False
+
+
+def find_episodes(
+    rows: Sequence[StepRow],
+    looks: Sequence[Look],
+    *,
+    stacks: Stacks | None,
+    loops: Loops,
+    steps_per_epoch: float | None,
+    started_at_s: float,
+    has_loader: bool,
+) -> tuple[Episode, ...]:
+    """Episodes of a run, those that cost most per step first; those paid once come last."""
+    looks = list(looks)
+    counted = [row for row in rows if row.arm in COUNTED]
+    long = list(_long_steps(counted))
+    found: list[Episode] = []
+    if long:
+        lined_up = _LinedUp(looks)
+        long_rows = {id(step.row) for step in long}
+        usual = [look for row in counted if id(row) not in long_rows for look in lined_up.within(row)]
+        typical = _Typical(usual, stacks, loops)
+        for step in long:
+            step.looks = lined_up.within(step.row)
+        tallies = _tally(long, typical)
+        found = [
+            _episode(cause, tally, len(counted), steps_per_epoch, has_loader=has_loader)
+            for cause, tally in tallies.items()
+        ]
+    found.sort(key=lambda episode: -(episode.per_step_s or 0.0))
+    set_up = _set_up(rows, looks, started_at_s)
+    return (*found[:MOST_EPISODES], *([set_up] if set_up is not None else []))
+
+
+# -- long steps
+
+
+def _long_steps(rows: Sequence[StepRow]) -> Iterator[LongStep]:
+    starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
+    for arm in dict.fromkeys(row.arm for row in rows):
+        of_arm = [row for row in rows if row.arm == arm]
+        if len(of_arm) < FEWEST:
+            continue
+        usual_s = median(row.host_s for row in of_arm)
+        usual_work_s = median(_work_s(row) for row in of_arm)
+        usual_calls = median(row.num_forwards for row in of_arm)
+        for row in of_arm:
+            begins = row.epoch_start and not starts_count and row.host_s > LEAST_EPOCH_START * usual_s
+            if begins or _work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
+                yield LongStep(row, row.host_s - usual_s, row.num_forwards > usual_calls)
+
+
+def _work_s(row: StepRow) -> float:
+    """Loaders with several workers wait in bursts, which belong to the typical step."""
+    return row.host_s - row.totals[WAIT]
+
+
+class _LinedUp:
+    """Looks by the time they were taken at."""
+
+    def __init__(self, looks: list[Look]) -> None:
+        self._looks = looks
+        self._times_s = [look.time_s for look in looks]
+
+    def within(self, row: StepRow) -> list[Look]:
+        first = bisect.bisect_right(self._times_s, row.ended_at_s - sum(row.totals))
+        return self._looks[first : bisect.bisect_right(self._times_s, row.ended_at_s)]
+
+
+# -- whose time it is
+
+
+class _Typical:
+    """The lines, and the loops around lines, that typical steps have on their stack."""
+
+    def __init__(self, looks: Iterable[Look], stacks: Stacks | None, loops: Loops) -> None:
+        self._loops = loops
+        found = Counter(place for look in looks for place in set(look.places))
+        for path in stacks.paths if stacks is not None else ():
+            for place in set(path.places):
+                found[place] += path.samples
+        # a look on the border of two steps may have been taken for the wrong one
+        least = LEAST_TYPICAL * max(found.values(), default=0)
+        places = [place for place, num in found.items() if num >= least]
+        self._lines = {(place.file, place.line) for place in places}
+        self._headers = {(place.file, header) for place in places for header in loops(place)}
+
+    def cause(self, look: Look, *, begins_epoch: bool) -> Cause | None:
+        for depth, place in enumerate(look.places):
+            if (place.file, place.line) not in self._lines:
+                inner = (below for below in look.places[depth + 1 :] if below != place)  # a comprehension
+                called = next((below.function for below in inner), look.callee)
+                header = self._loop(place)
+                if header is not None and header != place.line:
+                    place, called = replace(place, line=header), None
+                return Cause(place, called)
+        if look.places and (
+            look.library in ("checkpoint", "compilation") or (look.library == "loading" and begins_epoch)
+        ):
+            return Cause(look.places[-1], look.callee, look.library)
+        return None
+
+    def _loop(self, place: Place) -> int | None:
+        """The outermost loop around a line that is not the training loop."""
+        headers = (header for header in self._loops(place) if (place.file, header) not in self._headers)
+        return next(headers, None)
+
+
+def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, Tally]:
+    """The excess of each long step, divided by what its looks found.
+
+    A step too short for a look is taken to be like the one whose excess is nearest to its own.
+    """
+    seen: list[tuple[LongStep, dict[Cause, float]]] = []
+    tallies: dict[Cause, Tally] = defaultdict(Tally)
+    for step in long:
+        weights: Counter[Cause] = Counter()
+        for look in step.looks:
+            cause = typical.cause(look, begins_epoch=step.row.epoch_start)
+            if cause is not None:
+                weights[cause] += look.weight_s  # type: ignore[assignment]
+                tally = tallies[cause]
+                tally.looks.append(look)
+                tally.loads |= look.library == "loading"
+                tally.names |= {
+                    place.function for place in look.places if place.function and place != cause.place
+                }
+        if step.looks:
+            whole_s = sum(weights.values())
+            seen.append((step, {cause: weight / whole_s for cause, weight in weights.items()}))
+    for step in long if seen else ():
+        _, parts = min(seen, key=lambda other: _distance(other[0], step))
+        for cause, part in parts.items():
+            tally = tallies[cause]
+            tally.seconds += part * step.excess_s
+            tally.steps.add(step.row.index)
+            tally.with_epoch &= step.row.begins_epoch
+            tally.more_calls |= step.more_calls
+    return tallies
+
+
+def _distance(seen: LongStep, step: LongStep) -> float:
+    if seen is step:
+        return 0.0
+    return 1e-9 + abs(math.log(max(seen.excess_s, 1e-9) / max(step.excess_s, 1e-9)))
+
+
+def _episode(
+    cause: Cause, tally: Tally, num_steps: int, steps_per_epoch: float | None, *, has_loader: bool
+) -> Episode:
+    kind = _kind(cause, tally, has_loader=has_loader)
+    times = len(tally.steps)
+    per_step_s: float | None = None
+    if kind == "compilation":
+        per_step_s = None
+    elif tally.with_epoch and steps_per_epoch:
+        per_step_s = tally.seconds / times / steps_per_epoch
+    elif times > 1:
+        per_step_s = tally.seconds / num_steps
+    return Episode(
+        kind=kind,
+        place=cause.place,
+        function=cause.function,
+        seconds=tally.seconds,
+        times=times,
+        num_steps=num_steps,
+        per_step_s=per_step_s,
+        with_epoch=tally.with_epoch and steps_per_epoch is not None,
+        samples=len(tally.looks),
+    )
+
+
+def _kind(cause: Cause, tally: Tally, *, has_loader: bool) -> EpisodeKind:
+    libraries = Counter(look.library for look in tally.looks)
+    for library in ("compilation", "checkpoint"):
+        if libraries[library] * 2 > len(tally.looks):
+            return library
+    if cause.library == "loading":
+        return "epoch-start"
+    names = " ".join(sorted(tally.names | {cause.function or ""}))
+    if EVALUATES.search(names):
+        return "evaluation"
+    if SAVES.search(names):
+        return "checkpoint"
+    calls_model = tally.more_calls or any(look.in_model for look in tally.looks)
+    if ROLLS_OUT.search(names) or (calls_model and not has_loader):
+        return "rollout"
+    return "evaluation" if calls_model and tally.loads else "other"
+
+
+# -- set-up
+
+
+def _set_up(rows: Sequence[StepRow], looks: Sequence[Look], started_at_s: float) -> Episode | None:
+    """What came before the first step, with the line that holds most of it."""
+    if not rows:
+        return None
+    first_s = rows[0].ended_at_s - sum(rows[0].totals)
+    before = [look for look in looks if look.time_s <= first_s and look.places]
+    if first_s - started_at_s < LEAST_SET_UP_S or not before:
+        return None
+    place, function = heaviest(before)
+    return Episode(
+        kind="set-up",
+        place=place,
+        function=function,
+        seconds=first_s - started_at_s,
+        times=1,
+        num_steps=0,
+        per_step_s=None,
+        samples=len(before),
+    )
+
+
+def heaviest(looks: Sequence[Look]) -> tuple[Place, str | None]:
+    """The innermost line that holds at least half of the looks, and what it calls."""
+    depth, among = 0, list(looks)
+    while True:
+        at = Counter(look.places[depth] for look in among if len(look.places) > depth)
+        if not at or at.most_common(1)[0][1] * 2 < len(looks):
+            break
+        place = at.most_common(1)[0][0]
+        among = [look for look in among if len(look.places) > depth and look.places[depth] == place]
+        depth += 1
+    inner = Counter(
+        look.places[depth].function if len(look.places) > depth else look.callee for look in among
+    )
+    place = among[0].places[max(0, depth - 1)]
+    return place, inner.most_common(1)[0][0]

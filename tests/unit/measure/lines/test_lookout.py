@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.measure.clock import EXCLUDED, FORWARD, Clock
+from flatout.measure.lines import lookout as lookouts
+from flatout.measure.lines.lookout import Look, Lookout, what_it_does
+from flatout.measure.user_code import UserCode
+
+HERE = Path(__file__)
+
+
+def spend(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        sum(range(50))
+
+
+def evaluate(clock: Clock) -> None:
+    clock.enter(FORWARD)
+    spend(0.25)
+    clock.leave()
+    clock.enter(EXCLUDED)
+    spend(0.1)
+    clock.leave()
+
+
+def test_looks_name_the_lines_from_the_outermost_to_the_innermost() -> None:
+    clock = Clock()
+    lookout = Lookout(clock, UserCode(str(HERE.parent)))
+    lookout.start()
+    start = time.perf_counter()
+    evaluate(clock)
+    spent_s = time.perf_counter() - start
+    lookout.stop()
+    looks = list(lookout.looks)
+    assert looks and all(look.in_model for look in looks)
+    assert [place.function for place in looks[-1].places][-2:] == ["evaluate", "spend"]
+    assert 0 < sum(look.weight_s for look in looks) <= spent_s
+    assert looks == sorted(looks, key=lambda look: look.time_s)
+
+
+def test_a_long_run_keeps_half_of_its_looks_with_twice_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookouts, "MOST_LOOKS", 4)
+    lookout = Lookout(Clock(), UserCode(str(HERE.parent)))
+    lookout.looks = [Look(float(at), 1.0, (), None, None, False) for at in range(4)]
+    lookout._thin_out()
+    assert [(look.time_s, look.weight_s) for look in lookout.looks] == [(0.0, 2.0), (2.0, 2.0)]
+    assert lookout._interval_s == 2 * lookouts.INTERVAL_S
+
+
+def test_what_libraries_do_is_told_by_their_functions() -> None:
+    assert what_it_does(torch.save.__code__) == "checkpoint"
+    assert what_it_does(torch.load.__code__) is None
+    assert what_it_does(torch.nn.Module.state_dict.__code__) == "checkpoint"
+    assert what_it_does(torch.utils.data.DataLoader.__iter__.__code__) == "loading"
+    assert what_it_does(torch.nn.Linear.forward.__code__) is None

@@ -1,0 +1,193 @@
+"""Episodes of runs made up of rows and looks; a step takes 10 ms and is found at line 20."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flatout.measure.clock import FORWARD, NUM_REGIONS, WAIT
+from flatout.measure.evidence import Episode, Place
+from flatout.measure.lines.lookout import Look
+from flatout.measure.run.episodes import find_episodes, heaviest
+from flatout.measure.run.observer import StepRow
+
+STEP_S = 0.01
+MAIN = Place(file="train.py", line=50, function="main")
+STEP = Place(file="train.py", line=20, function="train")
+CALLS = Place(file="train.py", line=31, function="train")
+INSIDE = Place(file="train.py", line=7, function="evaluate")
+SAVES = Place(file="train.py", line=33, function="train")
+
+
+class Run:
+    """A run under construction."""
+
+    def __init__(self) -> None:
+        self.rows: list[StepRow] = []
+        self.looks: list[Look] = []
+        self.at_s = 100.0
+
+    def look(self, *places: Place, at_s: float, **changes: Any) -> None:
+        fields = {"callee": None, "library": None, "in_model": False, **changes}
+        self.looks.append(Look(at_s, 0.04, places, **fields))
+
+    def step(self, work_s: float = STEP_S, *, wait_s: float = 0.0, **changes: Any) -> tuple[float, float]:
+        """One step, of which the last tenth is a typical one; returns its start and its end."""
+        totals = [0.0] * NUM_REGIONS
+        totals[FORWARD], totals[WAIT] = work_s, wait_s
+        start_s, self.at_s = self.at_s, self.at_s + work_s + wait_s
+        fields: dict[str, Any] = {
+            "arm": "real", "block": 0, "transition": False, "marks": [], "rows": 4, "num_batches": 1,
+            "num_forwards": 1, "num_backwards": 1, "epoch_start": False, "ended_at_s": self.at_s,
+        }  # fmt: skip
+        self.rows.append(StepRow(index=len(self.rows), totals=totals, **{**fields, **changes}))
+        return start_s, self.at_s
+
+    def steps(self, num: int) -> None:
+        for _ in range(num):
+            start_s, _ = self.step()
+            self.look(MAIN, STEP, at_s=start_s + STEP_S / 2, in_model=True)
+
+    def episodes(self, **changes: Any) -> tuple[Episode, ...]:
+        given: dict[str, Any] = {
+            "stacks": None, "loops": lambda place: (), "steps_per_epoch": None, "started_at_s": 100.0,
+            "has_loader": True, **changes,
+        }  # fmt: skip
+        return find_episodes(self.rows, self.looks, **given)
+
+
+def test_a_run_of_typical_steps_has_no_episodes() -> None:
+    run = Run()
+    run.steps(30)
+    assert run.episodes() == ()
+    assert Run().episodes() == ()
+
+
+def evaluated(every: int, times: int, **changes: Any) -> Run:
+    run = Run()
+    for _ in range(times):
+        run.steps(every - 1)
+        start_s, end_s = run.step(0.4 + STEP_S, num_forwards=9, **changes)
+        for number in range(10):
+            run.look(MAIN, CALLS, INSIDE, at_s=start_s + 1e-3 + 0.04 * number, in_model=number % 2 == 0)
+        run.look(MAIN, STEP, at_s=end_s - 1e-4, in_model=True)
+    run.steps(2)
+    return run
+
+
+def test_an_evaluation_is_found_at_the_line_that_calls_it() -> None:
+    (found,) = evaluated(10, 3).episodes()
+    assert (found.kind, found.place, found.function) == ("evaluation", CALLS, "evaluate")
+    assert (found.times, found.num_steps, found.samples) == (3, 32, 30)
+    assert found.seconds == pytest.approx(1.2)
+    assert found.per_step_s == pytest.approx(1.2 / 32)
+    assert not found.with_epoch
+
+
+def test_what_comes_with_every_epoch_is_spread_over_its_length() -> None:
+    run = evaluated(10, 1, epoch_start=True, begins_epoch=True)
+    (found,) = run.episodes(steps_per_epoch=200.0)
+    assert found.with_epoch
+    assert found.per_step_s == pytest.approx(0.4 / 200)
+
+
+def test_what_was_seen_once_is_not_spread() -> None:
+    (found,) = evaluated(10, 1).episodes()
+    assert (found.times, found.per_step_s) == (1, None)
+
+
+def test_two_causes_in_one_step_share_its_time_by_their_looks() -> None:
+    run = evaluated(10, 2)
+    for row in [row for row in run.rows if row.num_forwards > 1]:
+        for number in range(5):
+            run.look(MAIN, SAVES, at_s=row.ended_at_s - 0.05 + number * 1e-3, library="checkpoint")
+    run.looks.sort(key=lambda look: look.time_s)
+    evaluation, checkpoint = run.episodes()
+    assert (checkpoint.kind, checkpoint.place) == ("checkpoint", SAVES)
+    assert evaluation.seconds == pytest.approx(2 * checkpoint.seconds)
+    assert evaluation.seconds + checkpoint.seconds == pytest.approx(0.8)
+
+
+def test_a_step_without_a_look_is_like_the_one_nearest_in_length() -> None:
+    run = evaluated(10, 2)
+    run.step(0.35, num_forwards=9)
+    (found,) = run.episodes()
+    assert found.times == 3
+    assert found.seconds == pytest.approx(0.8 + 0.34)
+
+
+def test_a_loop_of_its_own_is_named_by_its_first_line() -> None:
+    def loops(place: Place) -> tuple[int, ...]:
+        return (18, 30) if place == CALLS else (18,) if place == STEP else ()
+
+    (found,) = evaluated(10, 2).episodes(loops=loops)
+    assert found.place is not None
+    assert (found.place.line, found.function) == (30, None)
+
+
+def test_waits_come_in_bursts_and_are_no_episodes() -> None:
+    run = Run()
+    run.steps(20)
+    start_s, _ = run.step(wait_s=0.5)
+    run.look(MAIN, CALLS, at_s=start_s + 0.2)
+    assert run.episodes() == ()
+
+
+def test_a_hiccup_of_the_machine_is_no_episode() -> None:
+    run = Run()
+    run.steps(20)
+    start_s, _ = run.step(0.5)
+    run.look(MAIN, STEP, at_s=start_s + 0.2, in_model=True)
+    assert run.episodes() == ()
+
+
+def test_the_start_of_an_epoch_is_found_in_the_loader() -> None:
+    run = Run()
+    for _ in range(2):
+        run.steps(9)
+        start_s, _ = run.step(wait_s=0.3, epoch_start=True, begins_epoch=True)
+        run.look(MAIN, STEP, at_s=start_s + 0.1, library="loading", callee="__iter__")
+    (found,) = run.episodes(steps_per_epoch=10.0)
+    assert (found.kind, found.place, found.with_epoch) == ("epoch-start", STEP, True)
+    assert found.per_step_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(
+    ("function", "has_loader", "in_model", "library", "kind"),
+    [
+        ("validate", True, False, None, "evaluation"),
+        ("collect", True, True, None, "rollout"),
+        ("train", False, True, None, "rollout"),
+        ("train", True, True, "loading", "evaluation"),
+        ("train", True, False, None, "other"),
+        ("write_checkpoint", True, False, None, "checkpoint"),
+        ("train", True, True, "compilation", "compilation"),
+    ],
+)
+def test_kinds(function: str, has_loader: bool, in_model: bool, library: str | None, kind: str) -> None:
+    run = Run()
+    for _ in range(2):
+        run.steps(9)
+        start_s, _ = run.step(0.3)
+        inside = Place(file="train.py", line=90, function=function)
+        run.look(MAIN, CALLS, inside, at_s=start_s + 0.1, in_model=in_model, library=library)
+    (found,) = run.episodes(has_loader=has_loader)
+    assert found.kind == kind
+    assert (found.per_step_s is None) == (kind == "compilation")
+
+
+def test_set_up_is_paid_once_and_named_by_its_heaviest_line() -> None:
+    run = Run()
+    reads = Place(file="data.py", line=3, function="read")
+    for number in range(8):
+        run.look(MAIN, reads if number else CALLS, at_s=95.0 + number / 2, callee="loads")
+    run.steps(8)
+    (found,) = run.episodes(started_at_s=95.0)
+    assert (found.kind, found.place, found.function) == ("set-up", reads, "loads")
+    assert (found.seconds, found.per_step_s) == (pytest.approx(5.0), None)
+
+
+def test_no_line_below_holds_half_of_the_looks() -> None:
+    looks = [Look(0.0, 0.1, (MAIN, place), None, None, False) for place in (STEP, CALLS, SAVES)]
+    assert heaviest(looks)[0] == MAIN
