@@ -237,7 +237,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     write_script(tmp_path / "train.py", FOREVER, preamble=BY_HAND)
     (tmp_path / "e.json").write_text("kept")
     ran = diagnose(
-        "--save", "e.json", "--seconds", "0.05", "train.py", folder=tmp_path, preexec_fn=limit_file_size
+        "--save", "e.json", "--seconds", "60", "train.py", folder=tmp_path, preexec_fn=limit_file_size
     )
     line = one_line(ran)
     assert "the evidence could not be written" in line and "e.json: File too large" in line

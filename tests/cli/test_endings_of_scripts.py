@@ -94,15 +94,19 @@ def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Pa
     assert arms(evidence) == ARMS - {"half"}
     assert evidence.counterfactual("cached") is not None
     assert evidence.counterfactual("half") is None
-    assert "half batch: the script raised on half a batch" in evidence.missing
+    (reason,) = [arm.reason for arm in evidence.arms_not_run if arm.label == "half"]
+    assert reason.startswith("the script failed under it: RuntimeError: ")
     assert "Traceback" not in outcome.stderr
 
 
 def test_a_script_that_fails_without_a_statement_is_measured_with_it(tmp_path: Path) -> None:
     outcome = diagnose("needs_its_statement.py", save=tmp_path / "evidence.json")
     evidence = outcome.measured
-    assert "without" not in {step.arm for step in evidence.steps}
-    assert "leaving a statement out: the script raised or hung without it" in evidence.missing
+    assert evidence.counterfactual("knock-out") is None
+    assert any(
+        arm.kind == "knock-out" and "the script failed under it" in arm.reason
+        for arm in evidence.arms_not_run
+    )
     assert "measuring again" in outcome.stderr
     assert "Traceback" not in outcome.stderr
     (finding,) = [line for line in outcome.stdout.splitlines() if line.startswith("FO207")]

@@ -113,7 +113,7 @@ def tensors(num_batches: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("torch_unchanged")
 def test_a_function_and_a_dataloader_whose_workers_go_on() -> None:
     loader = DataLoader(TensorDataset(*tensors(20)), batch_size=16, num_workers=1, persistent_workers=True)
-    diagnosis = flatout.diagnose(training(), loader, seconds=0.1)
+    diagnosis = flatout.diagnose(training(), loader, seconds=60.0)
     evidence = diagnosis.evidence
     assert_measured(evidence, anchor="flatout.step")
     assert evidence.job.ended == "measured"
@@ -125,7 +125,7 @@ def test_a_function_and_a_dataloader_whose_workers_go_on() -> None:
 @pytest.mark.usefixtures("torch_unchanged")
 def test_a_function_and_a_list_of_batches() -> None:
     batches = [tensors(1) for _ in range(12)]
-    diagnosis = flatout.diagnose(training(), batches, seconds=0.1)
+    diagnosis = flatout.diagnose(training(), batches, seconds=60.0)
     assert_measured(diagnosis.evidence, anchor="flatout.step")
     assert diagnosis.evidence.loaders[0].num_workers is None
     assert {step.rows for step in diagnosis.evidence.steps if step.arm == "half"} == {8}
@@ -147,5 +147,5 @@ def test_an_exception_of_the_function_reaches_the_caller(arm: str) -> None:
 
     loader = DataLoader(TensorDataset(*tensors(20)), batch_size=16)
     with pytest.raises(KeyError, match="the caller's own"):
-        flatout.diagnose(step, loader, seconds=0.1, on_progress=follow)
+        flatout.diagnose(step, loader, seconds=60.0, on_progress=follow)
     train(tensors(1))

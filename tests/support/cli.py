@@ -14,7 +14,7 @@ from flatout.measure.evidence_file import load_evidence
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cli" / "scripts"
 # No more seconds than the fewest rounds of counterfactuals need: the scripts take a millisecond per step.
-BRIEFLY = ("--seconds", "0.1")
+BRIEFLY = ("--seconds", "90")
 ARMS = {"warmup", "real", "stacks", "count", "kernels", "attribution", "memory", "cached", "half"}
 COUNTERFACTUAL = ("cached", "half")
 ENVIRONMENT = {

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.measure.evidence import (
-    Arm,
+    ArmNotRun,
     Call,
     Copy,
     Counterfactual,
@@ -79,7 +79,7 @@ SOURCES = {
     },
 }
 
-PATTERN: tuple[tuple[Arm, int], ...] = (
+PATTERN: tuple[tuple[str, int], ...] = (
     ("warmup", 6),
     *((arm, 4) for _ in range(3) for arm in ("real", "cached", "half")),
     ("count", 3),
@@ -95,7 +95,7 @@ PHASES_S = {
     "optimizer": 0.04,
     "rest": 0.15,
 }
-SLOWER: dict[Arm, float] = {
+SLOWER: dict[str, float] = {
     "warmup": 1.25,
     "real": 1.0,
     "cached": 1.0,
@@ -221,7 +221,8 @@ def memory() -> Memory:
 def counterfactuals() -> tuple[Counterfactual, ...]:
     return (
         Counterfactual(
-            name="cached",
+            kind="cached",
+            label="cached",
             baseline="real",
             step_s=8.24,
             baseline_step_s=8.60,
@@ -232,7 +233,8 @@ def counterfactuals() -> tuple[Counterfactual, ...]:
             num_steps=9,
         ),
         Counterfactual(
-            name="half",
+            kind="half",
+            label="half",
             baseline="cached",
             step_s=4.29,
             baseline_step_s=8.24,
@@ -378,6 +380,14 @@ def evidence(**changes: Any) -> Evidence:
         ),
         ranks=(),
         sources=SOURCES,
+        arms_not_run=(
+            ArmNotRun(
+                kind="knock-out",
+                label="knock-out model.py:40",
+                reason="no time was left for it",
+                place=SYNC_LINE,
+            ),
+        ),
         missing=("worker memory: psutil could not read /proc of worker 1",),
     )
     return dataclasses.replace(made, **changes)
@@ -607,7 +617,8 @@ SICK = dataclasses.replace(
     ),
     counterfactuals=tuple(
         Counterfactual(
-            name=name,
+            kind=name,
+            label=name,
             baseline="real",
             step_s=0.1,
             baseline_step_s=0.2,

@@ -88,7 +88,7 @@ class Ran:
     def said(self) -> list[str]:
         """The lines flatout itself wrote to stderr, without the progress of the passes."""
         lines = [line for line in self.stderr.splitlines() if line.startswith("flatout: ")]
-        return [line for line in lines if ": block " not in line]
+        return [line for line in lines if not line.endswith(" s left")]
 
     def json(self) -> Any:
         return json.loads(self.stdout)

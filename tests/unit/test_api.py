@@ -70,7 +70,7 @@ def diagnosis() -> Diagnosis:
         optimizer.zero_grad()
 
     loader = DataLoader(TensorDataset(torch.randn(640, 4)), batch_size=64)
-    return diagnose(step, loader, seconds=0.05)
+    return diagnose(step, loader, seconds=60.0)
 
 
 def test_a_loop_is_diagnosed_in_this_process(diagnosis: Diagnosis) -> None:
@@ -98,7 +98,7 @@ def test_a_script_is_diagnosed_in_a_process_of_its_own(
     script = write_script(tmp_path / "train.py", body)
     told: list[str] = []
     found = diagnose_script(
-        [str(script)], evidence_path=tmp_path / "e.json", seconds=0.05, on_progress=told.append
+        [str(script)], evidence_path=tmp_path / "e.json", seconds=60.0, on_progress=told.append
     )
     assert found.script_exit_code == 4
     assert found.evidence == load_evidence(tmp_path / "e.json")

@@ -74,10 +74,10 @@ def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     if len(evidence.ranks) > 1:
         yield ""
         yield from _ranks(evidence)
-    if evidence.missing:
+    if evidence.not_measured:
         yield ""
         yield Text("not measured:")
-        for reason in evidence.missing:
+        for reason in evidence.not_measured:
             yield bullet(reason)
     if diagnosis.evidence_path is not None:
         yield ""

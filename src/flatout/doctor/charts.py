@@ -16,7 +16,7 @@ from statistics import median
 from flatout.doctor.readings import ArmReading
 from flatout.ground.units import show_seconds
 from flatout.measure import PHASES
-from flatout.measure.evidence import Arm, Step
+from flatout.measure.evidence import Step
 from flatout.page.charts import Axes, ChartRow, Column, Drawing, Key, RowChart, columns
 from flatout.page.markup import Html, tag
 from flatout.page.scales import Scale, zero_scale
@@ -25,22 +25,21 @@ HEIGHT = 190.0  # pixels of the timeline
 MOST_BARS = 260  # more than this is thinner than a screen can show
 CUT_OFF = 3.0  # medians
 
-ARMS: dict[Arm, str] = {
+ARMS: dict[str, str] = {
     "warmup": "warm-up",
     "real": "as it is",
     "cached": "cached batches",
     "half": "half batches",
-    "without": "without a statement",
+    "other": "other arms",
     "count": "counting",
     "attribution": "attribution",
     "stacks": "stacks",
     "kernels": "profiler",
     "memory": "memory",
 }
-SHORT: dict[Arm, str] = {
+SHORT: dict[str, str] = {
     "cached": "cached",
     "half": "half",
-    "without": "without",
     "attribution": "lines",
     "count": "count",
 }
@@ -77,7 +76,7 @@ class Bar:
 
     first: int  # index of its first step
     num_steps: int
-    arm: Arm
+    arm: str
     phases_s: dict[str, float]
     kept: bool  # a step of it is in a mean
 
@@ -94,7 +93,7 @@ class Bar:
         """The bar for a pointer that rests on it."""
         aside = "" if self.kept else ", not in any mean"
         split = ", ".join(f"{phase} {show_seconds(self.phases_s[phase])}" for phase in PHASES)
-        return f"{self.label}, {ARMS[self.arm]}{aside}: {show_seconds(self.length_s)} ({split})"
+        return f"{self.label}, {ARMS.get(self.arm, self.arm)}{aside}: {show_seconds(self.length_s)} ({split})"
 
 
 def bars(steps: Sequence[Step], *, most: int = MOST_BARS) -> tuple[Bar, ...]:
@@ -148,10 +147,10 @@ def arm_band(drawn: Sequence[Bar]) -> Html:
         cells.append(
             tag(
                 "span",
-                SHORT.get(arm, ARMS[arm]),
+                SHORT.get(arm, ARMS.get(arm, arm.partition(" ")[0])),
                 class_="real" if arm == "real" else None,
-                style=f"--c: var(--arm-{arm}); width: {100 * len(block) / len(drawn):.3f}%",
-                title=f"{ARMS[arm]}: {sum(bar.num_steps for bar in block)} steps",
+                style=f"--c: var(--arm-{_colour(arm)}); width: {100 * len(block) / len(drawn):.3f}%",
+                title=f"{ARMS.get(arm, arm)}: {sum(bar.num_steps for bar in block)} steps",
             )
         )
     return tag("div", *cells, class_="arms")
@@ -159,8 +158,12 @@ def arm_band(drawn: Sequence[Bar]) -> Html:
 
 def arm_keys(steps: Sequence[Step]) -> list[Key]:
     """Which colour is which arm, with the number of steps of each."""
-    counts = {arm: sum(step.arm == arm for step in steps) for arm in ARMS}
+    counts = {arm: sum(_colour(step.arm) == arm for step in steps) for arm in ARMS}
     return [Key(name=f"{ARMS[arm]} ({num})", colour=f"arm-{arm}") for arm, num in counts.items() if num]
+
+
+def _colour(arm: str) -> str:
+    return arm if arm in ARMS else "other"
 
 
 def cut_off(drawn: Sequence[Bar]) -> tuple[Bar, ...]:

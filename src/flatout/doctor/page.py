@@ -46,7 +46,7 @@ def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
             _kernels(evidence.kernels, device=job.device),
             _memory(evidence.memory),
             _ranks(evidence),
-            listing("Not measured", evidence.missing),
+            listing("Not measured", evidence.not_measured),
         ),
         kind="Diagnosis of a training job",
         heading=code(" ".join(job.command)),

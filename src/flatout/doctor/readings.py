@@ -45,9 +45,11 @@ class ArmReading:
 
 def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
     """Every counterfactual that was run, read."""
-    read = {"cached": _read_cached, "half": _read_half, "without": _read_without}
+    read = {"cached": _read_cached, "half": _read_half, "knock-out": _read_without}
     return tuple(
-        read[found.name](found, evidence) for found in evidence.counterfactuals if found.speedup_low > 0
+        read[found.kind](found, evidence)
+        for found in evidence.counterfactuals
+        if found.speedup_low > 0 and found.kind in read
     )
 
 

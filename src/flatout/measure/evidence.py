@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 from flatout.ground.codec import encode
 
-EVIDENCE_VERSION = 1
+EVIDENCE_VERSION = 2
 
-Arm = Literal[
-    "warmup", "real", "cached", "half", "without", "stacks", "count", "kernels", "attribution", "memory"
-]
+# Steps that are not timed: their instrument slows them.  Every other name of a step is an arm's label.
+INSTRUMENTS = ("count", "stacks", "kernels", "memory", "attribution")
 SiteKind = Literal["create", "row", "sync", "copy", "cell"]
 EpisodeKind = Literal["evaluation", "rollout", "checkpoint", "epoch-start", "compilation", "set-up", "other"]
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
@@ -91,7 +90,7 @@ class Step:
     """One step: from the end of the previous one to the end of this one."""
 
     index: int
-    arm: Arm
+    arm: str  # "warmup", one of INSTRUMENTS, "real", or the label of an arm
     block: int  # steps of one arm that ran in a row share a block number
     step_s: float  # on a GPU between two events of its stream, else by the clock
     phases_s: dict[str, float]  # by the host's clock, exclusive; keys of PHASES
@@ -314,8 +313,9 @@ class Episode:
 class Counterfactual:
     """Steps with one cause taken away, interleaved with steps that have it."""
 
-    name: Literal["cached", "half", "without"]
-    baseline: Arm
+    kind: str  # what was done to the steps: "cached", "half", "knock-out", ...
+    label: str  # which arm it was: the name of its steps
+    baseline: str  # the label of the steps it is compared with: "real" or "cached"
     step_s: float
     baseline_step_s: float
     speedup: float  # baseline_step_s / step_s
@@ -323,12 +323,28 @@ class Counterfactual:
     speedup_high: float
     num_blocks: int
     num_steps: int
-    place: Place | None = None  # the first line of the statement that was left out
+    place: Place | None = None  # the first line of the block that was taken away
     last_line: int | None = None
+    function: str | None = None  # the function around it, or that it is the whole of
+    value: float | str | None = None  # of the setting that was changed: 4 workers, "bfloat16"
+    roofline_s: float | None = None  # what a fix must keep of the block; None where it is not known
+    parent: str | None = None  # the label of the arm whose block holds this one
 
     @property
     def ceiling_s(self) -> float:
-        return self.step_s
+        """The step without the cause, and with the work that no fix can take away."""
+        return self.step_s + (self.roofline_s or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmNotRun:
+    """An arm that was proposed and brought no figure."""
+
+    kind: str
+    label: str
+    reason: str
+    place: Place | None = None
+    last_line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -369,14 +385,34 @@ class Evidence:
     stacks: Stacks | None = None
     episodes: tuple[Episode, ...] = ()  # time outside the typical step
     counterfactuals: tuple[Counterfactual, ...] = ()
+    arms_not_run: tuple[ArmNotRun, ...] = ()
     precision: Precision | None = None
     ranks: tuple[Rank, ...] = ()
     sources: dict[str, dict[str, str]] = field(default_factory=dict)  # file -> line number -> text
     missing: tuple[str, ...] = ()
     version: int = EVIDENCE_VERSION
 
-    def counterfactual(self, name: str) -> Counterfactual | None:
-        return next((found for found in self.counterfactuals if found.name == name), None)
+    def counterfactual(self, kind: str) -> Counterfactual | None:
+        """The one of a kind; of several the one that gains most."""
+        found = (each for each in self.counterfactuals if each.kind == kind)
+        return max(found, key=lambda each: each.speedup, default=None)
+
+    def counterfactuals_at(self, place: Place) -> tuple[Counterfactual, ...]:
+        """Those whose block holds a line, the smallest block first."""
+        found = [
+            (each.last_line - each.place.line, each)
+            for each in self.counterfactuals
+            if each.place is not None
+            and each.last_line is not None
+            and each.place.file == place.file
+            and each.place.line <= place.line <= each.last_line
+        ]
+        return tuple(each for _, each in sorted(found, key=lambda pair: pair[0]))
+
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """What is missing, and the arms that brought no figure."""
+        return (*self.missing, *(f"{arm.label}: {arm.reason}" for arm in self.arms_not_run))
 
     def kept(self, arm: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.arm == arm and step.kept)

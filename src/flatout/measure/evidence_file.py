@@ -48,7 +48,27 @@ def decode_evidence(data: Any, *, name: str) -> Evidence:
             f"{name} has Evidence version {version}; this flatout reads up to {EVIDENCE_VERSION}",
             hint="pip install --upgrade flatout",
         )
+    if version == 1:
+        data = _from_version_1(data)
     try:
         return decode(Evidence, data, name)
     except WrongShape as error:
         raise EvidenceUnreadable(f"Evidence file is damaged: {error}") from None
+
+
+def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """A counterfactual had only a name then, and "without" a statement was the one knock-out."""
+    labels: dict[str, str] = {}
+    try:
+        for found in data.get("counterfactuals", ()):
+            labels[found["name"]] = found["name"]
+            if found["name"] == "without":
+                labels["without"] = f"knock-out {found['place']['file']}:{found['place']['line']}"
+        counterfactuals = [
+            {**found, "kind": labels[found["name"]].partition(" ")[0], "label": labels[found["name"]]}
+            for found in data.get("counterfactuals", ())
+        ]
+        steps = [{**step, "arm": labels.get(step["arm"], step["arm"])} for step in data.get("steps", ())]
+    except (TypeError, KeyError):
+        return data  # damaged: decoding it says where
+    return {**data, "counterfactuals": counterfactuals, "steps": steps, "version": EVIDENCE_VERSION}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flatout.measure.evidence import Arm, Counterfactual, Spread, Step
+from flatout.measure.evidence import Counterfactual, Spread, Step
 
 if TYPE_CHECKING:
-    from typing import Literal
-
     import numpy.typing as npt
     from numpy import float64, int64
     from numpy.random import Generator
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
+FARTHEST = 2  # blocks: what is farther away ran at another time
 
 
 def bootstrap_interval(
@@ -58,22 +57,22 @@ def spread(values_s: Sequence[float]) -> Spread | None:
 
 
 def compare(
-    steps: Sequence[Step], *, name: Literal["cached", "half", "without"], baseline: Arm, partner: int = -1
+    steps: Sequence[Step], *, label: str, baseline: str, kind: str | None = None
 ) -> Counterfactual | None:
-    """The counterfactual `name` against `baseline`, each block paired with the baseline block beside it.
+    """The arm `label` against `baseline`, each of its blocks paired with the baseline blocks beside it.
 
     The interval resamples rounds and, within a round, steps: what changes slowly on a shared machine
-    hits both arms of a round and cancels.
+    hits both arms of a round and cancels.  Of a single round it is the interval of its steps alone.
     """
-    treated_blocks, plain_blocks = _kept_blocks(steps, name), _kept_blocks(steps, baseline)
-    # the arms of a round follow one another, so the partner of block i is the one before or after it
-    paired = [block for block in sorted(treated_blocks) if block + partner in plain_blocks]
-    if len(paired) < 2:
+    treated_blocks, plain_blocks = _kept_blocks(steps, label), _kept_blocks(steps, baseline)
+    pairs = [(values, _beside(block, plain_blocks)) for block, values in sorted(treated_blocks.items())]
+    paired = [(values, beside) for values, beside in pairs if beside]
+    if not paired:
         return None
     import numpy as np
 
-    treated = [np.array(treated_blocks[block]) for block in paired]
-    plain = [np.array(plain_blocks[block + partner]) for block in paired]
+    treated = [np.array(values) for values, _ in paired]
+    plain = [np.array(beside) for _, beside in paired]
     treated_s = float(np.mean([block.mean() for block in treated]))
     plain_s = float(np.mean([block.mean() for block in plain]))
     random = np.random.default_rng(0)
@@ -83,7 +82,8 @@ def compare(
         random=random,
     )
     return Counterfactual(
-        name=name,
+        kind=kind or label,
+        label=label,
         baseline=baseline,
         step_s=treated_s,
         baseline_step_s=plain_s,
@@ -93,6 +93,15 @@ def compare(
         num_blocks=len(treated),
         num_steps=sum(len(block) for block in treated),
     )
+
+
+def _beside(block: int, plain_blocks: dict[int, list[float]]) -> list[float]:
+    """The baseline's steps nearest to a block: those right before and after it, else one block farther."""
+    for distance in range(1, FARTHEST + 1):
+        found = [plain_blocks.get(block - distance, []), plain_blocks.get(block + distance, [])]
+        if any(found):
+            return [step_s for values in found for step_s in values]
+    return []
 
 
 def _resampled_sums(blocks: list[Doubles], rounds: Longs, random: Generator) -> Doubles:

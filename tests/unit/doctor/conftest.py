@@ -154,7 +154,8 @@ def kernels(**changes: Any) -> Kernels:
 
 def counterfactual(name: Any, speedup: float, *, width: float = 0.02) -> Counterfactual:
     return Counterfactual(
-        name=name,
+        kind=name,
+        label=name,
         baseline="real",
         step_s=STEP_S / speedup,
         baseline_step_s=STEP_S,

@@ -248,7 +248,9 @@ def test_ranks_need_company() -> None:
 def test_what_was_not_taken_has_no_section() -> None:
     assert _kernels(None, device="cuda") is None
     assert _memory(None) is None
-    assert "Not measured" not in page(dataclasses.replace(builders.evidence(), missing=()), ())
+    assert "Not measured" not in page(
+        dataclasses.replace(builders.evidence(), missing=(), arms_not_run=()), ()
+    )
     assert "psutil could not read" in page(builders.evidence(), ()).partition("Not measured")[2]
 
 

@@ -260,7 +260,8 @@ def test_steps_without_a_statement_say_what_it_costs() -> None:
     def read(speedup: float, low: float, high: float) -> str:
         made = replace(
             builders.counterfactuals()[0],
-            name="without",
+            kind="knock-out",
+            label="knock-out train.py:9",
             speedup=speedup,
             speedup_low=low,
             speedup_high=high,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.ground.codec import encode
 from flatout.ground.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
@@ -100,3 +101,24 @@ def test_what_diagnose_prints_as_json_holds_evidence_too(tmp_path: Path) -> None
     document = {"format": "flatout-diagnosis", "version": 1, "findings": [], "evidence": evidence.to_json()}
     (tmp_path / "diagnosis.json").write_text(json.dumps(document))
     assert load_evidence(tmp_path / "diagnosis.json") == evidence
+
+
+def test_evidence_of_version_1_names_its_counterfactuals() -> None:
+    def old(name: str, **fields: Any) -> dict[str, Any]:
+        made = encode(builders.counterfactuals()[0])
+        del made["kind"], made["label"]
+        return {**made, "name": name, **fields}
+
+    place = {"file": "train.py", "line": 9}
+    data = builders.evidence().to_json()
+    data["version"] = 1
+    data["counterfactuals"] = [old("cached"), old("without", place=place, last_line=11)]
+    data["steps"] = [{**step, "arm": "without"} if step["arm"] == "half" else step for step in data["steps"]]
+    cached, without = decode_evidence(data, name="e.json").counterfactuals
+    assert (cached.kind, cached.label) == ("cached", "cached")
+    assert (without.kind, without.label) == ("knock-out", "knock-out train.py:9")
+    upgraded = decode_evidence(data, name="e.json")
+    assert len(upgraded.kept(without.label)) == len(builders.evidence().kept("half")) > 0
+    del data["counterfactuals"][0]["name"]
+    with pytest.raises(EvidenceUnreadable, match=r"counterfactuals\[0\]\.kind is missing"):
+        decode_evidence(data, name="e.json")

@@ -94,12 +94,15 @@ def at_least(found: int, looks: int) -> float:
 
 def _left_out(block: HeavyBlock, evidence: Evidence) -> Counterfactual | None:
     """The steps without the statement that holds a block."""
-    found = evidence.counterfactual("without")
-    if found is None or found.place is None or found.last_line is None:
-        return None
-    file, lines = found.place.file, range(found.place.line, found.last_line + 1)
-    along = (block.place, *block.callers)
-    return found if any(place.file == file and place.line in lines for place in along) else None
+    return next(
+        (
+            found
+            for place in (block.place, *block.callers)
+            for found in evidence.counterfactuals_at(place)
+            if found.kind == "knock-out"
+        ),
+        None,
+    )
 
 
 def _as_block(place: Place, stacks: Stacks) -> Place:

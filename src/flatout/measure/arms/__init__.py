@@ -1,5 +1,8 @@
 """Ways to run a step differently, interleaved with real steps.
 
+arm               what an arm is, and what those who propose one may look at
+proposers         who proposes arms
+kept_batches      batches served again, whole or halved
 leave_out         a statement of the training loop left out: what the step would take if it were free
 reads_free        values read back from the GPU answered from memory
 precision         autocast and TF32 products
@@ -11,6 +14,5 @@ recurrence        a loop over a recurrent cell as one layer
 
 served_batches    the batches of a cached block, changed for one block
 call_results      what is computed from the results of a call, and results that stand in
-
-Cached and halved batches are served by `loading.loaders`.
+watchdog          gives up on a block that does not end
 """

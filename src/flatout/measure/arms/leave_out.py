@@ -18,14 +18,14 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from flatout.ground.script import main as main_script
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.evidence import Place, Stacks
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
@@ -56,14 +56,11 @@ class Statement:
 
 
 class LeaveOut:
-    """The statements of a job that can be left out, and the one that is."""
+    """The statements of a job that can be left out."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self.statements: list[Statement] = []
-        self.chosen: Statement | None = None
-        self.overdue = False  # steps without the chosen statement did not end
-        self._ended = threading.Event()
 
     def install(self, patches: Patches) -> None:
         """Compile the user's sources with switches from here on."""
@@ -82,47 +79,21 @@ class LeaveOut:
 
         patches.replace(main_script, "read_code", read_switched)
 
-    def choose(self, stacks: Stacks, *, rest_share: float) -> bool:
-        """Choose the statement that holds most of the time between the phases, where it is worth a try."""
+    def heavy(self, stacks: Stacks, *, rest_share: float) -> Iterator[tuple[Statement, float]]:
+        """Statements that hold much of the time between the phases, with the share of the step they hold."""
         samples = stacks.samples_by_phase.get("rest", 0)
-        held = {statement.number: self._samples(statement, stacks) for statement in self.statements}
-        heaviest = max(self.statements, key=lambda each: held[each.number], default=None)
-        if heaviest is None or not samples or held[heaviest.number] / samples * rest_share < LEAST_SHARE:
-            return False
-        self.chosen = heaviest
-        return True
+        for statement in self.statements:
+            share = self._samples(statement, stacks) / max(1, samples) * rest_share
+            if share >= LEAST_SHARE:
+                yield statement, share
 
-    def place(self) -> Place | None:
-        """The first line of the chosen statement."""
-        chosen = self.chosen
-        return None if chosen is None else self._user_code.place_at(chosen.path, line=chosen.first_line)
+    def place(self, statement: Statement) -> Place:
+        """The first line of a statement."""
+        return self._user_code.place_at(statement.path, line=statement.first_line)
 
-    def switch(self, on: bool) -> None:
-        """Pass over the chosen statement, or run it again."""
-        self._ended.set()
-        self._set(self.chosen.number if on and self.chosen is not None else NOTHING)
-
-    def watch(self, *, longest_s: float, on_stuck: Callable[[], None]) -> None:
-        """Give up on leaving out, where the steps without the statement do not end.
-
-        A loop may wait for what the statement does: after `longest_s` it is run again.  A thread that waits
-        for another one is not freed by that; after as long again `on_stuck` is called.
-        """
-        self._ended = threading.Event()
-        arguments = (self._ended, longest_s, on_stuck)
-        threading.Thread(target=self._watch, args=arguments, name="flatout-left-out", daemon=True).start()
-
-    def put_back(self) -> None:
-        """Run every statement again, in a process that was forked while one was left out."""
-        self._set(NOTHING)
-
-    def _watch(self, ended: threading.Event, longest_s: float, on_stuck: Callable[[], None]) -> None:
-        if ended.wait(longest_s):
-            return
-        self.chosen, self.overdue = None, True
-        self._set(NOTHING)
-        if not ended.wait(longest_s):
-            on_stuck()
+    def switch(self, statement: Statement | None) -> None:
+        """Pass over a statement, or run all of them."""
+        self._set(NOTHING if statement is None else statement.number)
 
     def _set(self, number: int) -> None:
         for module in list(sys.modules.values()):
@@ -166,6 +137,34 @@ class LeaveOut:
             return None  # Python's own way to say it is the one the user knows
         self.statements += found
         return code
+
+
+class WithoutStatement(Arm):
+    """Steps without one statement of the training loop."""
+
+    kind = "knock-out"
+
+    def __init__(self, left_out: LeaveOut, statement: Statement, *, suspicion: float) -> None:
+        self._left_out, self._statement = left_out, statement
+        self.place, self.last_line = left_out.place(statement), statement.last_line
+        self.label = f"knock-out {self.place}"
+        self.suspicion = suspicion
+
+    def begin(self) -> None:
+        self._left_out.switch(self._statement)
+
+    def end(self) -> None:
+        self._left_out.switch(None)
+
+    release = end
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    if context.stacks is None:
+        return
+    rest_share = context.phases_s["rest"] / context.step_s
+    for statement, share in context.left_out.heavy(context.stacks, rest_share=rest_share):
+        yield WithoutStatement(context.left_out, statement, suspicion=share)
 
 
 def _add_switches(tree: ast.Module, *, path: str, first_number: int) -> Iterator[Statement]:

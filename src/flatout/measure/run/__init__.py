@@ -7,7 +7,8 @@ session     run the script as `__main__` and end it when enough is known
 loop        the same for a loop given as a function, in this process
 observer    count the job's steps and give each instrument its own
 steps       where a step ends, and `flatout.step()`
-schedule    which steps serve which instrument
+schedule    which steps serve which instrument and which arm
+rows        the steps as they were noted
 passes      the instruments that slow a job down, each on for the few steps of its pass
 ranks       several processes, one job
 episodes    time outside the typical step: evaluations, rollouts, checkpoints, set-up

@@ -13,8 +13,6 @@ from typing import Any
 from flatout import __version__
 from flatout.ground.codec import decode, encode, rounded
 from flatout.ground.torchrun import read_launch
-from flatout.measure.arms.leave_out import LeaveOut
-from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import (
     Counterfactual,
     Ended,
@@ -27,12 +25,11 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Site,
-    Step,
 )
 from flatout.measure.run.episodes import find_episodes
-from flatout.measure.run.observer import Observer, StepRow
+from flatout.measure.run.observer import Observer
 from flatout.measure.run.ranks import unwatched_processes
-from flatout.measure.statistics import compare, outliers
+from flatout.measure.run.rows import build_steps
 
 MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
 
@@ -70,6 +67,7 @@ class Assembly:
             sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
         loaders = observer.loaders.evidence()
         modules = tools.modules.evidence() if tools.modules is not None else ()
+        counterfactuals = _counterfactuals(observer)
         evidence = Evidence(
             job=self._job(observer, ending),
             host=_host(),
@@ -83,7 +81,8 @@ class Assembly:
             memory=tools.memory,
             stacks=tools.stacks,
             episodes=_episodes(observer, loaders),
-            counterfactuals=_counterfactuals(steps, observer.left_out),
+            counterfactuals=counterfactuals,
+            arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
         )
@@ -110,35 +109,23 @@ class Assembly:
         )
 
 
-def build_steps(rows: list[StepRow]) -> tuple[Step, ...]:
-    """Rows with the GPU's clock read; marks as not kept what must not enter a mean."""
-    # where epochs last a step or two, their starts are what a step costs
-    starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
-    steps = []
-    for row in rows:
-        on_device = read_marks(row.marks)
-        excluded_share = row.totals[EXCLUDED] / max(1e-9, sum(row.totals))
-        steps.append(
-            Step(
-                index=row.index,
-                arm=row.arm,
-                block=row.block,
-                step_s=on_device[0] if on_device is not None else row.host_s,
-                phases_s=phases_s(row.totals),
-                device_phases_s=on_device[1] if on_device is not None else None,
-                rows=row.rows,
-                num_batches=row.num_batches,
-                num_backwards=row.num_backwards,
-                num_forwards=row.num_forwards,
-                epoch_start=row.epoch_start,
-                kept=not row.transition
-                and (starts_count or not row.epoch_start)
-                and (row.arm == "real" or excluded_share < 0.05),
+def _counterfactuals(observer: Observer) -> tuple[Counterfactual, ...]:
+    found = []
+    for arm in observer.arms.values():
+        measured = observer.measured(arm) if arm.refusal is None else None
+        if measured is not None:
+            found.append(
+                replace(
+                    measured,
+                    place=arm.place,
+                    last_line=arm.last_line,
+                    function=arm.function,
+                    value=arm.value,
+                    roofline_s=arm.roofline_s,
+                    parent=arm.parent,
+                )
             )
-        )
-    timed = [step for step in steps if step.kept and step.arm in ("real", "cached", "half", "without")]
-    apart = outliers(timed)
-    return tuple(replace(step, kept=False) if step.kept and step.index in apart else step for step in steps)
+    return tuple(found)
 
 
 def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode, ...]:
@@ -158,14 +145,6 @@ def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode,
         started_at_s=lookout.started_at_s,
         has_loader=any(loader.trains for loader in loaders),
     )
-
-
-def _counterfactuals(steps: tuple[Step, ...], left_out: LeaveOut) -> tuple[Counterfactual, ...]:
-    found = [compare(steps, name="cached", baseline="real"), compare(steps, name="half", baseline="cached")]
-    without = compare(steps, name="without", baseline="real", partner=1)
-    if without is not None and left_out.chosen is not None:
-        found.append(replace(without, place=left_out.place(), last_line=left_out.chosen.last_line))
-    return tuple(each for each in found if each is not None)
 
 
 def _host() -> Host:
@@ -222,18 +201,16 @@ def _missing(observer: Observer) -> list[str]:
     missing = list(dict.fromkeys(observer.tools.missing))
     if observer.loaders.mutated:
         missing.append("cached batches: the script changes its batches in place, so some were fetched anew")
-    if observer.loaders.cannot_halve:
-        missing.append(f"half batch: {observer.loaders.cannot_halve}")
-    if observer.left_out.overdue:
-        missing.append("leaving a statement out: the steps without it did not end, so it was run again")
     unwatched = None if observer.rows else unwatched_processes()
     if unwatched is not None:
         missing.append(unwatched)
     if observer.warm_up is not None:
         missing.append("every pass after warm-up: the job ended before it was steady")
-    elif not observer.finished and observer.blocks:
+    elif observer.rounds is None and not observer.finished and observer.blocks:
         done, total = observer.block_number, len(observer.blocks)
         missing.append(f"the job ended after {done} of {total} planned blocks")
+    if observer.out_of_time:
+        missing.append("what was still to come: the time was up (--seconds)")
     return missing
 
 
@@ -249,4 +226,5 @@ def _places(evidence: Evidence) -> list[Place | None]:
         for growth in evidence.memory.growth:
             places += [growth.place, growth.holder_place]
         places += [graph.holder_place for graph in evidence.memory.graphs]
+    places += [found.place for found in evidence.counterfactuals]
     return places

@@ -23,7 +23,7 @@ from statistics import median
 from flatout.measure.clock import WAIT
 from flatout.measure.evidence import Episode, EpisodeKind, Place, Stacks
 from flatout.measure.lines.lookout import Look
-from flatout.measure.run.observer import StepRow
+from flatout.measure.run.rows import StepRow
 from flatout.measure.statistics import OUTLIER_FACTOR
 
 COUNTED = ("real", "cached", "half", "stacks")  # arms in which a job does all it does outside the step

@@ -9,6 +9,7 @@ the job ends with it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -17,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +38,19 @@ from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import ranks
 from flatout.measure.run.child import MODULE
-from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, adopt_orphans
+from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, adopt_orphans
 
 GRACE_S = 25.0
 MARK = "FLATOUT_JOB"
 SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-# How a counterfactual failed -> the option that leaves it out, and what to say.
-RETRIES = {
-    WITHOUT_FAILED: ("leave_out", "raised or hung without one of its statements"),
-    HALF_FAILED: ("half", "raised on half a batch"),
-}
+MOST_RETRIES = 3
 ITS_WORDS = "what it printed last stands above"
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:
     stem = Path(command[0]).name.removesuffix(".py") if command else "job"  # a module has dots of its own
-    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return home_folder() / f"{stem}-{time}.json"
+    when = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return home_folder() / f"{stem}-{when}.json"
 
 
 def run_job(
@@ -75,8 +73,7 @@ def run_job(
         "folder": os.getcwd(),
         "keep_running": keep_running,
         "seconds": seconds,
-        "half": True,
-        "leave_out": True,
+        "skipped": {},
         "parent": os.getpid(),
     }
     own_path = evidence_path
@@ -86,13 +83,7 @@ def run_job(
         own_path = ranks.partial_path(folder)
     options["evidence_path"] = str(own_path)
     before = _stamp(own_path)
-    end = _run_child(options, script_stdout_to_stderr, on_progress)
-    while end.code in RETRIES and options[RETRIES[end.code][0]]:
-        option, reason = RETRIES[end.code]
-        on_progress(f"the script {reason}; measuring again without that")
-        ranks.begin_another_attempt()
-        options[option] = False
-        end = _run_child(options, script_stdout_to_stderr, on_progress)
+    end = _run_within(options, script_stdout_to_stderr, on_progress, distributed=distributed)
     evidence = _read(own_path, before, end, command[0])
     if distributed:
         own_path = ranks.publish(own_path)
@@ -103,6 +94,31 @@ def run_job(
         ranks.clear(folder)
     _check_ending(evidence, end, own_path, command[0])
     return evidence
+
+
+def _run_within(
+    options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None], *, distributed: bool
+) -> _End:
+    """Run the job, and again without an arm under which it failed, where another run fits into the time.
+
+    What was measured before the failure is saved.  Ranks must do the same, so theirs run again in any case.
+    """
+    deadline_s = time.monotonic() + options["seconds"]
+    for _attempt in range(1 + MOST_RETRIES):
+        began_s = time.monotonic()
+        end = _run_child(options, to_stderr, on_progress)
+        now_s = time.monotonic()
+        if end.code != ARM_FAILED or end.failed_arm is None:
+            return end
+        if not distributed and deadline_s - now_s < now_s - began_s:
+            break
+        label, reason = end.failed_arm
+        on_progress(f"{label}: {reason}; measuring again without it")
+        options["skipped"][label] = reason
+        if not distributed:
+            options["seconds"] = deadline_s - now_s
+        ranks.begin_another_attempt()
+    return dataclasses.replace(end, code=0)
 
 
 def _check_writable(path: Path) -> None:
@@ -124,6 +140,7 @@ class _End:
 
     code: int
     interrupted: bool
+    failed_arm: tuple[str, str] | None = None  # its label, and how the job failed under it
 
 
 def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
@@ -131,7 +148,7 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
     adopt_orphans()
-    errors: list[str] = []
+    told = _Told()
     with Interrupts(hold=True) as interrupts:
         try:
             process = subprocess.Popen(
@@ -141,7 +158,7 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
                 env={**os.environ, MARK: mark},
             )
             os.close(writer)
-            thread = threading.Thread(target=_follow, args=(reader, on_progress, errors), daemon=True)
+            thread = threading.Thread(target=_follow, args=(reader, on_progress, told), daemon=True)
             thread.start()
             with _passed_on(process):
                 end = _wait(process, interrupts)
@@ -150,16 +167,27 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
             _end_leftovers(mark)
         thread.join(timeout=1.0)
     if end.code == NOT_WRITTEN:
-        raise FlatoutError(f"the evidence could not be written: {'; '.join(errors)}", hint="--save FILE")
-    return end
+        raise FlatoutError(f"the evidence could not be written: {'; '.join(told.errors)}", hint="--save FILE")
+    return dataclasses.replace(end, failed_arm=told.failed_arm)
 
 
-def _follow(reader: int, on_progress: Callable[[str], None], errors: list[str]) -> None:
+@dataclass(slots=True)
+class _Told:
+    """What the observed process told beside its progress."""
+
+    errors: list[str] = field(default_factory=list)
+    failed_arm: tuple[str, str] | None = None
+
+
+def _follow(reader: int, on_progress: Callable[[str], None], told: _Told) -> None:
     with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             text = line.rstrip("\n")
             if text.startswith("error: "):
-                errors.append(text.removeprefix("error: "))
+                told.errors.append(text.removeprefix("error: "))
+            elif text.startswith(FAILED_ARM):
+                label, reason = json.loads(text.removeprefix(FAILED_ARM))
+                told.failed_arm = (label, reason)
             else:
                 on_progress(text)
 

@@ -17,9 +17,9 @@ import signal
 import sys
 
 # Exit codes by which the observed process tells the launching one what to do next.
-HALF_FAILED = 75  # the script raised on half a batch: run it again without
-WITHOUT_FAILED = 76  # the script raised or hung without one of its statements: run it again with all
+ARM_FAILED = 75  # the script raised or hung under an arm: run it again without that arm
 NOT_WRITTEN = 74  # the evidence could not be written
+FAILED_ARM = "arm failed: "  # begins the line of its progress that names the arm
 
 END = getattr(signal, "SIGRTMAX", signal.SIGTERM)  # asks the observed process to save what it knows and end
 SET_PARENT_DEATH_SIGNAL = 1

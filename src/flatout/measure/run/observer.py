@@ -6,14 +6,19 @@ It lives in the job's process and acts only at step ends, on the training thread
 from __future__ import annotations
 
 import os
+import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.measure.arms import kept_batches
+from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
 from flatout.measure.arms.leave_out import LeaveOut
-from flatout.measure.clock import EXCLUDED, REST, Clock, DeviceMarks, ident, now
-from flatout.measure.evidence import Arm
+from flatout.measure.arms.proposers import PROPOSERS
+from flatout.measure.arms.watchdog import Watchdog
+from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
+from flatout.measure.evidence import ArmNotRun, Counterfactual
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches
@@ -21,12 +26,14 @@ from flatout.measure.phases import install_phases, install_transfers, narrow_mod
 from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import Agreement
-from flatout.measure.run.schedule import FEWEST_ROUNDS, StepBlock, WarmUp, plan_blocks
+from flatout.measure.run.rows import StepRow, build_steps
+from flatout.measure.run.schedule import Rounds, StepBlock, WarmUp, plan_passes, plan_rounds
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode
 
-ENOUGH_S = 15.0
-HANGS_S, HANGS = 8.0, 5  # a block without a statement: at least, and as a multiple of a real block's time
+HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least, and as a multiple of a real block's time
+FEWEST_WARM_UP = 2  # steps, where the time is up before the job is warm
 KEPT_STEPS = 8  # of a real block, to be served again in the counterfactual ones
 DETAILED_STEPS = 8  # of a block whose phases are marked on the GPU's stream; the others' ends only
 
@@ -36,33 +43,11 @@ class ObserverOptions:
     """What a diagnosis may do to the job."""
 
     folder: str
-    seconds: float = 60.0
+    seconds: float = 60.0  # for the whole diagnosis, from here on
     counterfactuals: bool = True  # False where the job's own training is to be kept as it is
-    half: bool = True  # False after the job failed on half a batch
-    leave_out: bool = True  # False after the job failed without a statement of its own
-
-
-@dataclass(slots=True)
-class StepRow:
-    """One step as it was noted, before the GPU's clock was read."""
-
-    index: int
-    arm: Arm
-    block: int
-    transition: bool
-    totals: list[float]
-    marks: list[tuple[int, Any]]
-    rows: int | None
-    num_batches: int
-    num_forwards: int
-    num_backwards: int
-    epoch_start: bool
-    begins_epoch: bool = False  # of the loader that is trained on
-    ended_at_s: float = 0.0
-
-    @property
-    def host_s(self) -> float:
-        return sum(self.totals) - self.totals[EXCLUDED]
+    skipped: Mapping[str, str] = field(default_factory=dict)  # arms under which the job failed, and how
+    same: bool = False  # also measure steps under which nothing is changed
+    proposers: tuple[Propose, ...] = PROPOSERS
 
 
 class Observer:
@@ -75,7 +60,7 @@ class Observer:
         on_finished: Callable[[], None],
         on_progress: Callable[[str], None] = lambda message: None,
         on_block_end: Callable[[], None] = lambda: None,
-        on_stuck: Callable[[], None] = lambda: None,
+        on_stuck: Callable[[Arm], None] = lambda arm: None,
         make_warm_up: Callable[[], WarmUp] = WarmUp,
     ) -> None:
         self.options = options
@@ -93,6 +78,8 @@ class Observer:
         self.agreement = Agreement()
         self.tools = Passes(self.user_code, self.clock)
         self.left_out = LeaveOut(self.user_code)
+        self.watchdog = Watchdog()
+        self.deadline_s = time.monotonic() + options.seconds
         self.optimizer: Any = None
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
@@ -108,7 +95,9 @@ class Observer:
         self.block_number = 0
         self.position = 0
         self.begun = False
-        self._planned_at = now()
+        self.arms: dict[str, Arm] = {}
+        self.rounds: Rounds | None = None
+        self.out_of_time = False
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._narrowed.undo()
@@ -119,7 +108,7 @@ class Observer:
 
     def install_switches(self) -> None:
         """Before the job's own sources are compiled."""
-        if self.options.counterfactuals and self.options.leave_out:
+        if self.options.counterfactuals:
             self.left_out.install(self.patches)
 
     def install(self) -> None:
@@ -144,10 +133,16 @@ class Observer:
     # -- marks
 
     @property
-    def arm(self) -> Arm:
+    def arm(self) -> str:
+        """The label of the steps under way."""
         if self.warm_up is not None or not self.blocks:
             return "warmup"
         return self.blocks[min(self.block_number, len(self.blocks) - 1)].arm
+
+    @property
+    def arm_under_way(self) -> Arm | None:
+        """What is done to the steps under way, if anything."""
+        return None if self.finished else self.arms.get(self.arm)
 
     def adopt_thread(self) -> bool:
         """True on the training thread; the first optimizer step says which one that is."""
@@ -225,7 +220,7 @@ class Observer:
                 index=self.anchor.counts[self._anchor_key or (0, 0)],
                 arm=self.arm,
                 block=self.block_number,
-                transition=self.position == 0 or self.loaders.fell_back,
+                transition=self.position == 0 or self._fell_back(),
                 totals=totals,
                 marks=marks,
                 rows=self.loaders.rows,
@@ -237,6 +232,14 @@ class Observer:
                 ended_at_s=self.clock.last,
             )
         )
+
+    def _fell_back(self) -> bool:
+        """Whether the step ran as it is, though it was to run otherwise."""
+        arm = self.arm_under_way
+        fell_back = self.loaders.fell_back or (arm is not None and arm.fell_back)
+        if arm is not None:
+            arm.fell_back = False
+        return fell_back
 
     def _find_device(self) -> None:
         """The GPU is found by the optimizer's parameters, in warm-up; transfers are timed from then on."""
@@ -258,105 +261,195 @@ class Observer:
         row = self.rows[-1]
         if self.warm_up is not None:
             self.position = 1
-            ready = self.warm_up.add(row.host_s)
-            plan = self.agreement.plan(row.index, ready, lambda: self._plan(self.warm_up))
+            ready = self.warm_up.add(row.host_s) or self._is_late(len(self.warm_up.steps_s) >= FEWEST_WARM_UP)
+            plan = self.agreement.plan(row.index, ready, self._plan)
             if plan is not None:
                 self.warmup_reason = self.warm_up.reason or "as rank 0 decided"
                 self.settle()
                 self.warm_up, self.blocks, self.block_number, self.position = None, plan, 0, 0
-                self._planned_at = now()
+                if self.agreement.shared:
+                    self._propose_for_ranks()
                 self._begin_block(self.arm)
             return
         self.tools.step_end()
+        arm = self.arm_under_way
+        if arm is not None:
+            arm.step_end()
         self.position += 1
-        if self.position < self.blocks[self.block_number].num_steps:
+        late = self._is_late(self.block_number > 0 and not self.agreement.shared)
+        if self.position < self.blocks[self.block_number].num_steps and not late:
             return
         self._end_block(self.arm)
-        self._plan_without()
         self.block_number += 1
         self.position = 0
         self.on_block_end()
-        if self.block_number == len(self.blocks) or self._is_enough():
+        if self.block_number == len(self.blocks) and not late:
+            self.blocks += self._next_blocks()
+        if self.block_number == len(self.blocks) or late:
             self.finished = True
             self.on_finished()
         else:
             self._begin_block(self.arm)
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    def _is_late(self, enough: bool) -> bool:
+        """Whether the time is up, where `enough` is known to say something."""
+        if enough and self.seconds_left <= 0:
+            self.out_of_time = True
+            return True
+        return False
 
     def settle(self) -> None:
         """Warm-up has shown what marks a step and which modules are called outermost: watch no more."""
         self.anchor.freeze()
         narrow_modules(self, self._narrowed)
 
-    def _is_enough(self) -> bool:
-        """Past the fewest rounds, time decides: epoch starts can make a round far longer than planned."""
-        if self.agreement.shared or self.blocks[self.block_number].arm != "real":
-            return False
-        num_rounds = sum(block.arm == "real" for block in self.blocks[: self.block_number]) - 1
-        return num_rounds >= FEWEST_ROUNDS and now() - self._planned_at > ENOUGH_S
-
-    def _plan(self, warm_up: WarmUp | None) -> list[StepBlock]:
-        trained_on = self.loaders.trained_on()
-        cached = self.options.counterfactuals and trained_on is not None
-        if self.options.counterfactuals and trained_on is None:
-            self.tools.missing.append("counterfactuals: no DataLoader batch was followed by a training step")
+    def _plan(self) -> list[StepBlock]:
+        """The blocks that are known beforehand: the instruments', and all of them where ranks must agree."""
+        step_s = self.warm_up.step_s if self.warm_up is not None else 1.0
         if not self.options.counterfactuals:
             self.tools.missing.append("counterfactuals: left out, the training that runs on stays as written")
-        if self.options.counterfactuals and not self.options.half:
-            self.tools.missing.append("half batch: the script raised on half a batch")
-        if self.options.counterfactuals and not self.options.leave_out:
-            self.tools.missing.append("leaving a statement out: the script raised or hung without it")
-        step_s = warm_up.step_s if warm_up is not None else 1.0
-        return plan_blocks(
-            step_s, seconds=self.options.seconds, cached=cached, half=cached and self.options.half
+        if self.warm_up is not None and not self.warm_up.reason:
+            self.warm_up.reason = f"the time was up after {len(self.warm_up.steps_s)} steps"
+        blocks, left_out = plan_passes(step_s, seconds=self.seconds_left)
+        self.tools.missing += [f"{name}: no time was left for this pass" for name in left_out]
+        if self.agreement.is_needed and self.options.counterfactuals:
+            labels = [arm.label for arm in self._propose_for_ranks() if arm.refusal is None]
+            blocks += plan_rounds(step_s, seconds=self.seconds_left, labels=labels)
+        return blocks
+
+    # -- arms
+
+    def _context(self) -> ArmContext:
+        tools = self.tools
+        timed = [row for row in self.rows if row.arm == REAL and not row.transition] or self.rows[-1:]
+        totals = [sum(values) / len(timed) for values in zip(*(row.totals for row in timed), strict=True)]
+        costs = tools.backward_costs
+        return ArmContext(
+            device=self.device,
+            step_s=sum(row.host_s for row in timed) / len(timed),
+            phases_s=phases_s(totals),
+            stacks=tools.stacks,
+            sites=tools.sites.evidence(costs.seconds_in if costs is not None else None)
+            if tools.sites is not None
+            else (),
+            module_calls=tools.modules.evidence() if tools.modules is not None else (),
+            kernels=tools.kernels,
+            memory=tools.memory,
+            loaders=self.loaders,
+            optimizer=self.optimizer,
+            user_code=self.user_code,
+            clock=self.clock,
+            patches=self.patches,
+            left_out=self.left_out,
         )
 
-    def _plan_without(self) -> None:
-        """After the stacks were looked at: a block without the heaviest statement before each real one."""
-        stacks = self.tools.stacks
-        if self.arm != "stacks" or stacks is None or self.agreement.shared:
-            return
-        timed = [row for row in self.rows if row.arm == "real" and not row.transition]
-        rest_s, step_s = sum(row.totals[REST] for row in timed), sum(row.host_s for row in timed)
-        if not step_s or not self.left_out.choose(stacks, rest_share=rest_s / step_s):
-            return
-        planned = self.block_number + 1
-        self.blocks[planned:] = [
-            each
-            for block in self.blocks[planned:]
-            for each in ([replace(block, arm="without"), block] if block.arm == "real" else [block])
-        ]
+    def _propose(self, proposers: Iterable[Propose]) -> Iterable[Arm]:
+        context = self._context()
+        for propose in proposers:
+            with self.tools.guard(f"arms of {propose.__module__.rpartition('.')[2]}"):
+                yield from propose(context)
+
+    def _propose_for_ranks(self) -> list[Arm]:
+        """Arms that every rank can run, without a look at what only one of them has seen."""
+        self.rounds = Rounds(
+            self._propose((kept_batches.propose,)),
+            step_s=1.0,
+            seconds=self.seconds_left,
+            skipped=self.options.skipped,
+        )
+        self.arms = self.rounds.arms
+        return list(self.arms.values())
+
+    def _next_blocks(self) -> list[StepBlock]:
+        """After the instruments: a few blocks of arms at a time."""
+        if self.agreement.shared or not self.options.counterfactuals:
+            return []
+        if self.rounds is None:
+            same = [Same()] if self.options.same else []
+            self.rounds = Rounds(
+                [*same, *self._propose(self.options.proposers)],
+                step_s=self._context().step_s,
+                seconds=self.seconds_left,
+                skipped=self.options.skipped,
+            )
+            self.arms = self.rounds.arms
+        if self.marks is not None:
+            import torch
+
+            torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
+        return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
+
+    def measured(self, arm: Arm) -> Counterfactual | None:
+        """What an arm has shown so far."""
+        rows = [row for row in self.rows if row.arm in (arm.label, arm.baseline)]
+        return compare(build_steps(rows), label=arm.label, baseline=arm.baseline, kind=arm.kind)
+
+    def arms_not_run(self, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:
+        """Those that brought no figure, and those that failed before and were not proposed again."""
+        found = self.rounds.not_run(measured=measured) if self.rounds is not None else ()
+        known = {*self.arms, *(arm.label for arm in found)}
+        return found + tuple(
+            ArmNotRun(kind=label.partition(" ")[0], label=label, reason=reason)
+            for label, reason in self.options.skipped.items()
+            if label not in known
+        )
 
     # -- blocks
 
-    def _begin_block(self, arm: Arm) -> None:
-        done, total = self.block_number + 1, len(self.blocks)
-        self.on_progress(f"{arm}: block {done} of {total}, {self.blocks[self.block_number].num_steps} steps")
-        self.loaders.begin_serving(arm if arm in ("cached", "half") else None)
-        self.loaders.recording = arm == "real"
-        self.loaders.counts_rows = arm in ("real", "without")
-        if arm == "without":
-            self.left_out.switch(True)
-            self.left_out.watch(longest_s=self._longest_without_s(), on_stuck=self.on_stuck)
-        self.tools.begin(arm, self.device)
+    def _begin_block(self, label: str) -> None:
+        num_steps = self.blocks[self.block_number].num_steps
+        self.on_progress(f"{label}: {num_steps} steps, {max(0.0, self.seconds_left):.0f} s left")
+        arm = self.arms.get(label)
+        self.loaders.begin_serving(arm.serves if arm is not None else None)
+        self.loaders.recording = label == REAL
+        self.loaders.counts_rows = label == REAL or (arm is not None and arm.serves is None)
+        if arm is not None:
+            self._begin_arm(arm)
+        self.tools.begin(label, self.device)
 
-    def _longest_without_s(self) -> float:
-        """A block without a statement that takes longer than this hangs."""
-        steps_s = [row.host_s for row in self.rows if row.arm == "real"]
+    def _begin_arm(self, arm: Arm) -> None:
+        try:
+            arm.begin()
+        except Exception as error:  # noqa: BLE001 - ours; the steps run as they are and do not count
+            arm.refusal = f"it could not begin: {type(error).__name__}: {error}"
+
+        def late() -> None:
+            arm.refusal = "its steps did not end, so the rest of them ran as they are"
+            arm.release()
+
+        self.watchdog.watch(longest_s=self._longest_s(), on_late=late, on_stuck=lambda: self.on_stuck(arm))
+
+    def _longest_s(self) -> float:
+        """A block of an arm that takes longer than this hangs."""
+        steps_s = [row.host_s for row in self.rows if row.arm == REAL]
         block_s = sum(steps_s) / max(1, len(steps_s)) * self.blocks[self.block_number].num_steps
         return max(HANGS_S, HANGS * block_s)
 
-    def _end_block(self, arm: Arm) -> None:
-        if arm == "without":
-            self.left_out.switch(False)
+    def _end_block(self, label: str) -> None:
+        self.end_arm()
         self.tools.end(
-            arm, [row.host_s for row in self.rows if row.block == self.block_number and row.arm == arm]
+            label, [row.host_s for row in self.rows if row.block == self.block_number and row.arm == label]
         )
+
+    def end_arm(self) -> None:
+        """Run steps as they are again."""
+        arm = self.arms.get(self.arm)
+        self.watchdog.end()
+        if arm is not None:
+            with self.tools.guard(arm.label):
+                arm.end()
 
 
 def _leave_in_child(observer: Observer | None) -> None:
     """A process the job forks (a worker, an environment, another trainer) is not the job."""
     if observer is not None and not observer.removed:
         observer.tools.leave_in_child()
-        observer.left_out.put_back()
+        arm = observer.arm_under_way
+        if arm is not None:
+            arm.release()
         observer.removed = True
         observer.patches.undo()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.clock import Clock
-from flatout.measure.evidence import Arm, Kernels, Memory, Stacks
+from flatout.measure.evidence import Kernels, Memory, Stacks
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.lines.stacks import StackSampler
@@ -47,8 +47,8 @@ class Passes:
         self._sampler: StackSampler | None = None
         self._stance: Any = None
 
-    def begin(self, arm: Arm, device: str) -> None:
-        with self._guard(arm):
+    def begin(self, arm: str, device: str) -> None:
+        with self.guard(arm):
             if arm == "stacks":
                 sampler = StackSampler(self.clock, self.user_code)
                 sampler.start()
@@ -75,12 +75,12 @@ class Passes:
         if self._sampler is not None:
             self._sampler.step_end()
         if self._memory_recorder is not None:
-            with self._guard("memory"):
+            with self.guard("memory"):
                 self._memory_recorder.step_end()
 
-    def end(self, arm: Arm, steps_s: Sequence[float]) -> None:
+    def end(self, arm: str, steps_s: Sequence[float]) -> None:
         """`steps_s` are the seconds of the pass's steps."""
-        with self._guard(arm):
+        with self.guard(arm):
             if arm in ("count", "attribution") and self._counting:
                 self._end_counting(arm, steps_s)
             elif arm == "kernels" and self._kernel_recorder is not None:
@@ -94,7 +94,7 @@ class Passes:
                 sampler, self._sampler = self._sampler, None
                 loss = self.sites.differentiable if self.sites is not None else set()
                 self.stacks = sampler.stop(steps_s=steps_s, differentiable=loss)
-        with self._guard(arm):
+        with self.guard(arm):
             self._run_as_before()
 
     def leave_in_child(self) -> None:
@@ -132,7 +132,7 @@ class Passes:
         insert_mode(mode)
         self._counting = True
 
-    def _end_counting(self, arm: Arm, steps_s: Sequence[float]) -> None:
+    def _end_counting(self, arm: str, steps_s: Sequence[float]) -> None:
         self._counting = False
         self._patches.undo()
         self.module_calls, LOG.profile = None, None
@@ -171,7 +171,7 @@ class Passes:
             self._stance = None
 
     @contextmanager
-    def _guard(self, arm: str) -> Iterator[None]:
+    def guard(self, arm: str) -> Iterator[None]:
         """The job must never be harmed by being watched."""
         try:
             yield

@@ -61,6 +61,11 @@ class Agreement:
         """Other ranks follow the same plan, so nobody may leave it."""
         return self.agreed is not None
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether other ranks train in lockstep with this one."""
+        return _store() is not None
+
     def plan(self, index: int, ready: bool, make: Callable[[], list[StepBlock]]) -> list[StepBlock] | None:
         """The blocks once they are to start with the step after `index`, else None."""
         store = _store()

@@ -1,19 +1,24 @@
-"""Which steps serve which instrument: the plan of a diagnosis.
+"""Which steps serve which instrument and which arm: the plan of a diagnosis.
 
 Warm-up is detected, not assumed: the first steps allocate, compile and fill caches.  Then each
-instrument gets its own few steps, and last come the rounds of the counterfactuals, in which blocks of
-real, cached-batch and half-batch steps follow each other.  Two runs one after the other can differ by
-40 % on a shared machine; blocks a second apart do not.  The first step of every block is a transition
-(queues, caches and allocator change over) and is never timed.
+instrument gets its own few steps, and last come the arms, in blocks beside blocks of their baseline.  Two
+runs one after the other can differ by 40 % on a shared machine; blocks a second apart do not.  The first
+step of every block is a transition (queues, caches and allocator change over) and is never timed.
+
+Every arm gets one block, the most suspicious first; those that show a gain get more until their interval
+is narrow.  Time decides how many: what there was no time for is named.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from flatout.measure.evidence import Arm
+from flatout.measure.arms.arm import REAL, Arm
+from flatout.measure.evidence import ArmNotRun, Counterfactual
 
 LONG_STEP_S = 2.0
 SHORT_STEP_S = 0.2
@@ -21,13 +26,18 @@ ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 8, 6.0
+DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
+SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
+GAIN = 1.05  # less is not worth a round
+NARROW = 0.1  # an interval this wide, as a share of the speed-up, says enough
+NO_TIME, UNTIMED = "no time was left for it", "its steps could not be timed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBlock:
-    """Consecutive steps of one arm; the first one is the transition into it."""
+    """Consecutive steps of one arm or instrument; the first one is the transition into it."""
 
-    arm: Arm
+    arm: str
     num_steps: int
 
 
@@ -63,20 +73,10 @@ class WarmUp:
         return statistics.median(self.steps_s[-2:])
 
 
-def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> list[StepBlock]:
-    """Blocks for a job whose step takes `step_s`, aiming at `seconds` in all.
-
-    At least the few steps each instrument needs; at most about 60 steps' time plus a few seconds.
-    """
+def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list[str]]:
+    """A real block and the instruments' for a job whose step takes `step_s`; and those it has no time for."""
     long = step_s >= LONG_STEP_S
-    num_kept, num_rounds = _kept_per_block(step_s), FEWEST_ROUNDS
-    arms: list[Arm] = ["real"]
-    if cached:
-        arms.append("cached")
-    if half:
-        arms.append("half")
-    instruments = [
-        StepBlock(arm="real", num_steps=1 + (1 if long else 3)),
+    passes = [
         StepBlock(arm="count", num_steps=1 if long else 2),
         StepBlock(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
         StepBlock(arm="kernels", num_steps=1 if long else 2),
@@ -85,12 +85,124 @@ def plan_blocks(step_s: float, *, seconds: float, cached: bool, half: bool) -> l
         # another one ended can crash in torch's profiler
         StepBlock(arm="attribution", num_steps=1),
     ]
-    spent_s = step_s * sum(block.num_steps for block in instruments)
-    round_s = step_s * len(arms) * (1 + num_kept)
-    while num_rounds < MOST_ROUNDS and round_s * (num_rounds + 1) < min(seconds - spent_s, ROUNDS_TARGET_S):
+    blocks = [StepBlock(arm=REAL, num_steps=1 + (1 if long else 3))]
+    left_out = []
+    for block in passes:
+        left_s = seconds - step_s * sum(each.num_steps for each in blocks)
+        if step_s * block.num_steps <= DEAREST_PASS * left_s:
+            blocks.append(block)
+        else:
+            left_out.append(block.arm)
+    return blocks, left_out
+
+
+def plan_rounds(step_s: float, *, seconds: float, labels: Iterable[str]) -> list[StepBlock]:
+    """Rounds that are fixed beforehand, for jobs whose ranks must do the same: a block of each arm."""
+    arms = [REAL, *labels]
+    num_rounds, num_steps = FEWEST_ROUNDS, steps_per_block(step_s)
+    round_s = step_s * len(arms) * num_steps
+    while num_rounds < MOST_ROUNDS and round_s * (num_rounds + 1) < min(seconds, ROUNDS_TARGET_S):
         num_rounds += 1
-    rounds = [StepBlock(arm=arm, num_steps=1 + num_kept) for _ in range(num_rounds) for arm in arms]
-    return instruments + rounds
+    return [StepBlock(arm=arm, num_steps=num_steps) for _ in range(num_rounds) for arm in arms]
+
+
+class Rounds:
+    """Decides, block by block, which arm runs next."""
+
+    def __init__(
+        self, arms: Iterable[Arm], *, step_s: float, seconds: float, skipped: Mapping[str, str] | None = None
+    ) -> None:
+        self._step_s, self._seconds, self._skipped = step_s, seconds, dict(skipped or {})
+        self._num_steps = steps_per_block(step_s)
+        self._num_blocks: Counter[str] = Counter()
+        self._refined: set[str] = set()
+        self._last: str | None = None  # the block that ran last
+        self.arms: dict[str, Arm] = {}
+        self.add(arms)
+
+    def add(self, arms: Iterable[Arm]) -> None:
+        for arm in arms:
+            if arm.label not in self.arms:
+                arm.refusal = self._skipped.get(arm.label, arm.refusal)
+                self.arms[arm.label] = arm
+
+    def next(
+        self, *, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]
+    ) -> list[StepBlock]:
+        """The next few blocks; none when every arm is settled or the time is up."""
+        found = {label: measure(arm) for label, arm in self.arms.items() if self._num_blocks[label]}
+        for label, gained in found.items():
+            if gained is not None and gained.speedup >= GAIN and label not in self._refined:
+                self._refined.add(label)
+                self.add(self.arms[label].refine())
+        wanted = self._wanted(found, seconds_left)
+        if not wanted:
+            return self._closing()
+        chosen = [wanted[0], *(arm for arm in wanted[1:] if arm.baseline == wanted[0].baseline)][:2]
+        baseline = chosen[0].baseline
+        labels = [*([] if self._last == baseline else [baseline]), *(arm.label for arm in chosen)]
+        if self._step_s * self._num_steps * min(2, len(labels)) > seconds_left:
+            return []
+        self._num_blocks.update(labels)
+        self._last = labels[-1]
+        return [StepBlock(arm=label, num_steps=self._num_steps) for label in labels]
+
+    def _closing(self) -> list[StepBlock]:
+        """A last block of the baseline: steps get slower and faster, so each block stands between two."""
+        last = self.arms.get(self._last or "")
+        if last is None:
+            return []
+        self._last = last.baseline
+        return [StepBlock(arm=last.baseline, num_steps=self._num_steps)]
+
+    def _wanted(self, found: Mapping[str, Counterfactual | None], seconds_left: float) -> list[Arm]:
+        """Arms that are to run, the first ones first."""
+        self._refuse_without_baseline()
+        able = [arm for arm in self.arms.values() if arm.refusal is None]
+        new = [arm for arm in able if not self._num_blocks[arm.label]]
+        new.sort(key=lambda arm: -arm.suspicion)
+        open_ = [arm for arm in able if self._num_blocks[arm.label] and not self._is_settled(arm, found)]
+        open_.sort(key=lambda arm: (self._num_blocks[arm.label], -arm.suspicion))
+        in_screening = seconds_left > (1 - SCREENING) * self._seconds
+        return [*new, *open_] if in_screening or not open_ else [*open_, *new]
+
+    def _refuse_without_baseline(self) -> None:
+        for arm in self.arms.values():
+            if arm.refusal is None and arm.baseline != REAL:
+                needed = self.arms.get(arm.baseline)
+                if needed is None or needed.refusal is not None:
+                    reason = needed.refusal if needed is not None else "was not proposed"
+                    arm.refusal = f"it is compared with {arm.baseline} steps: {reason}"
+
+    def _is_settled(self, arm: Arm, found: Mapping[str, Counterfactual | None]) -> bool:
+        num, gained = self._num_blocks[arm.label], found[arm.label]
+        if num < arm.fewest_rounds or num >= MOST_ROUNDS:
+            return num >= MOST_ROUNDS
+        if gained is None:
+            return num >= FEWEST_ROUNDS
+        if gained.speedup < GAIN:
+            return num >= FEWEST_ROUNDS or gained.speedup_high < GAIN
+        return num >= FEWEST_ROUNDS and gained.speedup_high - gained.speedup_low < NARROW * gained.speedup
+
+    def not_run(self, *, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:
+        """Arms that brought no figure, with the reason."""
+        done = set(measured)
+        return tuple(
+            ArmNotRun(
+                kind=arm.kind,
+                label=label,
+                reason=arm.refusal or (UNTIMED if self._num_blocks[label] else NO_TIME),
+                place=arm.place,
+                last_line=arm.last_line,
+            )
+            for label, arm in self.arms.items()
+            if label not in done
+        )
+
+
+def steps_per_block(step_s: float) -> int:
+    """The transition and those that are timed."""
+    return 1 + _kept_per_block(step_s)
 
 
 def _kept_per_block(step_s: float) -> int:

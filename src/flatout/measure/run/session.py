@@ -9,6 +9,7 @@ training which will not come.  A script that leaves by `os._exit` is kept until 
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -21,9 +22,10 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from flatout.ground.script.main import after_import, run_as_main, show_error
+from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, WITHOUT_FAILED, is_orphan
+from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, is_orphan
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.ranks import keep_attempts_apart
 
@@ -47,8 +49,7 @@ class JobOptions:
     evidence_path: str
     keep_running: bool
     seconds: float
-    half: bool
-    leave_out: bool
+    skipped: dict[str, str]  # arms under which the job failed before, and how
     progress_fd: int | None
     parent: int | None = None  # the launching process, with which the job ends
 
@@ -67,13 +68,12 @@ class Session:
                 folder=options.folder,
                 seconds=options.seconds,
                 counterfactuals=not options.keep_running,
-                half=options.half,
-                leave_out=options.leave_out,
+                skipped=options.skipped,
             ),
             on_finished=self._finished,
             on_progress=self._progress,
             on_block_end=self._save_so_far,
-            on_stuck=lambda: self._leave(WITHOUT_FAILED),
+            on_stuck=self._stuck,
         )
         self.num_stops = 0
         self.interrupted = False
@@ -90,21 +90,23 @@ class Session:
         signal.signal(END, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ending = self._run_script()
-        self.observer.left_out.switch(False)  # nobody waits for its steps any more
         for number in (signal.SIGINT, signal.SIGTERM, END):
             signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
-        failed_by = self._counterfactual_under_way()
+        failed = self._failed_arm(ending)
+        self.observer.end_arm()
         self._end_workers()
         if self._timer is not None:
             self._timer.cancel()
         if self.options.keep_running and self.observer.finished:  # measured; how it went on is added
             self.saved = False
             ending = Ending("measured", ending.exit_code, ending.error)
+        if failed is not None:
+            ending = self._give_up(failed, ending.error or f"ended with exit code {ending.exit_code}")
         code = self._save(ending)
         if self.num_stops and any(_own_threads()):
             self._leave(code)
-        if code == 0 and failed_by is not None and ending.exit_code and ending.ended != "interrupted":
-            return failed_by
+        if code == 0 and failed is not None:
+            return ARM_FAILED
         if code == 0 and self.options.keep_running:
             return ending.exit_code or 0
         return code
@@ -120,18 +122,26 @@ class Session:
         except KeyboardInterrupt:
             self.interrupted = True
         except BaseException as error:  # noqa: BLE001 - the script's own, shown as such
-            if not self.num_stops and not self.interrupted and self._counterfactual_under_way() is None:
+            if not self.num_stops and not self.interrupted and self.observer.arm_under_way is None:
                 show_error(error)
             ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
         if self.num_stops:
             return Ending("measured", 0)
         return Ending("interrupted", 130) if self.interrupted else ending
 
-    def _counterfactual_under_way(self) -> int | None:
-        """The exit code of a failure that is a counterfactual's; the script runs again without it."""
-        if self.observer.finished:
-            return None
-        return {"half": HALF_FAILED, "without": WITHOUT_FAILED}.get(self.observer.arm)
+    def _failed_arm(self, ending: Ending) -> Arm | None:
+        """The arm that a failure of the script is laid to; it runs again without that."""
+        failed = ending.exit_code and ending.ended not in ("interrupted", "measured")
+        return self.observer.arm_under_way if failed else None
+
+    def _give_up(self, arm: Arm, reason: str) -> Ending:
+        """Say so, and end with what was measured before."""
+        arm.refusal = f"the script failed under it: {reason}"
+        self._progress(FAILED_ARM + json.dumps([arm.label, arm.refusal]))
+        return Ending("measured", 0)
+
+    def _stuck(self, arm: Arm) -> None:
+        self._leave(self._save(self._give_up(arm, "its steps did not end")) or ARM_FAILED)
 
     def _watch_torch(self, _torch: ModuleType) -> None:
         if os.getpid() == self._pid:  # else one that the script forked

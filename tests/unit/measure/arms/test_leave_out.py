@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import threading
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from flatout.ground.script import main as main_script
-from flatout.measure.arms.leave_out import NOTHING, SWITCH, LeaveOut
+from flatout.measure.arms.leave_out import NOTHING, SWITCH, LeaveOut, Statement
 from flatout.measure.evidence import Place, StackPath, Stacks
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
@@ -61,17 +60,16 @@ class Job:
     def lines(self) -> list[int]:
         return [statement.first_line for statement in self.arm.statements]
 
-    def choose(self, part: str) -> None:
+    def statement(self, part: str) -> Statement:
         line = self.line_of(part)
-        self.arm.chosen = next(each for each in self.arm.statements if each.first_line == line)
+        return next(each for each in self.arm.statements if each.first_line == line)
 
     def run(self, *, left_out: str, at_step: int = 1) -> Any:
         """Run it; from `at_step` on the statement is left out."""
 
         def at(step: int) -> None:
             if step == at_step:
-                self.choose(left_out)
-                self.arm.switch(True)
+                self.arm.switch(self.statement(left_out))
 
         script = ModuleType("script")
         vars(script).update(at=at)
@@ -199,38 +197,6 @@ def test_a_warning_of_the_compiler_is_given_once(tmp_path: Path, call: str) -> N
     assert sorted(warning.lineno for warning in caught) == [2, 4]
 
 
-def test_a_loop_that_waits_for_the_statement_gets_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = """
-    class Model:
-        def backward(self): pass
-
-    model, count = Model(), 0
-    at(1)
-    while count < 3:
-        model.backward()
-        count = sum([count, 1])
-    """
-    job = Job(tmp_path, source)
-    switch = job.arm.switch
-
-    def switch_and_watch(on: bool) -> None:
-        switch(on)
-        job.arm.watch(longest_s=0.01, on_stuck=lambda: None)
-
-    monkeypatch.setattr(job.arm, "switch", switch_and_watch)
-    assert job.run(left_out="count =")["count"] == 3
-    assert (job.arm.overdue, job.arm.chosen) == (True, None)
-    switch(False)
-
-
-def test_a_step_that_does_not_go_on_either_way_is_given_up(job: Job) -> None:
-    stuck = threading.Event()
-    job.arm.watch(longest_s=0.001, on_stuck=stuck.set)
-    assert stuck.wait(60)
-
-
 # The choice
 
 
@@ -248,24 +214,21 @@ def stacks(*paths: tuple[str, int, int]) -> Stacks:
 def job(tmp_path: Path) -> Job:
     made = Job(tmp_path, LOOP)
     made.run(left_out="seen.append(")
-    made.arm.chosen = None
     return made
 
 
-def test_the_heaviest_statement_is_chosen(job: Job) -> None:
+def heavy(job: Job, found: Stacks, rest_share: float) -> dict[int, float]:
+    return {each.first_line: share for each, share in job.arm.heavy(found, rest_share=rest_share)}
+
+
+def test_heavy_statements_are_found_with_their_share_of_the_step(job: Job) -> None:
     log, value = job.line_of('f"log {value}"'), job.line_of("value =")
-    assert job.arm.choose(stacks(("rest", log, 70), ("rest", value, 30)), rest_share=0.5)
-    assert str(job.arm.place()) == f"train.py:{job.line_of('seen.append(')}"
+    found = heavy(job, stacks(("rest", log, 70), ("rest", value, 30)), 0.5)
+    assert found == {job.line_of("seen.append("): pytest.approx(0.35), value: pytest.approx(0.15)}
 
 
-def test_nothing_is_chosen_where_little_time_is_spent_or_a_phase_runs_inside(job: Job) -> None:
+def test_nothing_is_heavy_where_little_time_is_spent_or_a_phase_runs_inside(job: Job) -> None:
     log = job.line_of('f"log {value}"')
-    assert not job.arm.choose(stacks(("rest", log, 70)), rest_share=0.05)
-    assert not job.arm.choose(stacks(("rest", log, 70), ("forward", log, 5)), rest_share=0.9)
-    assert not job.arm.choose(stacks(), rest_share=0.9)
-    assert job.arm.place() is None
-
-
-def test_a_look_that_paired_a_line_with_the_next_phase_does_not_exclude_it(job: Job) -> None:
-    log = job.line_of('f"log {value}"')
-    assert job.arm.choose(stacks(("rest", log, 70), ("backward", log, 1)), rest_share=0.9)
+    assert not heavy(job, stacks(("rest", log, 70)), 0.05)
+    assert not heavy(job, stacks(("rest", log, 70), ("forward", log, 5)), 0.9)
+    assert not heavy(job, stacks(), 0.9)

@@ -27,8 +27,7 @@ def test_the_observed_process_runs_the_script_as_main_and_saves(tmp_path: Path) 
         evidence_path=str(tmp_path / "e.json"),
         keep_running=False,
         seconds=1.0,
-        half=True,
-        leave_out=True,
+        skipped={},
         progress_fd=None,
     )
     ran = run(start_command(MODULE, json.dumps(encode(options))), folder=tmp_path)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from flatout.measure.run.lineage import END, HALF_FAILED, NOT_WRITTEN, end_with, is_orphan
+from flatout.measure.run.lineage import ARM_FAILED, END, NOT_WRITTEN, end_with, is_orphan
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that it is orphaned"
@@ -83,6 +83,6 @@ def test_an_orphan_has_another_parent() -> None:
 
 
 def test_the_exit_codes_differ_from_each_other_and_from_those_scripts_end_with() -> None:
-    assert HALF_FAILED != NOT_WRITTEN
+    assert ARM_FAILED != NOT_WRITTEN
     # 0 clean, 1 a traceback, 2 a usage error, 128 and above a signal
-    assert all(2 < code < 128 for code in (HALF_FAILED, NOT_WRITTEN))
+    assert all(2 < code < 128 for code in (ARM_FAILED, NOT_WRITTEN))

@@ -18,10 +18,10 @@ from flatout.measure.evidence_file import save_evidence
 from flatout.measure.patches import Patches
 from flatout.measure.run import ranks
 from flatout.measure.run.ranks import Agreement, clear, gather, merge, partial_path, publish, rank_summary
-from flatout.measure.run.schedule import StepBlock, plan_blocks
+from flatout.measure.run.schedule import StepBlock, plan_rounds
 from tests.support import doctor as builders
 
-BLOCKS = plan_blocks(0.1, seconds=60.0, cached=True, half=True)
+BLOCKS = plan_rounds(0.1, seconds=60.0, labels=["cached", "half"])
 
 
 def of_rank(rank: int, *, own_s: float, waiting_s: float) -> Evidence:

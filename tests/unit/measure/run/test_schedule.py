@@ -2,74 +2,151 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.measure.run.schedule import FEWEST_ROUNDS, MOST_ROUNDS, WarmUp, plan_blocks
+from flatout.measure.arms.arm import Arm
+from flatout.measure.evidence import INSTRUMENTS, Counterfactual
+from flatout.measure.run.schedule import (
+    FEWEST_ROUNDS,
+    MOST_ROUNDS,
+    NO_TIME,
+    Rounds,
+    WarmUp,
+    plan_passes,
+    plan_rounds,
+    steps_per_block,
+)
+from tests.support import doctor
 
 steps_s = st.floats(min_value=1e-4, max_value=60.0)
-INSTRUMENTS = ["real", "count", "stacks", "kernels", "memory", "attribution"]
 
 
-@given(
-    step_s=steps_s, seconds=st.floats(min_value=0.1, max_value=3600), cached=st.booleans(), half=st.booleans()
-)
-def test_a_plan_costs_at_most_sixty_steps_and_twenty_seconds(
-    step_s: float, seconds: float, cached: bool, half: bool
+@given(step_s=steps_s, seconds=st.floats(min_value=-5, max_value=3600))
+def test_the_passes_take_at_most_the_time_there_is_and_name_what_they_leave_out(
+    step_s: float, seconds: float
 ) -> None:
-    blocks = plan_blocks(step_s, seconds=seconds, cached=cached, half=cached and half)
-    num_steps = sum(block.num_steps for block in blocks)
-    assert step_s * num_steps <= 60 * step_s + 20
-
-
-@given(step_s=steps_s)
-def test_the_slowest_warm_up_and_the_plan_together_stay_in_bounds(step_s: float) -> None:
-    """The longest warm-up of equal steps: until one of its three limits is met."""
-    warm_up = WarmUp()
-    while not warm_up.add(step_s):
-        pass
-    blocks = plan_blocks(warm_up.step_s, seconds=60.0, cached=True, half=True)
-    num_steps = len(warm_up.steps_s) + sum(block.num_steps for block in blocks)
-    assert step_s * num_steps <= 60 * step_s + 20
-
-
-@given(step_s=steps_s)
-def test_every_instrument_has_its_block_before_the_rounds(step_s: float) -> None:
-    blocks = plan_blocks(step_s, seconds=60.0, cached=True, half=True)
-    assert [block.arm for block in blocks[: len(INSTRUMENTS)]] == INSTRUMENTS
+    blocks, left_out = plan_passes(step_s, seconds=seconds)
+    assert blocks[0].arm == "real" and blocks[0].num_steps >= 2
+    assert sorted([block.arm for block in blocks[1:]] + left_out) == sorted(INSTRUMENTS)
+    if len(blocks) > 1:
+        assert step_s * sum(block.num_steps for block in blocks) <= seconds
     assert all(block.num_steps >= 1 for block in blocks)
 
 
-@given(step_s=steps_s, cached=st.booleans(), half=st.booleans())
-def test_the_arms_of_the_rounds_are_interleaved(step_s: float, cached: bool, half: bool) -> None:
-    half = half and cached
-    arms = ["real", *(["cached"] if cached else []), *(["half"] if half else [])]
-    rounds = plan_blocks(step_s, seconds=60.0, cached=cached, half=half)[len(INSTRUMENTS) :]
-    num_rounds = len(rounds) // len(arms)
+def test_with_time_every_instrument_has_its_pass_in_the_usual_order() -> None:
+    blocks, left_out = plan_passes(0.01, seconds=60.0)
+    assert ([block.arm for block in blocks], left_out) == (["real", *INSTRUMENTS], [])
+
+
+@given(step_s=steps_s, seconds=st.floats(min_value=0.1, max_value=3600))
+def test_fixed_rounds_are_interleaved(step_s: float, seconds: float) -> None:
+    blocks = plan_rounds(step_s, seconds=seconds, labels=["cached", "half"])
+    num_rounds = len(blocks) // 3
     assert FEWEST_ROUNDS <= num_rounds <= MOST_ROUNDS
-    assert [block.arm for block in rounds] == arms * num_rounds
-
-
-@given(step_s=steps_s)
-def test_a_round_gives_each_arm_the_same_steps_and_one_beyond_the_transition(step_s: float) -> None:
-    rounds = plan_blocks(step_s, seconds=60.0, cached=True, half=True)[len(INSTRUMENTS) :]
-    assert len({block.num_steps for block in rounds}) == 1
-    assert rounds[0].num_steps >= 2
+    assert [block.arm for block in blocks] == ["real", "cached", "half"] * num_rounds
+    assert {block.num_steps for block in blocks} == {steps_per_block(step_s)}
 
 
 @given(slower=steps_s, faster=steps_s)
 def test_longer_steps_never_mean_more_steps(slower: float, faster: float) -> None:
     faster, slower = sorted((faster, slower))
-    for_slower = plan_blocks(slower, seconds=60.0, cached=True, half=True)
-    for_faster = plan_blocks(faster, seconds=60.0, cached=True, half=True)
-    assert for_slower[-1].num_steps <= for_faster[-1].num_steps
+    assert 2 <= steps_per_block(slower) <= steps_per_block(faster)
 
 
-def test_little_time_leaves_the_fewest_rounds() -> None:
-    arms = [block.arm for block in plan_blocks(0.01, seconds=0.1, cached=True, half=True)]
-    assert arms.count("cached") == FEWEST_ROUNDS
+# -- which arm runs next
+
+
+class Gains(Arm):
+    """An arm with a known speed-up."""
+
+    kind = "knock-out"
+
+    def __init__(
+        self, label: str, speedup: float = 2.0, *, within: tuple[Arm, ...] = (), **fields: Any
+    ) -> None:
+        self.label, self.speedup, self._within = label, speedup, within
+        vars(self).update(fields)
+
+    def refine(self) -> tuple[Arm, ...]:
+        return self._within
+
+
+def run(
+    arms: list[Arm], *, seconds: float = 60.0, step_s: float = 0.01, width: float = 0.0, **options: Any
+) -> Any:
+    """(labels in the order in which they ran, the rounds), every arm measured as it is known."""
+    rounds = Rounds(arms, step_s=step_s, seconds=seconds, **options)
+    ran: list[str] = []
+
+    def measure(arm: Any) -> Counterfactual:
+        speedups = {"speedup_low": arm.speedup - width, "speedup_high": arm.speedup + width}
+        made = replace(doctor.counterfactuals()[0], label=arm.label, speedup=arm.speedup, **speedups)
+        return replace(made, num_blocks=ran.count(arm.label))
+
+    left_s = seconds
+    while blocks := rounds.next(seconds_left=left_s, measure=measure):
+        ran += [block.arm for block in blocks]
+        left_s -= step_s * sum(block.num_steps for block in blocks)
+        assert left_s > -2 * step_s * steps_per_block(step_s)
+    return ran, rounds
+
+
+def test_the_most_suspicious_arm_comes_first_and_each_stands_beside_its_baseline() -> None:
+    ran, _ = run([Gains("a", suspicion=0.1), Gains("b", suspicion=0.5), Gains("c", suspicion=0.3)])
+    assert ran[:5] == ["real", "b", "c", "real", "a"]
+    for place, label in enumerate(ran[:-1]):
+        assert label == "real" or "real" in (ran[place - 1], ran[place + 1])
+
+
+def test_what_gains_gets_rounds_until_its_interval_is_narrow() -> None:
+    ran, _ = run([Gains("gains"), Gains("nothing", 1.0)])
+    assert (ran.count("gains"), ran.count("nothing")) == (FEWEST_ROUNDS, 1)
+    ran, _ = run([Gains("gains"), Gains("nothing", 1.0)], width=0.3)
+    assert (ran.count("gains"), ran.count("nothing")) == (MOST_ROUNDS, FEWEST_ROUNDS)
+
+
+def test_an_arm_may_ask_for_rounds_though_it_gains_nothing() -> None:
+    ran, _ = run([Gains("cached", 1.0, fewest_rounds=3)])
+    assert ran.count("cached") == 3
+
+
+def test_an_arm_on_kept_batches_stands_beside_steps_on_kept_batches() -> None:
+    ran, _ = run([Gains("cached", suspicion=1.0), Gains("half", baseline="cached", suspicion=0.9)])
+    assert ran[:3] == ["real", "cached", "half"]
+    assert all(
+        "cached" in (ran[place - 1], ran[place + 1])
+        for place in range(2, len(ran) - 1)
+        if ran[place] == "half"
+    )
+
+
+def test_arms_within_an_arm_are_tried_where_it_gains() -> None:
+    ran, _ = run([Gains("outer", within=(Gains("inner"),)), Gains("idle", 1.0, within=(Gains("never"),))])
+    assert "inner" in ran and "never" not in ran
+
+
+def test_what_there_is_no_time_for_is_named() -> None:
+    ran, rounds = run([Gains(str(i), suspicion=1 / (1 + i)) for i in range(9)], seconds=12.0, step_s=1.0)
+    assert ran[:3] == ["real", "0", "1"]
+    not_run = rounds.not_run(measured=set(ran))
+    assert [arm.label for arm in not_run] == [str(i) for i in range(9) if str(i) not in ran]
+    assert {arm.reason for arm in not_run} == {NO_TIME}
+
+
+def test_an_arm_that_refuses_or_is_skipped_does_not_run_nor_what_needs_it() -> None:
+    arms = [Gains("a", refusal="a generator"), Gains("cached"), Gains("half", baseline="cached"), Gains("b")]
+    ran, rounds = run(arms, skipped={"cached": "the script failed under it"})
+    assert set(ran) == {"real", "b"}
+    assert {arm.label: arm.reason for arm in rounds.not_run(measured=["b"])} == {
+        "a": "a generator",
+        "cached": "the script failed under it",
+        "half": "it is compared with cached steps: the script failed under it",
+    }
 
 
 @given(steps=st.lists(st.floats(min_value=1e-6, max_value=1e4), min_size=20, max_size=20))

@@ -1,0 +1,41 @@
+"""Steps on batches that were served before: the loader for nothing, and half of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flatout.measure.arms.arm import Arm, ArmContext
+from flatout.measure.loading.loaders import LoaderWatch
+
+
+class Cached(Arm):
+    """Steps on the batches of the real block before."""
+
+    kind = label = "cached"
+    serves = "cached"
+    suspicion = 1.0
+    fewest_rounds = 3
+
+
+class Half(Arm):
+    """Steps on the first half of those batches."""
+
+    kind = label = "half"
+    baseline = "cached"
+    serves = "half"
+    suspicion = 0.99
+    fewest_rounds = 3
+
+    def __init__(self, loaders: LoaderWatch) -> None:
+        self._loaders = loaders
+
+    def step_end(self) -> None:
+        self.refusal = self._loaders.cannot_halve
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    arms = (Cached(), Half(context.loaders))
+    if context.loaders.trained_on() is None:
+        for arm in arms:
+            arm.refusal = "no DataLoader batch was followed by a training step"
+    return arms

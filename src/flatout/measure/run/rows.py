@@ -1,0 +1,64 @@
+"""The steps as they were noted, and with the GPU's clock read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flatout.measure.clock import EXCLUDED, phases_s, read_marks
+from flatout.measure.evidence import INSTRUMENTS, Step
+from flatout.measure.statistics import outliers
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One step as it was noted, before the GPU's clock was read."""
+
+    index: int
+    arm: str
+    block: int
+    transition: bool
+    totals: list[float]
+    marks: list[tuple[int, Any]]
+    rows: int | None
+    num_batches: int
+    num_forwards: int
+    num_backwards: int
+    epoch_start: bool
+    begins_epoch: bool = False  # of the loader that is trained on
+    ended_at_s: float = 0.0
+
+    @property
+    def host_s(self) -> float:
+        return sum(self.totals) - self.totals[EXCLUDED]
+
+
+def build_steps(rows: Sequence[StepRow]) -> tuple[Step, ...]:
+    """Rows with the GPU's clock read; marks as not kept what must not enter a mean."""
+    # where epochs last a step or two, their starts are what a step costs
+    starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
+    steps = []
+    for row in rows:
+        on_device = read_marks(row.marks)
+        excluded_share = row.totals[EXCLUDED] / max(1e-9, sum(row.totals))
+        steps.append(
+            Step(
+                index=row.index,
+                arm=row.arm,
+                block=row.block,
+                step_s=on_device[0] if on_device is not None else row.host_s,
+                phases_s=phases_s(row.totals),
+                device_phases_s=on_device[1] if on_device is not None else None,
+                rows=row.rows,
+                num_batches=row.num_batches,
+                num_backwards=row.num_backwards,
+                num_forwards=row.num_forwards,
+                epoch_start=row.epoch_start,
+                kept=not row.transition
+                and (starts_count or not row.epoch_start)
+                and (row.arm == "real" or excluded_share < 0.05),
+            )
+        )
+    apart = outliers([step for step in steps if step.kept and step.arm not in ("warmup", *INSTRUMENTS)])
+    return tuple(replace(step, kept=False) if step.kept and step.index in apart else step for step in steps)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from flatout.measure.arms import kept_batches
+
+
+def context(trained_on: Any) -> Any:
+    return SimpleNamespace(loaders=SimpleNamespace(trained_on=lambda: trained_on, cannot_halve=None))
+
+
+def test_batches_are_served_again_whole_and_halved() -> None:
+    cached, half = kept_batches.propose(context(object()))
+    assert (cached.serves, cached.baseline, cached.refusal) == ("cached", "real", None)
+    assert (half.serves, half.baseline, half.refusal) == ("half", "cached", None)
+
+
+def test_without_a_loader_both_say_why_they_do_not_run() -> None:
+    for arm in kept_batches.propose(context(None)):
+        assert arm.refusal == "no DataLoader batch was followed by a training step"
+
+
+def test_batches_that_cannot_be_halved_give_the_arm_up() -> None:
+    made = context(object())
+    _, half = kept_batches.propose(made)
+    made.loaders.cannot_halve = "batches of 3 are too small for it"
+    half.step_end()
+    assert half.refusal == "batches of 3 are too small for it"

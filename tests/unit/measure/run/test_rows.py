@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flatout.measure.clock import BACKWARD, EXCLUDED, FORWARD, NUM_REGIONS, REST
+from flatout.measure.run.rows import StepRow, build_steps
+
+
+def row(
+    index: int, arm: str = "real", *, excluded_s: float = 0.0, forward_s: float = 0.1, **changes: Any
+) -> StepRow:
+    totals = [0.0] * NUM_REGIONS
+    totals[FORWARD], totals[EXCLUDED] = forward_s, excluded_s
+    fields: dict[str, Any] = {
+        "block": 0, "transition": False, "marks": [], "rows": 4, "num_batches": 1,
+        "num_forwards": 1, "num_backwards": 1, "epoch_start": False,
+    }  # fmt: skip
+    return StepRow(index=index, arm=arm, totals=totals, **{**fields, **changes})
+
+
+def kept(rows: list[StepRow]) -> list[int]:
+    return [step.index for step in build_steps(rows) if step.kept]
+
+
+def test_the_host_clock_is_the_step_where_there_is_no_gpu() -> None:
+    (step,) = build_steps([row(3, excluded_s=0.7)])
+    assert (step.index, step.step_s, step.phases_s["forward"]) == (3, pytest.approx(0.1), 0.1)
+    assert step.device_phases_s is None
+
+
+class Event:
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at_ms - self.at_ms
+
+
+def test_the_gpus_clock_is_the_step_where_there_is_one() -> None:
+    marks = [(FORWARD, Event(0)), (BACKWARD, Event(300)), (REST, Event(1000))]
+    (step,) = build_steps([row(0, marks=marks)])
+    assert step.step_s == pytest.approx(1.0)
+    assert step.device_phases_s is not None
+    assert step.device_phases_s["backward"] == pytest.approx(0.7)
+    assert step.phases_s["forward"] == 0.1
+
+
+def test_transitions_and_epoch_starts_are_not_kept() -> None:
+    rows = [row(0, transition=True), row(1), row(2, epoch_start=True), row(3), row(4)]
+    assert kept(rows) == [1, 3, 4]
+
+
+def test_where_most_steps_start_an_epoch_their_starts_are_what_a_step_costs() -> None:
+    assert kept([row(i, epoch_start=i % 3 != 0) for i in range(6)]) == list(range(6))
+
+
+def test_steps_that_hold_something_else_are_not_kept() -> None:
+    rows = [row(i, forward_s=0.9 if i == 4 else 0.1) for i in range(8)]
+    assert kept(rows) == [0, 1, 2, 3, 5, 6, 7]
+
+
+def test_a_counterfactual_step_disturbed_by_us_is_not_kept() -> None:
+    rows = [row(0, "cached", excluded_s=0.1), row(1, "cached"), row(2, "real", excluded_s=0.1)]
+    assert kept(rows) == [1, 2]
+
+
+def test_no_rows_no_steps() -> None:
+    assert build_steps([]) == ()
