@@ -8,10 +8,13 @@ on with those they call.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
+
+COMPILED, DYNAMOS_CALLS = "compile_wrapper", os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 class Patches:
@@ -27,7 +30,7 @@ class Patches:
         )
         if isinstance(value, FunctionType):  # frameworks read the signature, Lightning that of DataLoader
             functools.update_wrapper(value, getattr(owner, name))
-            _hide_from_dynamo(value.__code__, with_calls=False)
+            _hide_from_dynamo(value.__code__)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, before))
 
@@ -39,13 +42,26 @@ class Patches:
             self._undo.pop()()
 
 
-def keep_out_of_graphs(hook: Any) -> None:
-    """Tell dynamo to trace neither `hook`, which torch calls inside a compiled step, nor what it calls."""
-    hook._torchdynamo_disable = True
-    _hide_from_dynamo(hook.__code__, with_calls=True)
+def keep_out_of_graphs(*functions: Any) -> None:
+    """Tell dynamo to compile neither these functions, which replacements call, nor what they call."""
+    for function in functions:
+        _hide_from_dynamo(function.__code__, with_calls=True)
 
 
-def _hide_from_dynamo(code: CodeType, *, with_calls: bool) -> None:
+def in_compiled_function() -> bool:
+    """Whether a function that torch.compile compiles is on this thread's stack.
+
+    Its graphs have guards on the modes of the thread, and it restores the thread's dispatch keys at its end.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "torch._dynamo.eval_frame" in sys.modules:
+        if frame.f_code.co_name == COMPILED and frame.f_code.co_filename.endswith(DYNAMOS_CALLS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _hide_from_dynamo(code: CodeType, *, with_calls: bool = False) -> None:
     """Mark frames of `code` as ones to skip; torch's C code remembers it before dynamo is imported."""
     if "torch" in sys.modules:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy

@@ -2,18 +2,18 @@
 
 `nn.Module.__call__` is replaced and acts only at the outermost call: 0.3 µs per nested module, where
 global module hooks cost ten times that and break compiled graphs.  `torch.autograd.backward` covers
-`Tensor.backward` too.  Optimizers call global hooks around their step.
+`Tensor.backward` too.  The `step` of every optimizer's class is replaced by one that is timed.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, ident, now
+from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, Clock, DeviceMarks, ident, now
+from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.patches import Patches, keep_out_of_graphs
 from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
 
@@ -25,6 +25,12 @@ DYNAMO_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 
 
 def install_phases(observer: Observer, patches: Patches) -> None:
+    import torch  # noqa: F401 - dynamo's frame evaluation, which is told below, is a part of it
+
+    observers = type(observer)
+    keep_out_of_graphs(Clock.enter, Clock.leave, DeviceMarks.mark, ModuleCalls.note, _outside_optimizer)
+    keep_out_of_graphs(observers.adopt_thread, observers.after_model_call, observers.note_optimizer)
+    keep_out_of_graphs(observers.mark)
     _patch_modules(observer, patches)
     _patch_backward(observer, patches)
     _patch_optimizers(observer, patches)
@@ -174,74 +180,78 @@ def _patch_backward(observer: Observer, patches: Patches) -> None:
 
 
 def _patch_optimizers(observer: Observer, patches: Patches) -> None:
-    from torch.optim import optimizer as optimizers
+    """Time every optimizer's `step`, of classes that exist and of those to come.
+
+    torch's global hooks would do for that, but a compiled step meets them in its own code: a graph break that
+    the job does not have.  Traced, the timed function is the one behind it; most of them break the graph
+    themselves, and are then called.
+    """
+    from torch.optim.optimizer import Optimizer
+
+    hook_step: Callable[[Any], None] = Optimizer._patch_step_function
+    watched: set[type] = set()
+
+    def hook_and_time(optimizer: Any) -> None:
+        hook_step(optimizer)
+        watch(type(optimizer))
+
+    def watch(kind: type) -> None:
+        owner = next(base for base in kind.__mro__ if "step" in base.__dict__)  # at the latest Optimizer
+        step = owner.__dict__["step"]
+        if owner not in watched and getattr(step, "hooked", False):
+            watched.add(owner)
+            patches.replace(owner, "step", _timed_step(observer, step))
+
+    patches.replace(Optimizer, "_patch_step_function", hook_and_time)
+    for kind in _subclasses(Optimizer):
+        watch(kind)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    derived: type
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _subclasses(derived)
+
+
+def _timed_step(observer: Observer, step: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
 
     clock = observer.clock
-    outermost: FrameType | None = None  # the step under way; both of its hooks are called from this frame
-    in_hook = False
 
-    def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal outermost
-        if not observer.adopt_thread():
-            return None
-        caller = sys._getframe(1)
-        if outermost is not None and _is_called_from(outermost, caller):
-            return None  # a wrapper optimizer calls its inner one
-        if outermost is not None and OPTIMIZER in clock.stack:
-            clock.stack.remove(OPTIMIZER)  # that step raised, and the script went on
-        outermost = caller
+    def timed(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return step(optimizer, *args, **kwargs)
+        if observer.removed or OPTIMIZER in clock.stack or not observer.adopt_thread():
+            return step(optimizer, *args, **kwargs)  # a wrapper optimizer calls its inner one
         clock.enter(OPTIMIZER)
         if observer.marks is not None:
             observer.marks.mark(OPTIMIZER)
-        return _outside_optimizer(observer, args, kwargs)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal outermost, in_hook
-        if ident() != clock.owner or outermost is not sys._getframe(1):
-            return
-        outermost = None
-        if clock.stack[-1] == OPTIMIZER:
+        try:
+            result = step(optimizer, *_outside_optimizer(clock, args), **_outside_optimizer(clock, kwargs))
+        finally:
             clock.leave()
-        in_hook = True
-        try:
-            observer.note_optimizer(optimizer)
-            observer.mark((OPTIMIZER_STEP, id(optimizer)), f"{type(optimizer).__name__}.step")
-        finally:
-            in_hook = False
+        observer.note_optimizer(optimizer)
+        observer.mark((OPTIMIZER_STEP, id(optimizer)), f"{type(optimizer).__name__}.step")
+        return result
 
-    def remove_after() -> None:
-        if not in_hook:  # torch is walking its hooks otherwise; without `before` this one does nothing
-            after_handle.remove()
-
-    for hook in (before, after):
-        keep_out_of_graphs(hook)
-    patches.on_undo(optimizers.register_optimizer_step_pre_hook(before).remove)
-    after_handle = optimizers.register_optimizer_step_post_hook(after)
-    patches.on_undo(remove_after)
+    return timed
 
 
-def _is_called_from(frame: FrameType, callee: FrameType | None) -> bool:
-    while callee is not None and callee is not frame:
-        callee = callee.f_back
-    return callee is not None
-
-
-def _outside_optimizer(observer: Observer, args: Any, kwargs: Any) -> Any:
+def _outside_optimizer(clock: Clock, given: Any) -> Any:
     """A closure (L-BFGS, every Lightning step) runs forward and backward inside step(): not optimizer."""
-    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+    closure = given.get("closure") if isinstance(given, dict) else next(iter(given), None)
     if not callable(closure):
-        return None
+        return given
 
-    def outside(*inner: Any, **named: Any) -> Any:
-        observer.clock.enter(REST)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        clock.enter(REST)
         try:
-            return closure(*inner, **named)
+            return closure(*args, **kwargs)
         finally:
-            observer.clock.leave()
+            clock.leave()
 
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": outside}
-    return (args[0], outside, *args[2:]), kwargs
+    return {**given, "closure": outside} if isinstance(given, dict) else (outside, *given[1:])
 
 
 def install_transfers(observer: Observer, patches: Patches) -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import optimizer as optimizers
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER
 from flatout.measure.lines.function_modes import keep_in_backward
@@ -254,10 +254,12 @@ def test_everything_of_torch_is_as_it_was_after_the_observation() -> None:
             torch.optim.Optimizer.__init__,
             torch.autograd._engine_run_backward,
             torch.autograd.graph._engine_run_backward,
-            len(optimizers._global_optimizer_pre_hooks),
-            len(optimizers._global_optimizer_post_hooks),
+            torch.optim.Optimizer._patch_step_function,
+            torch.optim.SGD.__dict__["step"],
+            torch.optim.LBFGS.__dict__["step"],
         ]
 
+    torch.optim.SGD([parameter()])
     before = patched()
     observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
     patches = Patches()
@@ -266,3 +268,110 @@ def test_everything_of_torch_is_as_it_was_after_the_observation() -> None:
     assert patched()[:3] != before[:3]
     patches.undo()
     assert all(one is other for one, other in zip(patched(), before, strict=True))
+
+
+class Part(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+def train_on_parts() -> Callable[[], None]:
+    # each with a forward of its own: compiled code belongs to the code of a function
+    codes = [FunctionType(Part.forward.__code__.replace(), globals()) for _ in range(12)]
+    parts = [torch.compile(type("Own", (Part,), {"forward": code})(), backend="eager") for code in codes]
+    x = nn.Parameter(torch.ones(3, 6))
+    optimizer = torch.optim.Adam([x])
+
+    def step() -> None:
+        torch.stack([part(x) for part in parts]).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def train_on_a_compiled_step() -> Callable[[], None]:
+    model = nn.Linear(6, 6)
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.ones(3, 6)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return torch.compile(step, backend="eager")
+
+
+def train_with_a_compiled_optimizer() -> Callable[[], None]:
+    model = nn.Linear(6, 6)
+    optimizer = torch.optim.Adam(model.parameters())
+    update = torch.compile(optimizer.step, backend="eager")
+    x = torch.ones(3, 6)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        update()
+
+    return step
+
+
+def train_with_less_overhead() -> Callable[[], None]:
+    model = torch.compile(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), mode="reduce-overhead")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(3, 6)
+
+    def step() -> None:
+        model(x).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def what_dynamo_did(make: Callable[[], Callable[[], None]], *, num_steps: int) -> dict[str, Any]:
+    """Graphs, breaks, guards and reasons of a job, from dynamo's own records."""
+    from torch._dynamo import utils
+
+    torch._dynamo.reset()
+    utils.counters.clear()
+    utils.clear_compilation_metrics()
+    step = make()
+    for _ in range(num_steps):
+        step()
+    compiled = [each for each in utils.get_compilation_metrics() if each.co_name is not None]
+    return {
+        "counters": {name: dict(utils.counters[name]) for name in ("frames", "stats")},
+        "breaks": dict(utils.counters["graph_break"]),
+        "guards": [(each.co_name, each.guard_count) for each in compiled],
+        "recompiled": [each.recompile_reason for each in compiled],
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "num_graphs"),
+    [
+        (train_on_parts, 12),
+        (train_on_a_compiled_step, 2),
+        (train_with_a_compiled_optimizer, 1),
+        (train_with_less_overhead, 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # inductor's and dynamo's own
+def test_dynamo_does_not_see_the_instruments(
+    make: Callable[[], Callable[[], None]], num_graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flatout.measure.run import schedule
+
+    monkeypatch.setattr(schedule, "MOST_STACK_STEPS", 2)
+    num_steps = 24  # through every pass
+    plain = what_dynamo_did(make, num_steps=num_steps)
+    assert plain["counters"]["stats"]["unique_graphs"] == num_graphs
+    options = ObserverOptions(folder=str(HERE.parent), counterfactuals=False)
+    observer = Observer(options, on_finished=lambda: None)
+    observer.install()
+    try:
+        assert what_dynamo_did(make, num_steps=num_steps) == plain
+    finally:
+        observer.remove()
+    seen = {row.arm for row in observer.rows}
+    assert {"real", "count", "stacks", "kernels", "memory", "attribution"} <= seen
+    assert not any("failed" in reason for reason in observer.tools.missing)

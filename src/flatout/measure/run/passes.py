@@ -17,13 +17,15 @@ from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.lines.stacks import StackSampler
 from flatout.measure.loading.call_profile import CallProfile
 from flatout.measure.loading.workers import LOG
-from flatout.measure.patches import Patches
+from flatout.measure.patches import Patches, in_compiled_function
 from flatout.measure.user_code import UserCode
 
 if TYPE_CHECKING:
     from flatout.measure.device.kernels import BackwardCosts, KernelRecorder
     from flatout.measure.lines.call_sites import CallSites
     from flatout.measure.lines.live_memory import MemoryRecorder
+
+WITH_MODES = ("count", "attribution", "memory")
 
 
 class Passes:
@@ -48,6 +50,10 @@ class Passes:
         self._stance: Any = None
 
     def begin(self, arm: str, device: str) -> None:
+        if arm in WITH_MODES and in_compiled_function():
+            reason = "the step ends inside a function that torch.compile compiles"
+            self.missing.append(f"{arm}: {reason}, where no mode can be put on or taken off")
+            return
         with self.guard(arm):
             if arm == "stacks":
                 sampler = StackSampler(self.clock, self.user_code)
@@ -160,7 +166,7 @@ class Passes:
             from torch._dynamo import eval_frame
 
             stance = eval_frame._stance.stance
-            torch.compiler.set_stance("force_eager")  # raises where the whole step is compiled
+            torch.compiler.set_stance("force_eager")
             self._stance = stance
 
     def _run_as_before(self) -> None:

@@ -10,7 +10,6 @@ from torch.overrides import _get_current_function_mode_stack
 
 from flatout.measure.clock import Clock
 from flatout.measure.loading.workers import LOG
-from flatout.measure.patches import keep_out_of_graphs
 from flatout.measure.run.passes import Passes
 from flatout.measure.user_code import UserCode
 
@@ -112,29 +111,34 @@ def test_compiled_code_runs_eagerly_inside_a_pass_and_as_before_after_it(passes:
 
 
 @pytest.mark.parametrize("arm", ["count", "memory"])
-def test_a_pass_begins_and_ends_inside_a_step_that_is_compiled_as_a_whole(passes: Passes, arm: str) -> None:
+def test_no_mode_is_put_on_inside_a_function_that_is_compiled(passes: Passes, arm: str) -> None:
+    """Its graphs have guards on the modes, and its end takes the dispatch keys of the thread back."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     begun: list[str] = []
 
-    def after(*_: object) -> None:
+    @torch.compiler.disable
+    def step_end() -> None:
         if begun:
             passes.end(arm, [0.1])
         else:
             begun.append(arm)
             passes.begin(arm, "cpu")
 
-    keep_out_of_graphs(after)
-    optimizer.register_step_post_hook(after)
-
     def step() -> None:
         model(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
+        step_end()
 
     compiled = torch.compile(step, backend="eager")
-    for _ in range(2):
+    for _ in range(3):
         compiled()
-    assert passes.missing == []
+        assert _get_current_function_mode_stack() == []
+    (reason,) = passes.missing
+    assert reason.startswith(f"{arm}: the step ends inside a function that torch.compile compiles")
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_stance_that_cannot_be_set_is_no_error_of_the_job(
