@@ -17,6 +17,7 @@ from typing import Any
 MAX_DEPTH = 6
 LEAST_HALVED = 4  # rows: of fewer, half is another kind of batch
 SCALARS = (str, bytes, int, float, complex, type(None))
+PLAIN = frozenset((*SCALARS, bool))
 
 
 def is_array(value: Any) -> bool:
@@ -48,6 +49,8 @@ def map_arrays(
         replaced = sequence(value) if sequence is not None else None
         if replaced is not None:
             return replaced
+        if PLAIN.issuperset(map(type, value)):  # thousands of tokens, say: there is no array among them
+            return value if type(value) is tuple else copy.copy(value)
         items = [again(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return _map_attributes(value, again)
@@ -128,16 +131,17 @@ def halve(batch: Any, hint: int | None = None) -> Any | None:
 class KeptBatch:
     """A batch the script was given, to be given again."""
 
-    __slots__ = ("_copies", "batch", "rows", "versions")
+    __slots__ = ("_arrays", "_copies", "batch", "rows", "versions")
 
     def __init__(self, batch: Any, *, rows: int | None = None, copies: bool = False) -> None:
         self.rows = rows
         self._copies = copies  # for scripts that change their batches in place
         self.batch = map_arrays(batch, copied if copies else aside)
+        self._arrays = arrays_of(self.batch)
         self.versions = self._versions()
 
     def _versions(self) -> list[int]:
-        return [_version(array) for array in arrays_of(self.batch)]
+        return [_version(array) for array in self._arrays]
 
     @property
     def changed(self) -> bool:

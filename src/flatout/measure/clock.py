@@ -8,9 +8,11 @@ never waits for the GPU.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from flatout.measure import PHASES
@@ -26,10 +28,11 @@ ident = threading.get_ident
 class Clock:
     """Seconds per region since the last `restart`; only the owner's thread is timed."""
 
-    __slots__ = ("last", "owner", "stack", "totals")
+    __slots__ = ("last", "marks", "owner", "stack", "totals")
 
     def __init__(self) -> None:
         self.owner = ident()
+        self.marks: DeviceMarks | None = None  # where there is a GPU
         self.restart()
 
     def restart(self) -> None:
@@ -50,6 +53,19 @@ class Clock:
         self.totals[self.stack.pop()] += spent_s
         self.last = time_s
         return spent_s
+
+    @contextlib.contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Work of ours, which is no part of any step; neither is the time the GPU idles meanwhile."""
+        self.enter(EXCLUDED)
+        if self.marks is not None:
+            self.marks.mark(EXCLUDED, always=True)
+        try:
+            yield
+        finally:
+            self.leave()
+            if self.marks is not None:
+                self.marks.mark(REST, always=True)
 
     def take(self) -> list[float]:
         """The totals up to this moment; counting starts again from zero, the stack stays."""
@@ -74,9 +90,9 @@ class DeviceMarks:
         self._pending: list[tuple[int, Any]] = []
         self.detailed = True  # False: only the ends of steps are marked
 
-    def mark(self, region: int) -> None:
+    def mark(self, region: int, *, always: bool = False) -> None:
         """From here on the stream works for `region`."""
-        if self.detailed and len(self._pending) < MAX_MARKS_PER_STEP:
+        if always or (self.detailed and len(self._pending) < MAX_MARKS_PER_STEP):
             event = self._event(enable_timing=True)
             event.record()
             self._pending.append((region, event))
@@ -99,11 +115,12 @@ class DeviceMarks:
 def read_marks(marks: list[tuple[int, Any]]) -> tuple[float, dict[str, float] | None] | None:
     """(step seconds, seconds per phase) by the device's clock; None while the GPU is not there yet.
 
-    A step of which only the ends were marked has no phases.
+    The step is without what is excluded.  One of which only the ends were marked has no phases.
     """
     if not marks or not marks[-1][1].query():
         return None
     totals = [0.0] * NUM_REGIONS
     for (region, start), (_next, end) in itertools.pairwise(marks):
         totals[region] += start.elapsed_time(end) / 1e3
-    return sum(totals), phases_s(totals) if len(marks) > 2 else None
+    detailed = any(region not in (REST, EXCLUDED) for region, _ in marks)
+    return sum(totals) - totals[EXCLUDED], phases_s(totals) if detailed else None

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.measure import batches as of_batches
 from flatout.measure.batches import KeptBatch, arrays_of, halve, is_array, map_arrays, num_bytes, num_rows
 
 
@@ -244,6 +245,18 @@ def test_the_last_batch_of_an_epoch_is_smaller_than_the_loader_says() -> None:
 @pytest.mark.parametrize("batch", [torch.zeros(3, 2), torch.tensor(1.0), "text", None, {"n": 3}, []])
 def test_a_batch_without_rows_to_spare_cannot_be_halved(batch: Any) -> None:
     assert halve(batch) is None
+
+
+def test_lists_of_tokens_are_copied_whole_and_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = {"ids": [[1, 2, 3], [4, 5, 6]], "words": ["a", "b"], "mask": (True, False)}
+    looked_at: list[Any] = []
+    monkeypatch.setattr(of_batches, "is_array", looked_at.append)
+    kept = KeptBatch(tokens)
+    served = kept.serve()
+    assert served == tokens
+    served["ids"][0].append(7)
+    assert kept.serve() == tokens
+    assert not any(isinstance(value, (int, str)) for value in looked_at)
 
 
 def test_structures_deeper_than_any_batch_are_left_alone() -> None:

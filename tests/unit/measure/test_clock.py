@@ -114,6 +114,26 @@ def test_marks_become_seconds_by_phase_on_the_device() -> None:
     assert by_phase_s["backward"] == pytest.approx(0.6)
 
 
+def test_what_is_excluded_is_no_part_of_the_step_on_either_clock(time: Time) -> None:
+    clock, marks = Clock(), Marks()
+    clock.marks = marks  # type: ignore[assignment]
+    with clock.excluded():
+        time.now_s = 5
+    assert clock.take()[EXCLUDED] == 5
+    assert marks.seen == [EXCLUDED, REST]
+    ends = [(REST, Event(0)), (EXCLUDED, Event(100)), (REST, Event(400)), (REST, Event(1000))]
+    assert read_marks(ends) == (pytest.approx(0.7), None)
+
+
+class Marks:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def mark(self, region: int, *, always: bool) -> None:
+        assert always
+        self.seen.append(region)
+
+
 def test_marks_the_device_has_not_reached_are_unknown() -> None:
     assert read_marks([(REST, Event(0)), (REST, Event(1, happened=False))]) is None
     assert read_marks([]) is None

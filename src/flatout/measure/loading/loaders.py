@@ -64,6 +64,7 @@ class LoaderWatch:
         from torch.utils.data import dataloader
         from torch.utils.data._utils import worker
 
+        LOG.clock = self.clock
         real_loop()
         patch_fetchers(patches)
         patches.replace(worker, "_worker_loop", WorkerLoop(self.user_code.folder))
@@ -94,10 +95,10 @@ class LoaderWatch:
                     iterator._flatout_loader = loader
                 return iterator
             finally:
-                record.iter_s = now() - start
-                record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
-                watch.epoch_began = True
+                watch._begin_epoch(record, now() - start)
                 watch.training_epoch_began |= record.trains
+                # starting workers disturbs the step, though it is no part of it
+                watch.fell_back |= region == EXCLUDED and record.config["num_workers"] > 0
                 watch.clock.leave()
 
         def init_iterator(iterator: Any, loader: Any) -> None:
@@ -147,9 +148,8 @@ class LoaderWatch:
         start = now()
         record = self._plain_record(iterable)
         iterator = _PlainIterator(iter(iterable), record)
-        record.iter_s = now() - start
-        record.first, record.given, record.stood_in, record.queued_before = True, 0, 0, None
-        self.epoch_began = self.training_epoch_began = True
+        self._begin_epoch(record, now() - start)
+        self.training_epoch_began = True
         self.clock.leave()
         while True:
             self.clock.enter(WAIT)
@@ -160,6 +160,11 @@ class LoaderWatch:
             finally:
                 self.clock.leave()
             yield batch
+
+    def _begin_epoch(self, record: LoaderRecord, iter_s: float) -> None:
+        record.iter_s, record.first = iter_s, True
+        record.given, record.stood_in, record.queued_before = 0, 0, None
+        self.epoch_began = True
 
     def forget_step(self) -> None:
         """A step begins: nothing has happened in it yet."""
@@ -212,7 +217,7 @@ class LoaderWatch:
             record.first = False
             record.epochs.append(EpochStart(iter_s=record.iter_s, first_wait_s=end - start))
         elif self.recording:
-            record.waits_s.append(end - start)
+            record.waits_s.append(end - start - (times.apart_s if times is not None else 0.0))
         if times is not None:
             if self.recording:
                 record.made.append((times, end))
@@ -221,24 +226,22 @@ class LoaderWatch:
             if times.calls:
                 record.calls = times.calls
         if self.keeping:
-            self._keep(record, batch)
+            with self.clock.excluded():
+                self._keep(record, batch)
         elif self.counts_rows:
-            self.rows = num_rows(batch, record.config["batch_size"])
+            with self.clock.excluded():
+                self.rows = num_rows(batch, record.config["batch_size"])
 
     def _keep(self, record: LoaderRecord, batch: Any) -> None:
-        self.clock.enter(EXCLUDED)
-        try:
-            rows = self.rows = num_rows(batch, record.config["batch_size"])
-            if record.kept_bytes is None:
-                record.kept_bytes = max(1, num_bytes(batch))
-                most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))
-                record.kept = deque(maxlen=most)
-            if record.kept and record.kept[-1].changed:
-                record.copies = True
-                record.kept.clear()
-            record.kept.append(KeptBatch(batch, rows=rows, copies=record.copies))
-        finally:
-            self.clock.leave()
+        rows = self.rows = num_rows(batch, record.config["batch_size"])
+        if record.kept_bytes is None:
+            record.kept_bytes = max(1, num_bytes(batch))
+            most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))
+            record.kept = deque(maxlen=most)
+        if record.kept and record.kept[-1].changed:
+            record.copies = True
+            record.kept.clear()
+        record.kept.append(KeptBatch(batch, rows=rows, copies=record.copies))
 
     # -- counterfactual batches
 
@@ -248,6 +251,10 @@ class LoaderWatch:
         if self.stand_in is not None:
             record.stood_in += 1
             return self.stand_in()
+        with self.clock.excluded():
+            return self._serve_kept(record)
+
+    def _serve_kept(self, record: LoaderRecord) -> Any | None:
         while record.kept and record.kept[record.served % len(record.kept)].changed:
             record.copies = True
             del record.kept[record.served % len(record.kept)]
@@ -273,19 +280,17 @@ class LoaderWatch:
 
     def _discard_ahead(self, iterator: Any, record: LoaderRecord, next_batch: Callable[[Any], Any]) -> None:
         before, record.queued_before = record.queued_before or 0, None
-        self.clock.enter(EXCLUDED)
         try:
-            # no more than were asked for by then: a fast worker fills the queue again meanwhile
-            for _ in range(len(getattr(iterator, "_task_info", ()))):
-                if _num_queued(iterator) <= before:
-                    break
-                next_batch(iterator)
-                record.stood_in += 1
+            with self.clock.excluded():
+                # no more than were asked for by then: a fast worker fills the queue again meanwhile
+                for _ in range(len(getattr(iterator, "_task_info", ()))):
+                    if _num_queued(iterator) <= before:
+                        break
+                    next_batch(iterator)
+                    record.stood_in += 1
         except StopIteration:
             record.given = record.config["num_batches"] or record.given
             raise
-        finally:
-            self.clock.leave()
 
     def begin_serving(self, arm: str | None) -> None:
         """Serve kept batches from here on (arm "cached" or "half"), or real ones (None)."""

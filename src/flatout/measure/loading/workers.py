@@ -8,14 +8,16 @@ so no other channel is needed and nothing of the script has to be picklable that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.ground.codec import decode, encode
+from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Call
 from flatout.measure.loading.call_profile import CallProfile
 from flatout.measure.loading.lengths import is_padded, sample_lengths
@@ -47,6 +49,7 @@ class BatchTimes:
     done_at_s: float = 0.0
     lengths: list[int] | None = None
     calls: tuple[Call, ...] = ()
+    apart_s: float = 0.0  # of ours, in the process that made it
 
     def pack(self) -> str:
         return json.dumps(
@@ -78,6 +81,16 @@ class FetchLog:
     num_length_batches: int = 0
     profile: CallProfile | None = None
     in_worker: bool = False
+    clock: Clock | None = None  # of the training process
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Work of ours while a batch is made."""
+        on_clock = self.clock is not None and ident() == self.clock.owner
+        start = now()
+        with self.clock.excluded() if self.clock is not None and on_clock else contextlib.nullcontext():
+            yield
+        self.times.apart_s += now() - start
 
     def take(self) -> BatchTimes:
         times, self.times = self.times, BatchTimes()
@@ -85,7 +98,7 @@ class FetchLog:
         return times
 
     def reset(self) -> None:
-        self.times, self.num_length_batches, self.profile = BatchTimes(), 0, None
+        self.times, self.num_length_batches, self.profile, self.clock = BatchTimes(), 0, None, None
 
 
 LOG = FetchLog()
@@ -94,7 +107,8 @@ LOG = FetchLog()
 def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def wrapped(samples: Any) -> Any:
         times, profile = LOG.times, LOG.profile
-        lengths = _lengths(samples)
+        with LOG.apart():
+            lengths = _lengths(samples)
         if profile is not None:
             profile.in_collate = True
         start = now()
@@ -104,8 +118,9 @@ def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
             times.collate_s += now() - start
             if profile is not None:
                 profile.in_collate = False
-        if lengths is not None and is_padded(batch, lengths):
-            times.lengths = lengths
+        if lengths is not None:
+            with LOG.apart():
+                times.lengths = lengths if is_padded(batch, lengths) else None
         return batch
 
     return wrapped
@@ -123,12 +138,12 @@ def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         times, profile = LOG.times, LOG.profile
         if profile is not None:
             profile.start()
-        start, cpu_start, collate_s = now(), cpu_now(), times.collate_s
+        start, cpu_start, before_s = now(), cpu_now(), times.collate_s + times.apart_s
         try:
             return fetch(index)
         finally:
             times.cpu_s += cpu_now() - cpu_start
-            times.fetch_s += now() - start - (times.collate_s - collate_s)
+            times.fetch_s += now() - start - (times.collate_s + times.apart_s - before_s)
             if profile is not None:
                 profile.stop()
                 times.calls = profile.calls()

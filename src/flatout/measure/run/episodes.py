@@ -26,7 +26,13 @@ from flatout.measure.lines.lookout import Look
 from flatout.measure.run.rows import StepRow
 from flatout.measure.statistics import OUTLIER_FACTOR
 
-COUNTED = ("real", "cached", "half", "stacks")  # arms in which a job does all it does outside the step
+COUNTED = (
+    "real",
+    "same",
+    "cached",
+    "half",
+    "stacks",
+)  # arms in which a job does all it does outside the step
 FEWEST = 4  # steps of an arm, to know what is usual
 LEAST_EPOCH_START = 1.5  # of a usual step
 LEAST_SET_UP_S = 1.0

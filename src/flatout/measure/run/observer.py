@@ -254,7 +254,7 @@ class Observer:
         )
         if self.optimizer is None or any(parameter.is_cuda for parameter in parameters):
             self.device = "cuda"
-            self.marks = DeviceMarks()
+            self.marks = self.clock.marks = DeviceMarks()
             install_transfers(self, self.patches)
 
     def _advance(self) -> None:

@@ -41,7 +41,6 @@ def build_steps(rows: Sequence[StepRow]) -> tuple[Step, ...]:
     steps = []
     for row in rows:
         on_device = read_marks(row.marks)
-        excluded_share = row.totals[EXCLUDED] / max(1e-9, sum(row.totals))
         steps.append(
             Step(
                 index=row.index,
@@ -55,9 +54,7 @@ def build_steps(rows: Sequence[StepRow]) -> tuple[Step, ...]:
                 num_backwards=row.num_backwards,
                 num_forwards=row.num_forwards,
                 epoch_start=row.epoch_start,
-                kept=not row.transition
-                and (starts_count or not row.epoch_start)
-                and (row.arm == "real" or excluded_share < 0.05),
+                kept=not row.transition and (starts_count or not row.epoch_start),
             )
         )
     apart = outliers([step for step in steps if step.kept and step.arm not in ("warmup", *INSTRUMENTS)])

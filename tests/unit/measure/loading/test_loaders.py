@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import fetch, worker
 
-from flatout.measure.batches import arrays_of
+from flatout.measure import clock as clocks
+from flatout.measure.batches import KeptBatch, arrays_of
 from flatout.measure.clock import EXCLUDED, WAIT, Clock
 from flatout.measure.evidence import Loader, Place
+from flatout.measure.loading import loaders
 from flatout.measure.loading.loaders import LoaderWatch, _num_queued
 from flatout.measure.loading.workers import LOG
 from flatout.measure.patches import Patches
@@ -242,6 +244,34 @@ def test_an_epoch_served_to_its_end_is_followed_by_a_whole_one(
     assert len([watch.num_steps for _ in loader]) == NUM_BATCHES
     watch.begin_serving(None)
     assert [x.tolist() for (x,) in loader] == [batch(i) for i in range(NUM_BATCHES)]
+
+
+@pytest.mark.parametrize("arm", ["cached", "half"])
+def test_serving_and_keeping_are_not_the_jobs_time(
+    watch: LoaderWatch, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
+    spent_s = 0.0
+
+    def slowly(function: Any) -> Any:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            nonlocal spent_s
+            spent_s += 30.0
+            return function(*args, **kwargs)
+
+        return slow
+
+    monkeypatch.setattr(clocks, "now", lambda: spent_s)
+    monkeypatch.setattr(KeptBatch, "serve", slowly(KeptBatch.serve))
+    for name in ("num_rows", "num_bytes", "halve"):
+        monkeypatch.setattr(loaders, name, slowly(getattr(loaders, name)))
+    watch.clock.restart()
+    batches = serving_after(watch, make_loader(), 2, arm=arm)
+    train_on(watch, batches, 2)
+    watch.begin_serving(None)
+    train_on(watch, batches, 2)
+    totals = watch.clock.take()
+    assert totals[EXCLUDED] == spent_s > 0
+    assert sum(totals) == spent_s
 
 
 def test_half_of_a_kept_batch_is_served(watch: LoaderWatch) -> None:

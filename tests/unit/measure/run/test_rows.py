@@ -64,10 +64,5 @@ def test_steps_that_hold_something_else_are_not_kept() -> None:
     assert kept(rows) == [0, 1, 2, 3, 5, 6, 7]
 
 
-def test_a_counterfactual_step_disturbed_by_us_is_not_kept() -> None:
-    rows = [row(0, "cached", excluded_s=0.1), row(1, "cached"), row(2, "real", excluded_s=0.1)]
-    assert kept(rows) == [1, 2]
-
-
 def test_no_rows_no_steps() -> None:
     assert build_steps([]) == ()
