@@ -36,12 +36,13 @@ from typing import Any
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
 from flatout.ground.codec import decode
-from flatout.measure.evidence import Evidence
+from flatout.measure.evidence import Evidence, Place
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 
 PLANTED = Path(__file__).resolve().parent
 SCRIPTS = ("planted", "clean")
 LIMIT_S = 240
+SECONDS = 15.0  # of one diagnosis: enough for a script of which one fault is known
 
 _MARK = re.compile(
     r"#\s*(?:(?P<guilty>guilty)|also:\s*(?P<also>[a-z, -]+?))(?:\s+on\s+(?P<device>\w+))?\s*(?=#|$)"
@@ -134,7 +135,11 @@ def judge(case: Case, findings: Sequence[Finding], *, device: str) -> Score:
     held = [mark for mark in marks(case.script.read_text(), rule=case.rule) if mark.holds_on(device)]
     required = {(mark.rules[0], mark.line) for mark in held if mark.required}
     allowed = {(rule, mark.line) for mark in held if not mark.required for rule in mark.rules}
-    said = [(finding.name, _line_in(case.script, finding)) for finding in findings]
+    said = [
+        (each.name, _line_in(case.script, each.place))
+        for finding in findings
+        for each in (finding, *finding.also)
+    ]
     exact = {spoken for spoken in said if spoken in required}
     missing = required - exact
     inexact, wrong, fine = [], [], 0
@@ -162,9 +167,8 @@ def judge(case: Case, findings: Sequence[Finding], *, device: str) -> Score:
     )
 
 
-def _line_in(script: Path, finding: Finding) -> int | None:
-    """The line a finding names, None when it names none of this script's."""
-    place = finding.place
+def _line_in(script: Path, place: Place | None) -> int | None:
+    """The line of a place, None when it is none of this script's."""
     return place.line if place is not None and Path(place.file).name == script.name else None
 
 
@@ -181,24 +185,33 @@ def run(case: Case, *, record: Path | None = None) -> Score:
         # What was not said is missed, whatever the reason.
         return dataclasses.replace(judge(case, [], device="unknown"), device=None, error=str(error))
     if record is not None and case.recording is None:
-        device = evidence.gpu.name if evidence.gpu is not None else evidence.job.device
-        slug = re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
-        save_evidence(evidence, record / case.rule / "evidence" / f"{case.script.stem}_{slug}.json")
+        name = f"{case.script.stem}_{slug(evidence)}.json"
+        save_evidence(evidence, record / case.rule / "evidence" / name)
     return judge(case, findings, device=evidence.job.device)
+
+
+def slug(evidence: Evidence) -> str:
+    """The device in a file's name: h200, cpu."""
+    device = evidence.gpu.name if evidence.gpu is not None else evidence.job.device
+    return re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
 
 
 class CannotScore(Exception):
     """A case that gave no findings to judge."""
 
 
-def diagnose_live(script: Path) -> tuple[Evidence, list[Finding]]:
-    """What `flatout diagnose` says of a script on this machine."""
+def diagnose_live(
+    script: Path, *arguments: str, seconds: float = SECONDS, whole_folder: bool = False
+) -> tuple[Evidence, list[Finding]]:
+    """What `flatout diagnose` says of a script on this machine, alone or with the modules beside it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "flatout", "diagnose", "--json", script.name]
+        options = ["--json", "--seconds", f"{seconds:g}"]
+        command = [sys.executable, "-m", "flatout", "diagnose", *options, script.name, *arguments]
         # One thread per process: with more, a shared machine decides which part of a job is slow.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         work = Path(folder)
-        (work / script.name).write_text(script.read_text())
+        for file in script.parent.glob("*.py") if whole_folder else [script]:
+            (work / file.name).write_text(file.read_text())
         done = subprocess.run(
             command, cwd=work, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -242,15 +255,23 @@ def table(scores: Sequence[Score]) -> Iterator[str]:
     for score in scores:
         verdict = "; ".join(score.faults) or ("found" if score.expected else "silent")
         yield f"{score.case.name:<{width}}  {score.device or 'n/a':<5} {verdict}"
+    yield ""
+    for name, words in sums(scores).items():
+        yield f"{name:<12}{words}"
+
+
+def sums(scores: Sequence[Score]) -> dict[str, str]:
+    """Precision, recall and exact lines over all cases."""
     expected = sum(score.expected for score in scores)
     exact = sum(score.exact for score in scores)
     allowed = sum(score.allowed for score in scores)
     found = exact + sum(len(score.inexact) for score in scores)
     said = found + allowed + sum(len(score.wrong) for score in scores)
-    yield ""
-    yield f"precision   {_ratio(found + allowed, said)}"
-    yield f"recall      {_ratio(found, expected)}"
-    yield f"exact line  {_ratio(exact, found)}"
+    return {
+        "precision": _ratio(found + allowed, said),
+        "recall": _ratio(found, expected),
+        "exact line": _ratio(exact, found),
+    }
 
 
 def _ratio(part: int, whole: int) -> str:

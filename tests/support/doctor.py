@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flatout.doctor.examine import Diagnosis
-from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.finding import Ceiling, Finding, Sight
 from flatout.measure.evidence import (
     ArmNotRun,
     Call,
@@ -216,6 +216,37 @@ def memory() -> Memory:
         graphs=(GraphGrowth(holder="history", holder_place=SYNC_LINE, nodes_per_step=58.0),),
         flops_by_dtype={"float32": 4.1e11},
     )
+
+
+def knocked_out(place: Place, *, last_line: int, step_s: float) -> Counterfactual:
+    """Steps without the lines from `place` on."""
+    speedup = 8.60 / step_s
+    return Counterfactual(
+        kind="knock-out",
+        label=f"knock-out {place}",
+        baseline="real",
+        step_s=step_s,
+        baseline_step_s=8.60,
+        speedup=speedup,
+        speedup_low=0.9 * speedup,
+        speedup_high=1.1 * speedup,
+        num_blocks=3,
+        num_steps=9,
+        place=place,
+        last_line=last_line,
+        function=place.function,
+    )
+
+
+def with_map() -> Evidence:
+    """The same job with three blocks knocked out, one inside another."""
+    rows = dataclasses.replace(ROW_LINE, line=60)
+    blocks = (
+        knocked_out(SYNC_LINE, last_line=55, step_s=8.0),
+        knocked_out(rows, last_line=61, step_s=1.0),
+        knocked_out(dataclasses.replace(ROW_LINE, line=57), last_line=62, step_s=0.2),
+    )
+    return evidence(counterfactuals=(*counterfactuals(), *blocks))
 
 
 def counterfactuals() -> tuple[Counterfactual, ...]:
@@ -427,7 +458,15 @@ def findings() -> tuple[Finding, ...]:
                 "1.40 s of forward and 4.10 s of backward per step",
             ),
             share=0.64,
-            ceiling=Ceiling(step_s=2.53, speedup=3.4, source="computed"),
+            ceiling=Ceiling(
+                step_s=2.53,
+                speedup=3.4,
+                speedup_low=3.2,
+                speedup_high=3.6,
+                kind="knock-out",
+                arm="knock-out examples/darkroom/model.py:58",
+                job_speedup=2.9,
+            ),
             fix="Gather all rows in one indexing call with an index tensor.",
             safety="reordered",
         ),
@@ -438,7 +477,8 @@ def findings() -> tuple[Finding, ...]:
             message="torch.tensor runs 512 times a step on this line.",
             evidence=("512 calls per step", "0.40 s on the host per step"),
             share=0.047,
-            ceiling=Ceiling(step_s=8.2, speedup=1.05, source="computed"),
+            ceiling=None,
+            no_ceiling="knock-out model.py:40: no time was left for it",
             fix="Build the tensor once, outside the loop.",
             safety="exact",
         ),
@@ -450,8 +490,14 @@ def findings() -> tuple[Finding, ...]:
             evidence=("511 calls of numpy.concatenate per batch", "collate takes 310 ms per batch"),
             share=0.042,
             ceiling=Ceiling(
-                step_s=8.24, speedup=1.044, source="measured", speedup_low=1.021, speedup_high=1.066
+                step_s=8.24,
+                speedup=1.044,
+                speedup_low=1.021,
+                speedup_high=1.066,
+                kind="cached",
+                arm="cached",
             ),
+            also=(Sight(code="FO101", name="single-process-loading", place=LOADER_LINE, share=0.04),),
             fix="Allocate the batch once and write each sample into its slice.",
             safety="exact",
         ),

@@ -157,14 +157,14 @@ def rules(
 
     chosen = all_rules() if code is None else (rule_by_code(code),)
     if json_output:
-        fields = ("code", "name", "summary", "sections")
+        fields = ("code", "name", "summary", "arms", "sections")
         listed = [{field: getattr(rule, field) for field in fields} for rule in chosen]
         print_document("flatout-rules", rules=listed)
         return
     if code is None:
-        table = plain_table("Code", "Name", "What it does")
+        table = plain_table("Code", "Name", "What it does", "Proved by")
         for rule in chosen:
-            table.add_row(rule.code, rule.name, rule.summary.replace("`", ""))
+            table.add_row(rule.code, rule.name, rule.summary.replace("`", ""), ", ".join(rule.arms))
         plain_console().print(table)
         return
     from rich.markdown import Markdown
@@ -172,4 +172,7 @@ def rules(
     from flatout.doctor.rules_page import sections_markdown
 
     (rule,) = chosen
-    plain_console().print(Markdown(f"# {rule.code} {rule.name}\n\n{sections_markdown(rule, level=2)}"))
+    proved = f"\n\nProved by: {', '.join(rule.arms)}." if rule.arms else ""
+    plain_console().print(
+        Markdown(f"# {rule.code} {rule.name}\n\n{sections_markdown(rule, level=2)}{proved}")
+    )

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.cli.output import bullet, plain_table, render_lines
+from flatout.doctor.causal_map import flat
 from flatout.doctor.finding import Finding
 from flatout.doctor.readings import (
     SAFETY,
@@ -24,6 +25,7 @@ from flatout.doctor.readings import (
     instruments,
     is_of_the_job,
     phase_shares,
+    proof_words,
     readings,
     show_interval,
     straggler_words,
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from flatout.measure.evidence import Evidence
 
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
+LEAST_SHOWN = 0.02  # of the step, what a block of the causal map frees
+MOST_BLOCKS = 8
+SHORTEST_BAR, LONGEST_BAR = 8, 30  # columns
+
 # A glyph as well as a colour per phase: the bar stays readable in a log file.
 LOOKS = {
     "wait": ("░", "yellow"),
@@ -63,6 +69,7 @@ def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     if evidence.step_s is not None:
         yield from _phase_bar(evidence, width=width)
         yield from _readings(evidence)
+        yield from _map(diagnosis, width=width)
     yield ""
     if diagnosis.findings:
         yield _table(diagnosis.findings, width=width)
@@ -135,6 +142,31 @@ def _readings(evidence: Evidence) -> Iterator[RenderableType]:
         yield line
 
 
+def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
+    """The causal map as a list of bars: the filled part is what the step would save."""
+    listed = [(depth, block) for depth, block in flat(diagnosis.map) if block.freed_share >= LEAST_SHOWN][
+        :MOST_BLOCKS
+    ]
+    if not listed:
+        return
+    yield ""
+    yield Text(f"Your code, block by block: the step of {show_seconds(diagnosis.evidence.step_s)} without it")
+    names = [printable(f"{'  ' * depth}{block.where}") for depth, block in listed]
+    figures = [
+        f"{show_seconds(block.step_s):>8}  {show_ratio(block.speedup)} "
+        f"{show_interval(block.speedup_low, block.speedup_high)}"
+        for _depth, block in listed
+    ]
+    room = width - max(map(len, figures)) - 3
+    longest = min(max(map(len, names)), max(room - SHORTEST_BAR, 1))
+    bar = min(LONGEST_BAR, room - longest)
+    for name, figure, (_depth, block) in zip(names, figures, listed, strict=True):
+        filled = round(min(block.freed_share, 1.0) * bar)
+        line = Text(f"{name[-longest:]:<{longest}} ", style="cyan")
+        line.append("█" * filled, style="red").append("░" * (bar - filled), style="bright_black")
+        yield line.append(f" {figure}", style="not cyan")
+
+
 def _table(findings: tuple[Finding, ...], *, width: int) -> Table:
     table = plain_table()
     # Widths are set here: rich lets a table with minimum widths run over the edge and cuts its text.
@@ -172,7 +204,7 @@ def _place(finding: Finding) -> str:
 def _details(finding: Finding, *, number: int) -> Iterator[RenderableType]:
     yield Text(f"{number}. {finding.code} {finding.name}  {_place(finding)}", style="bold")
     yield Padding(Text(printable(finding.message)), (0, 0, 0, 3))
-    for line in finding.evidence:
+    for line in (*finding.evidence, *proof_words(finding)):
         yield bullet(line, indent=3)
     yield Padding(
         Text(f"safety of the fix: {finding.safety}, {SAFETY[finding.safety]}", style="dim"), (0, 0, 0, 3)

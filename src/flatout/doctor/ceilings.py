@@ -1,23 +1,150 @@
-"""From measured seconds to shares of the step and to ceilings.
+"""From arms to ceilings: what the step took with a cause gone, measured or not shown.
 
-A share is the part of the step that a cause holds; its ceiling is the step without that part.  Seconds
-of a slowed-down pass (attribution, the profiler) are only ever divided by the step of that same pass,
-and the share is then applied to the undisturbed step.  Where the job was really run without a cause,
-the measured figure wins: no computed ceiling of the loader's side stands above the measured one.
+An arm ran some steps differently, interleaved with ordinary ones.  A rule names the kinds of arms that prove
+it; the first of them that ran at its line decides.  An arm that makes a block vanish is a bound, since a fix
+keeps some of the work: what the device needs at its best for the block's arithmetic and bytes is added to the
+step.  Where the arm shows no gain the cause costs nothing, and there is no finding; where none could run,
+the finding has its share of the step and the reason.
+
+Seconds of a slowed-down pass (attribution, the profiler) are only ever divided by the step of that same pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flatout.doctor.finding import Ceiling
-from flatout.measure.evidence import Counterfactual, Evidence, Loader
+from flatout.ground.units import show_ratio
+from flatout.measure.evidence import Counterfactual, Evidence, Loader, Place
 
 # A cause never holds the whole step: beyond this, the two timings simply disagree.
 MOST = 0.999
 # A speed-up that cannot be told from none.
 RESOLVABLE_SPEEDUP = 1.05
+OF_LINES = ("knock-out", "batched-call", "library-recurrence")  # arms that change some lines alone
 BUSY = 0.8  # of the step, a GPU that bounds it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the arms say of a cause: a ceiling, that it costs nothing, or why neither is known."""
+
+    ceiling: Ceiling | None = None
+    refuted: bool = False
+    reason: str | None = None
+
+
+def prove(
+    evidence: Evidence,
+    kinds: tuple[str, ...],
+    *,
+    place: Place | None = None,
+    observed_share: float | None = None,
+) -> Proof:
+    """The first of `kinds` that ran at `place` decides; it frees at most `observed_share` of the step."""
+    for kind in kinds:
+        found = arm_at(evidence, kind, place)
+        if found is not None:
+            ceiling = _capped(ceiling_of(found, evidence), observed_share)
+            if shows_no_gain(ceiling):
+                return Proof(refuted=True)
+            if ceiling.speedup_low is not None and ceiling.speedup_low <= 1:
+                return Proof(reason=_noise(ceiling))
+            return Proof(ceiling=ceiling)
+    return Proof(reason=_why_not(evidence, kinds, place))
+
+
+def _capped(ceiling: Ceiling, observed_share: float | None) -> Ceiling:
+    if observed_share is None:
+        return ceiling
+    most = 1 / (1 - min(observed_share, MOST))
+    if ceiling.speedup <= most:
+        return ceiling
+    return replace(
+        ceiling,
+        step_s=ceiling.step_s * ceiling.speedup / most,
+        speedup=most,
+        speedup_low=None if ceiling.speedup_low is None else min(ceiling.speedup_low, most),
+        speedup_high=most,
+    )
+
+
+def _noise(ceiling: Ceiling) -> str:
+    interval = f"{show_ratio(ceiling.speedup_low)} to {show_ratio(ceiling.speedup_high)}"
+    return f"{ceiling.arm}: {show_ratio(ceiling.speedup)} ({interval}), inside the noise of this run"
+
+
+def shows_no_gain(ceiling: Ceiling) -> bool:
+    high = ceiling.speedup_high if ceiling.speedup_high is not None else ceiling.speedup
+    return ceiling.speedup <= 1 or high < RESOLVABLE_SPEEDUP
+
+
+def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:
+    """The step as it ran under an arm, with what a fix must keep of what the arm left out."""
+    apart_s = loading_s(found, evidence)
+    kept_s = (found.roofline_s or 0.0) + apart_s
+
+    def with_kept(speedup: float) -> float:
+        if speedup <= 0:
+            return 0.0
+        return (found.baseline_step_s + apart_s) / (found.baseline_step_s / speedup + kept_s)
+
+    speedup = with_kept(found.speedup)
+    return Ceiling(
+        step_s=found.step_s + kept_s,
+        speedup=speedup,
+        speedup_low=with_kept(found.speedup_low),
+        speedup_high=with_kept(found.speedup_high),
+        kind=found.kind,
+        arm=found.label,
+    )
+
+
+def loading_s(found: Counterfactual, evidence: Evidence) -> float:
+    """What the loader takes of a real step, which an arm on cached batches leaves as it is."""
+    cached = evidence.counterfactual("cached")
+    if found.baseline != "cached" or found.kind == "half" or cached is None or cached.speedup_low <= 1:
+        return 0.0
+    return max(0.0, cached.baseline_step_s - cached.step_s)
+
+
+def arm_at(evidence: Evidence, kind: str, place: Place | None) -> Counterfactual | None:
+    """The arm of a kind at a place: that of the fewest lines, then the fastest."""
+    held = [found for found in evidence.counterfactuals if found.kind == kind and concerns(found, place)]
+    return min(held, key=lambda found: (num_lines(found), -found.speedup), default=None)
+
+
+def concerns(found: Counterfactual, place: Place | None) -> bool:
+    return found.kind not in OF_LINES or (place is not None and holds(found, place))
+
+
+def holds(found: Counterfactual, place: Place) -> bool:
+    """Whether a line lies in the block that an arm is about."""
+    if found.place is None or found.place.file != place.file:
+        return False
+    return found.place.line <= place.line <= (found.last_line or found.place.line)
+
+
+def num_lines(found: Counterfactual) -> int:
+    """How many lines an arm is about; one that is about the whole step comes last."""
+    if found.place is None:
+        return 1_000_000
+    return (found.last_line or found.place.line) - found.place.line + 1
+
+
+def _why_not(evidence: Evidence, kinds: tuple[str, ...], place: Place | None) -> str:
+    """Why no arm of these kinds ran at a place."""
+    for left_out in evidence.arms_not_run:
+        here = left_out.place is None or place is None or left_out.place.file == place.file
+        if left_out.kind in kinds and here and _covers(left_out.place, left_out.last_line, place):
+            return f"{left_out.label}: {left_out.reason}"
+    return f"no arm ({' or '.join(kinds)}) could run here"
+
+
+def _covers(first: Place | None, last_line: int | None, place: Place | None) -> bool:
+    if first is None or place is None:
+        return True
+    return first.line <= place.line <= (last_line or first.line)
 
 
 def share_of(part_s: float | None, whole_s: float | None) -> float | None:
@@ -25,26 +152,6 @@ def share_of(part_s: float | None, whole_s: float | None) -> float | None:
     if part_s is None or whole_s is None or whole_s <= 0:
         return None
     return min(max(part_s / whole_s, 0.0), MOST)
-
-
-def computed_ceiling(evidence: Evidence, *, freed_share: float) -> Ceiling | None:
-    """The step without `freed_share` of it."""
-    step_s = evidence.step_s
-    if step_s is None:
-        return None
-    left = 1 - min(max(freed_share, 0.0), MOST)
-    return Ceiling(step_s=step_s * left, speedup=1 / left, source="computed")
-
-
-def measured_ceiling(counterfactual: Counterfactual) -> Ceiling:
-    """The step as it ran with the cause taken away."""
-    return Ceiling(
-        step_s=counterfactual.step_s,
-        speedup=max(counterfactual.speedup, 1.0),
-        source="measured",
-        speedup_low=counterfactual.speedup_low,
-        speedup_high=counterfactual.speedup_high,
-    )
 
 
 def step_share(evidence: Evidence) -> float | None:
@@ -71,15 +178,6 @@ def without_episode(evidence: Evidence, share: float) -> Ceiling | None:
         return None
     left = 1 - min(max(share, 0.0), MOST)
     return Ceiling(step_s=evidence.step_s, speedup=1.0, source="measured", job_speedup=1 / left)
-
-
-def loading_ceiling(evidence: Evidence, *, freed_share: float) -> Ceiling | None:
-    """The computed ceiling of a cause inside the loader, or the measured one of a free loader if lower."""
-    computed = computed_ceiling(evidence, freed_share=freed_share)
-    cached = evidence.counterfactual("cached")
-    if computed is None or cached is None or computed.speedup <= cached.speedup:
-        return computed
-    return measured_ceiling(cached)
 
 
 def loading_costs_nothing(evidence: Evidence) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.doctor.causal_map import MapBlock, causal_map, encloses
 from flatout.doctor.ceilings import for_the_job
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
 from flatout.doctor.rules.costly_block import explains
 from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
+
+# Arms that change the step as a whole: two causes that one of them proves have two fixes.
+WHOLE_STEP = ("cached", "half", "workers", "autocast", "tf32", "staged", "trimmed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -24,6 +29,11 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     evidence_path: Path | None = None
     script_exit_code: int | None = None
+
+    @property
+    def map(self) -> tuple[MapBlock, ...]:
+        """What the step would take without each block of the user's code."""
+        return causal_map(self.evidence)
 
     def __repr__(self) -> str:
         """What a notebook shows: of a thousand steps, what they come to."""
@@ -42,17 +52,19 @@ class Diagnosis:
             "format": "flatout-diagnosis",
             "version": 1,
             "findings": encode(self.findings),
+            "map": encode(self.map),
             "evidence": self.evidence.to_json(),
         }
 
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
-    """Every rule's findings, the one that would free most of the job first."""
+    """Every rule's findings, one for each cause, the one that would free most of the job first."""
     findings = [finding for rule in all_rules() for finding in rule.detect(evidence)]
     unexplained = [
         finding for finding in findings if not any(explains(finding, other, evidence) for other in findings)
     ]
-    return tuple(sorted((_for_the_job(finding, evidence) for finding in unexplained), key=_rank))
+    of_the_job = [_for_the_job(finding, evidence) for finding in unexplained]
+    return tuple(sorted(_by_cause(of_the_job, evidence), key=_rank))
 
 
 def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:
@@ -61,8 +73,50 @@ def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:
     return replace(finding, ceiling=for_the_job(evidence, finding.ceiling))
 
 
-def _rank(finding: Finding) -> tuple[float, str, str, int]:
+def _by_cause(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
+    """Findings that one arm proves, or one arm inside another, as one; the others are told beside it."""
+    groups: list[list[Finding]] = []
+    for finding in sorted(findings, key=_rank):
+        same = next((group for group in groups if _is_same_cause(group[0], finding, evidence)), None)
+        if same is None:
+            groups.append([finding])
+        else:
+            same.append(finding)
+    return [_led(group) for group in groups]
+
+
+def _led(group: Sequence[Finding]) -> Finding:
+    first, *others = sorted(group, key=lambda finding: (-_freed(finding), -(finding.share or 0.0)))
+    sights = [
+        Sight(code=other.code, name=other.name, place=other.place, share=other.share) for other in others
+    ]
+    return replace(first, also=tuple(sights))
+
+
+def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:
+    first, second = _arm(one), _arm(other)
+    if first is None or second is None:
+        return False
+    if first == second:
+        return True
+    arms = {found.label: found for found in evidence.counterfactuals if found.place is not None}
+    if first not in arms or second not in arms:
+        return False
+    paths = evidence.stacks.paths if evidence.stacks is not None else ()
+    return encloses(arms[first], arms[second], paths) or encloses(arms[second], arms[first], paths)
+
+
+def _arm(finding: Finding) -> str | None:
+    """The label of the arm that proves a finding, where it speaks of this cause alone."""
     ceiling = finding.ceiling
-    saved = 1 - 1 / (ceiling.job_speedup or ceiling.speedup) if ceiling else finding.share or 0.0
+    return None if ceiling is None or ceiling.kind in WHOLE_STEP else ceiling.arm
+
+
+def _freed(finding: Finding) -> float:
+    ceiling = finding.ceiling
+    return 1 - 1 / (ceiling.job_speedup or ceiling.speedup) if ceiling else finding.share or 0.0
+
+
+def _rank(finding: Finding) -> tuple[float, str, str, int]:
     place = finding.place
-    return (-saved, finding.code, place.file if place else "", place.line if place else 0)
+    return (-_freed(finding), finding.code, place.file if place else "", place.line if place else 0)

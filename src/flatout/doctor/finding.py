@@ -7,20 +7,31 @@ from typing import Literal
 
 from flatout.measure.evidence import Place
 
-CeilingSource = Literal["measured", "computed"]
 FixSafety = Literal["exact", "reordered", "lossy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """The step if this cause were gone."""
+    """What was measured with this cause gone; a number that nothing measured is no ceiling."""
 
-    step_s: float
+    step_s: float  # of such a step, with what a fix must keep of it
     speedup: float
-    source: CeilingSource
-    speedup_low: float | None = None  # 95 % interval where it was measured
+    source: Literal["measured"] = "measured"
+    speedup_low: float | None = None  # 95 % interval; None where one figure was read off the run
     speedup_high: float | None = None
+    kind: str | None = None  # of the arm that measured it: "knock-out", "cached", "autocast"
+    arm: str | None = None  # its label in the evidence
     job_speedup: float | None = None  # of the whole job after its set-up; None: as the step's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sight:
+    """Another rule or another line that the same arm proves: one cause, seen twice."""
+
+    code: str
+    name: str
+    place: Place | None
+    share: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,3 +47,5 @@ class Finding:
     ceiling: Ceiling | None
     fix: str  # one sentence: what to do
     safety: FixSafety
+    no_ceiling: str | None = None  # why there is none, where the cost is time
+    also: tuple[Sight, ...] = ()

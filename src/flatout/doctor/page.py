@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from flatout.doctor.causal_map import causal_map, flat
 from flatout.doctor.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.finding import Finding
 from flatout.doctor.readings import (
@@ -12,14 +13,17 @@ from flatout.doctor.readings import (
     bound,
     ended_early,
     instruments,
+    is_of_the_job,
     phase_means,
     phase_shares,
+    proof_words,
     readings,
     show_ceiling,
     show_interval,
     straggler_words,
     unexplained,
 )
+from flatout.doctor.source_view import source_view
 from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory, Place
@@ -39,6 +43,7 @@ def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
         (
             _summary(evidence, findings),
             _step(evidence),
+            _causal_map(evidence),
             _what_if(evidence),
             _timeline(evidence),
             *(_finding(finding, number=i, evidence=evidence) for i, finding in enumerate(findings, start=1)),
@@ -86,7 +91,9 @@ def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
         for number, finding in enumerate(findings, start=1)
     ]
     listed = table(("finding", "share", "ceiling"), rows, numbers=(1,))
-    note = "Share: of the step, spent on this cause. Ceiling: how much faster the step would be without it."
+    note = (
+        "Share: of the step, spent on this cause. Ceiling: how much faster the step is without it, measured."
+    )
     return section("Findings", listed, note=note, anchor="findings")
 
 
@@ -113,6 +120,31 @@ def _step(evidence: Evidence) -> Html | None:
             row += [show_seconds(stream[phase]), show_share(stream_shares[phase])]
     whole = inline(RowChart(rows=tuple(drawn)))
     return section("Where a step goes", whole, table(heads, rows, numbers=numbers), anchor="step")
+
+
+def _causal_map(evidence: Evidence) -> Html | None:
+    blocks = causal_map(evidence)
+    if not blocks:
+        return None
+    note = (
+        "Each block was left out of some steps, interleaved with the others: its backward and all that it "
+        "makes others wait for are gone with it. A bar is what the step would save, of the whole step."
+    )
+    listed = table(
+        ("block", "in", "step without it", "speed-up"),
+        [
+            (
+                join(("\u2003" * depth, code(block.where))),
+                block.place.function or "",
+                show_seconds(block.step_s),
+                f"{show_ratio(block.speedup)} {show_interval(block.speedup_low, block.speedup_high)}",
+            )
+            for depth, block in flat(blocks)
+        ],
+        numbers=(2,),
+    )
+    drawn = source_view(blocks, evidence.sources)
+    return section("What each block of your code costs", listed, drawn, note=note, anchor="map")
 
 
 def _what_if(evidence: Evidence) -> Html | None:
@@ -154,11 +186,12 @@ def _finding(finding: Finding, *, number: int, evidence: Evidence) -> Html:
     ceiling = finding.ceiling
     worth = Html()
     if ceiling is not None:
-        interval = show_interval(ceiling.speedup_low, ceiling.speedup_high)
-        worth = tag(
-            "p", tag("b", show_ratio(ceiling.speedup)), f" {interval} {ceiling.source}", class_="worth"
-        )
+        of_job = is_of_the_job(ceiling)
+        words = "of the job" if of_job else show_interval(ceiling.speedup_low, ceiling.speedup_high)
+        figure = show_ratio(ceiling.job_speedup if of_job else ceiling.speedup)
+        worth = tag("p", tag("b", figure), f" {words} {ceiling.source}", class_="worth")
     share = f" · {show_share(finding.share)} of the step" if finding.share is not None else ""
+    figures = (*finding.evidence, *proof_words(finding))
     safety = f"Safety: {finding.safety}, {SAFETY[finding.safety]}."
     return tag(
         "article",
@@ -166,7 +199,7 @@ def _finding(finding: Finding, *, number: int, evidence: Evidence) -> Html:
         tag("p", code(finding.place), share, class_="where"),
         tag("p", finding.message),
         _excerpt(finding.place, evidence.sources) or Html(),
-        tag("ul", *(tag("li", line) for line in finding.evidence), class_="evidence"),
+        tag("ul", *(tag("li", line) for line in figures), class_="evidence"),
         tag("p", tag("b", "Fix. "), finding.fix, " ", tag("span", safety, class_="note")),
         class_="finding",
         id=f"finding-{number}",

@@ -9,12 +9,12 @@ samples go, what is done per sample halves.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
-from flatout.doctor.finding import Ceiling, FixSafety
+from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
@@ -43,36 +43,42 @@ class ArmReading:
     fraction_high: float
 
 
+# What was changed in the steps of an arm, and what their gain is the price of.
+ARMS = {
+    "cached": ("on cached batches", "the loader"),
+    "reads-free": ("with reads of the device's values made free", "waiting for those values"),
+    "staged": ("with batches in page-locked memory", "copying from pageable memory"),
+    "trimmed": ("with batches of similar length", "padding"),
+    "autocast": ("with autocast on", "computing in 32 bits"),
+    "tf32": ("with TF32 products", "computing products in full 32 bits"),
+    "workers": ("with {value:g} workers", "the loader as it is"),
+    "batched-call": ("with one batched call at {place}", "the loop of calls"),
+    "library-recurrence": ("with one recurrent call at {place}", "the loop of cells"),
+    "same": ("with nothing changed", "chance"),
+}
+
+
 def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
-    """Every counterfactual that was run, read."""
-    read = {"cached": _read_cached, "half": _read_half, "knock-out": _read_without}
-    return tuple(
-        read[found.kind](found, evidence)
-        for found in evidence.counterfactuals
-        if found.speedup_low > 0 and found.kind in read
-    )
+    """Every arm that changes the step as a whole, read; blocks that were knocked out are the causal map's."""
+    read = []
+    for found in evidence.counterfactuals:
+        if found.speedup_low <= 0 or found.kind == "knock-out":
+            continue
+        read.append(_read_half(found, evidence) if found.kind == "half" else _read_arm(found))
+    return tuple(read)
 
 
-def _read_without(found: Counterfactual, _evidence: Evidence) -> ArmReading:
+def _read_arm(found: Counterfactual) -> ArmReading:
+    label, what = ARMS.get(found.kind, (found.label, "what it leaves out"))
     if found.speedup_low > 1:
-        words = f"that statement costs {show_share(1 - 1 / found.speedup)} of the step"
+        words = f"{what} costs {show_share(1 - 1 / found.speedup)} of the step"
     elif found.speedup_high < 1 + NARROW:
-        words = "that statement costs nothing: the step waits for something else"
+        words = f"{what} is not the limit"
     else:
-        words = "inside the noise: this run cannot tell what that statement costs"
+        words = f"inside the noise: this run cannot tell whether {what} is a limit"
     figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
-    return _reading(found, label=f"without {found.place}", figure=figure, words=words)
-
-
-def _read_cached(found: Counterfactual, _evidence: Evidence) -> ArmReading:
-    if found.speedup_low > 1:
-        words = f"the loader costs {show_share(1 - 1 / found.speedup)} of the step"
-    elif found.speedup_high < 1 + NARROW:
-        words = "the loader is not the limit"
-    else:
-        words = "inside the noise: this run cannot tell whether the loader is a limit"
-    figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
-    return _reading(found, label="on cached batches", figure=figure, words=words)
+    named = label.format(value=found.value or 0, place=found.place or UNKNOWN)
+    return _reading(found, label=named, figure=figure, words=words)
 
 
 def _read_half(found: Counterfactual, evidence: Evidence) -> ArmReading:
@@ -84,7 +90,7 @@ def _read_half(found: Counterfactual, evidence: Evidence) -> ArmReading:
     elif high <= 0.65:
         words = _bound_per_sample(evidence)
     else:
-        grows = show_share(2 * (1 - fraction))
+        grows = show_share(min(1.0, 2 * (1 - fraction)))
         words = f"{grows} of the step grows with the batch, the rest is paid once per step"
     figure = f"a step takes {fraction:.2f} [{low:.2f}, {high:.2f}] of the full one"
     return _reading(found, label="on half the batch", figure=figure, words=words)
@@ -205,7 +211,7 @@ def ended_early(job: ObservedJob) -> str | None:
 
 
 def show_ceiling(ceiling: Ceiling | None) -> str:
-    """`3.40× computed`, `1.80× [1.60, 2.00] measured`."""
+    """`1.80× [1.60, 2.00] measured`, `1.11× of the job measured`."""
     if ceiling is None:
         return UNKNOWN
     if is_of_the_job(ceiling):
@@ -221,6 +227,19 @@ def show_ceiling(ceiling: Ceiling | None) -> str:
 def is_of_the_job(ceiling: Ceiling) -> bool:
     """Whether a ceiling stands for the job alone, because its cause lies outside the step."""
     return ceiling.speedup == 1 and (ceiling.job_speedup or 1) > 1
+
+
+def proof_words(finding: Finding) -> Iterator[str]:
+    """What proves a finding, or why nothing does, and which other findings the same arm proves."""
+    ceiling = finding.ceiling
+    if ceiling is not None and ceiling.arm is not None and not is_of_the_job(ceiling):
+        whole = f", {show_ratio(ceiling.job_speedup)} for the whole job" if ceiling.job_speedup else ""
+        yield f"measured ({ceiling.arm}): the step takes {show_seconds(ceiling.step_s)} without this{whole}"
+    if finding.no_ceiling is not None:
+        yield f"no ceiling: {finding.no_ceiling}"
+    for other in finding.also:
+        share = f", {show_share(other.share)} of the step" if other.share is not None else ""
+        yield f"the same cause: {other.code} {other.name} at {other.place or UNKNOWN}{share}"
 
 
 def show_interval(low: float | None, high: float | None) -> str:

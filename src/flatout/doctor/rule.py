@@ -1,10 +1,10 @@
 """The grammar of a rule: one module, documented by its docstring, found by its place or its entry point.
 
 A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five
-sections (What it does, Why it costs, Evidence, Fix, Fix safety), and a function
-`detect(evidence) -> list[Finding]`.  The file's name is the kebab name with underscores.  Tables,
-`flatout rules` and the docs are made from these.  The sections are markdown, so that an example of a fix
-can be shown as code.
+sections (What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) ->
+list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.
+The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
+these.  The sections are markdown, so that an example of a fix can be shown as code.
 
 Adding a rule is adding a file: to `doctor/rules`, or to a package of one's own that names it in its
 pyproject.toml (letters of its own before the digits keep its codes apart from ours):
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
-from flatout.doctor.ceilings import computed_ceiling
+from flatout.doctor.ceilings import prove
 from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.errors import BadInput
 from flatout.ground.plugins import load_plugins
@@ -43,6 +43,7 @@ class Rule:
     name: str
     sections: dict[str, str]
     detect: Callable[[Evidence], list[Finding]]
+    arms: tuple[str, ...] = ()  # kinds of arms that prove it
 
     @property
     def summary(self) -> str:
@@ -66,6 +67,7 @@ class Title(NamedTuple):
         ceiling: Ceiling | None,
         fix: str,
         safety: FixSafety,
+        no_ceiling: str | None = None,
     ) -> Finding:
         """One cause at one place, with the figures it rests on."""
         return Finding(
@@ -78,24 +80,41 @@ class Title(NamedTuple):
             ceiling=ceiling,
             fix=fix,
             safety=safety,
+            no_ceiling=no_ceiling,
         )
 
-    def cost(
+    def proven(
         self,
         evidence: Evidence,
         place: Place | None,
         message: str,
         *,
+        arms: tuple[str, ...],
         figures: Iterable[str],
-        share: float,
+        share: float | None,
         fix: str,
         safety: FixSafety,
-    ) -> Finding:
-        """A cause that holds a share of the step; its ceiling is the step without that share."""
-        ceiling = computed_ceiling(evidence, freed_share=share)
-        return self.finding(
-            place, message, figures=figures, share=share, ceiling=ceiling, fix=fix, safety=safety
+        observed_share: float | None = None,
+    ) -> list[Finding]:
+        """A cause of lost time, with what the arms measured at its place; none where they show no gain.
+
+        Where the whole of what the cause can hold was seen, such as the wait for a loader, no more than
+        `observed_share` of the step is promised.
+        """
+        proof = prove(evidence, arms, place=place, observed_share=observed_share)
+        if proof.refuted:
+            return []
+        found = self.finding(
+            place,
+            message,
+            figures=figures,
+            share=share,
+            ceiling=proof.ceiling,
+            fix=fix,
+            safety=safety,
+            no_ceiling=proof.reason,
         )
+        return [found]
 
 
 @functools.cache
@@ -142,7 +161,8 @@ def read_rule(module: ModuleType) -> Rule:
         raise _broken(file_name, f"says nothing under {', '.join(empty)}")
     if not callable(getattr(module, "detect", None)):
         raise BadInput(f"the rule {file_name} has no detect(evidence)", hint="add the function")
-    return Rule(code=code, name=name, sections=sections, detect=module.detect)
+    arms = tuple(getattr(module, "ARMS", ()))
+    return Rule(code=code, name=name, sections=sections, detect=module.detect, arms=arms)
 
 
 def title_of(docstring: str | None) -> Title:

@@ -8,14 +8,21 @@ _INTRODUCTION = """# Rules
 
 A rule reads the evidence of one job and answers with findings: a place, the figures it rests on, a
 ceiling, and a fix. `flatout rules` prints the table, `flatout rules FO301` one entry. The first digit of
-a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loops, 4 arithmetic, 5 memory."""
+a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loops, 4 arithmetic, 5 memory.
+
+The ceiling is what one of the rule's arms measured: steps that ran differently, interleaved with ordinary
+ones. Where no arm could run there is none, and the finding says why; where the arm showed no gain there is
+no finding."""
 
 
 def markdown() -> str:
     """The whole page: a table of all rules, then one chapter each."""
     rules = all_rules()
-    table = ["| Code | Name | What it does |", "|---|---|---|"]
-    table += [f"| [{rule.code}](#{anchor(rule)}) | {rule.name} | {rule.summary} |" for rule in rules]
+    table = ["| Code | Name | What it does | Proved by |", "|---|---|---|---|"]
+    table += [
+        f"| [{rule.code}](#{anchor(rule)}) | {rule.name} | {rule.summary} | {', '.join(rule.arms)} |"
+        for rule in rules
+    ]
     chapters = [
         f"## {rule.code} {rule.name} {{#{anchor(rule)}}}\n\n{sections_markdown(rule)}" for rule in rules
     ]

@@ -52,7 +52,7 @@ def test_the_counterfactuals_are_said_in_words() -> None:
 
 def test_the_table_has_place_share_ceiling_and_fix() -> None:
     text = show(builders.diagnosis(), width=130)
-    assert re.search(r"FO302 row-indexing-in-loop +64 % +3\.40× computed +Gather all rows", text)
+    assert re.search(r"FO302 row-indexing-in-loop +64 % +3\.40× measured +Gather all rows", text)
     assert re.search(r"darkroom/data\.py:93 +\[1\.02, 1\.07\]", text)
     assert re.search(r"FO701 graph-retained-across-steps +n/a +n/a +Append", text)
 
@@ -156,3 +156,16 @@ def test_no_word_of_a_fix_is_lost(width: int) -> None:
     for finding in builders.findings():
         for word in re.findall(r"[a-z]{4,14}", finding.fix):
             assert word in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_map_is_a_list_of_bars(width: int) -> None:
+    text = show(builders.diagnosis(evidence=builders.with_map()), width=width)
+    title, *bars = text.partition("Your code, ")[2].partition("\n\n")[0].splitlines()
+    assert title == "block by block: the step of 8.62 s without it"
+    assert all(len(line) <= width for line in bars)
+    outer, inner, other = bars
+    assert "model.py:57-62 " in outer
+    assert "model.py:60-61 " in inner
+    assert outer.count("█") > inner.count("█") > other.count("█")
+    assert outer.rstrip().endswith("43.0× [38.7, 47.3]")

@@ -152,19 +152,25 @@ def kernels(**changes: Any) -> Kernels:
     return Kernels(**{**fields, **changes})
 
 
-def counterfactual(name: Any, speedup: float, *, width: float = 0.02) -> Counterfactual:
-    return Counterfactual(
-        kind=name,
-        label=name,
-        baseline="real",
-        step_s=STEP_S / speedup,
-        baseline_step_s=STEP_S,
-        speedup=speedup,
-        speedup_low=speedup - width,
-        speedup_high=speedup + width,
-        num_blocks=3,
-        num_steps=12,
-    )
+def counterfactual(
+    kind: str, speedup: float, *, width: float = 0.02, line: int | None = None, **changes: Any
+) -> Counterfactual:
+    """An arm of `kind`; with a `line`, one about that line."""
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "label": kind if line is None else f"{kind} train.py:{line}",
+        "baseline": "real",
+        "step_s": STEP_S / speedup,
+        "baseline_step_s": STEP_S,
+        "speedup": speedup,
+        "speedup_low": speedup - width,
+        "speedup_high": speedup + width,
+        "num_blocks": 3,
+        "num_steps": 12,
+        "place": None if line is None else place(line, function="Model.forward"),
+        "last_line": line,
+    }
+    return Counterfactual(**{**fields, **changes})
 
 
 def call(function: str, *, calls_per_batch: float, line: int = 20, in_collate: bool = True) -> Call:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.doctor import ceilings
-from flatout.measure.evidence import Episode
+from flatout.measure.evidence import ArmNotRun, Episode
 
 seconds = st.floats(min_value=0, max_value=1e6)
 
@@ -25,34 +25,82 @@ def test_a_share_of_the_unknown_is_unknown():
     assert ceilings.share_of(1.0, None) is None
 
 
-def test_a_computed_ceiling_leaves_the_rest_of_the_step(made):
-    ceiling = ceilings.computed_ceiling(made.evidence(), freed_share=0.75)
-    assert ceiling.source == "computed"
-    assert ceiling.step_s == pytest.approx(0.025)
-    assert ceiling.speedup == pytest.approx(4.0)
-    assert ceilings.computed_ceiling(made.evidence(steps=()), freed_share=0.75) is None
+def test_an_arm_at_the_line_is_the_ceiling(made):
+    arm = made.counterfactual("knock-out", 4.0, line=30, last_line=33)
+    job = made.evidence(counterfactuals=(arm,))
+    ceiling = ceilings.prove(job, ("knock-out",), place=made.place(32)).ceiling
+    assert (ceiling.source, ceiling.kind, ceiling.arm) == ("measured", "knock-out", arm.label)
+    assert (ceiling.speedup, ceiling.step_s) == (pytest.approx(4.0), pytest.approx(0.025))
+    assert (ceiling.speedup_low, ceiling.speedup_high) == (pytest.approx(3.98), pytest.approx(4.02))
+    elsewhere = ceilings.prove(job, ("knock-out",), place=made.place(34))
+    assert elsewhere.ceiling is None
+    assert elsewhere.reason == "no arm (knock-out) could run here"
+    assert ceilings.prove(job, ("knock-out",), place=made.place(32, file="other.py")).ceiling is None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture holds no state
-@given(freed=st.floats(min_value=-1, max_value=2))
-def test_no_ceiling_is_slower_than_the_step_or_free(made, freed):
-    ceiling = ceilings.computed_ceiling(made.evidence(), freed_share=freed)
-    assert ceiling.speedup >= 1
-    assert 0 < ceiling.step_s <= 0.1
+def test_what_a_fix_must_keep_of_the_block_is_added_to_the_step(made):
+    arm = made.counterfactual("knock-out", 4.0, line=30, roofline_s=0.025)
+    ceiling = ceilings.ceiling_of(arm, made.evidence())
+    assert (ceiling.step_s, ceiling.speedup) == (pytest.approx(0.05), pytest.approx(2.0))
+    assert ceiling.speedup_low < ceiling.speedup < ceiling.speedup_high < 2.01
 
 
-def test_a_measured_ceiling_limits_a_computed_one_of_the_loader(made):
-    cached = made.counterfactual("cached", 1.25)
-    ceiling = ceilings.loading_ceiling(made.evidence(counterfactuals=(cached,)), freed_share=0.5)
-    assert (ceiling.source, ceiling.speedup, ceiling.step_s) == ("measured", 1.25, cached.step_s)
-    assert (ceiling.speedup_low, ceiling.speedup_high) == (cached.speedup_low, cached.speedup_high)
+def test_the_smallest_block_around_a_line_decides_and_the_first_kind_before_the_second(made):
+    function = made.counterfactual("knock-out", 9.0, line=20, last_line=60)
+    loop = made.counterfactual("knock-out", 5.0, line=29, last_line=31)
+    one_call = made.counterfactual("batched-call", 3.0, line=30)
+    job = made.evidence(counterfactuals=(function, loop, one_call))
+    place = made.place(30)
+    assert ceilings.prove(job, ("knock-out",), place=place).ceiling.speedup == pytest.approx(5.0)
+    both = ceilings.prove(job, ("batched-call", "knock-out"), place=place)
+    assert both.ceiling.speedup == pytest.approx(3.0)
 
 
-def test_a_computed_ceiling_below_the_measured_one_stands(made):
-    cached = made.counterfactual("cached", 3.0)
-    ceiling = ceilings.loading_ceiling(made.evidence(counterfactuals=(cached,)), freed_share=0.5)
-    assert (ceiling.source, ceiling.speedup) == ("computed", pytest.approx(2.0))
-    assert ceilings.loading_ceiling(made.evidence(), freed_share=0.5).source == "computed"
+@pytest.mark.parametrize(("speedup", "width"), [(1.02, 0.02), (0.97, 0.2)])
+def test_an_arm_without_a_gain_refutes(made, speedup, width):
+    job = made.evidence(counterfactuals=(made.counterfactual("autocast", speedup, width=width),))
+    assert ceilings.prove(job, ("autocast",)).refuted
+
+
+def test_a_gain_inside_the_noise_is_neither_a_ceiling_nor_a_refutation(made):
+    job = made.evidence(counterfactuals=(made.counterfactual("autocast", 1.2, width=0.3),))
+    proof = ceilings.prove(job, ("autocast",))
+    assert proof.ceiling is None
+    assert not proof.refuted
+    assert "inside the noise" in proof.reason
+
+
+def test_no_more_is_promised_than_was_seen(made):
+    """A loader that is waited for during 16 % of the step is not worth 1.61 times the speed."""
+    job = made.evidence(counterfactuals=(made.counterfactual("cached", 1.61),))
+    ceiling = ceilings.prove(job, ("cached",), observed_share=0.16).ceiling
+    assert ceiling.speedup == pytest.approx(1 / 0.84)
+    assert ceiling.step_s == pytest.approx(0.084)
+    assert ceiling.speedup_high == pytest.approx(1 / 0.84)
+    assert ceilings.prove(job, ("cached",), observed_share=0.5).ceiling.speedup == pytest.approx(1.61)
+
+
+def test_an_arm_on_cached_batches_leaves_the_loader_as_it_is(made):
+    cached = made.counterfactual("cached", 2.0)
+    arm = made.counterfactual("knock-out", 5.0, line=30, baseline="cached", baseline_step_s=0.05, step_s=0.01)
+    ceiling = ceilings.ceiling_of(arm, made.evidence(counterfactuals=(cached, arm)))
+    assert (ceiling.step_s, ceiling.speedup) == (pytest.approx(0.06), pytest.approx(0.1 / 0.06))
+    free = made.counterfactual("cached", 1.0)
+    assert ceilings.ceiling_of(arm, made.evidence(counterfactuals=(free, arm))).speedup == pytest.approx(5.0)
+
+
+def test_an_arm_that_did_not_run_says_why(made):
+    left_out = ArmNotRun(
+        kind="knock-out",
+        label="knock-out train.py:29",
+        reason="writes to a file",
+        place=made.place(29),
+        last_line=31,
+    )
+    job = made.evidence(arms_not_run=(left_out,))
+    proof = ceilings.prove(job, ("knock-out",), place=made.place(30))
+    assert proof.reason == "knock-out train.py:29: writes to a file"
+    assert "writes" not in ceilings.prove(job, ("knock-out",), place=made.place(50)).reason
 
 
 @pytest.mark.parametrize(

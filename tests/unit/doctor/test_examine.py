@@ -52,7 +52,50 @@ def test_a_printed_diagnosis_is_its_findings_and_not_its_thousand_steps(made):
     found = Diagnosis(evidence=job, findings=examine(job))
     lines = str(found).splitlines()
     assert lines[0].startswith("The loader bounds the step")
-    assert lines[2].startswith("FO101 single-process-loading  train.py:10  1.80×")
+    assert lines[2].startswith("FO101 single-process-loading  train.py:10  1.67×")
     assert lines[4] == f"  fix: {found.findings[0].fix}"
     assert len(lines) == 5
     assert str(Diagnosis(evidence=made.evidence(), findings=())).endswith("No findings.")
+
+
+def test_findings_that_one_arm_proves_are_one(made):
+    """Rows and creations of one loop: what the step takes without it is said once."""
+    job = made.evidence(
+        sites=(
+            made.site("row", line=30, host_s=0.10),
+            made.site("create", line=30, host_s=0.03),
+            made.site("row", line=31, host_s=0.01),
+            made.site("create", line=60, host_s=0.04),
+        ),
+        counterfactuals=(
+            made.counterfactual("knock-out", 4.0, line=29, last_line=32),
+            made.counterfactual("knock-out", 1.3, line=60),
+        ),
+    )
+    first, second = examine(job)
+    assert (first.code, first.place.line, first.ceiling.speedup) == ("FO302", 30, 4.0)
+    assert [(other.code, other.place.line) for other in first.also] == [("FO301", 30), ("FO302", 31)]
+    assert (second.code, second.place.line, second.also) == ("FO301", 60, ())
+
+
+def test_findings_of_nested_blocks_are_one(made):
+    job = made.evidence(
+        sites=(made.site("row", line=30, host_s=0.10), made.site("row", line=35, host_s=0.03)),
+        counterfactuals=(
+            made.counterfactual("knock-out", 4.0, line=28, last_line=40),
+            made.counterfactual("knock-out", 3.0, line=30, last_line=31),
+        ),
+    )
+    (finding,) = examine(job)
+    assert (finding.place.line, finding.ceiling.speedup) == (35, 4.0)
+    assert [other.place.line for other in finding.also] == [30]
+
+
+def test_two_causes_that_cached_batches_prove_have_two_fixes(made):
+    loader = made.loader(collate_s=made.spread(0.03), calls=(made.call("numpy.pad", calls_per_batch=32.0),))
+    job = made.evidence(
+        steps=made.steps(wait_share=0.6),
+        loaders=(loader,),
+        counterfactuals=(made.counterfactual("cached", 2.0),),
+    )
+    assert [finding.code for finding in examine(job)] == ["FO101", "FO103"]

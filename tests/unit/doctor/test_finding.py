@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.finding import Ceiling, Finding, Sight
 from flatout.ground.codec import decode, encode
 from flatout.measure.evidence import Place
 
@@ -16,9 +16,17 @@ FINDING = Finding(
     message="512 rows are indexed here per step",
     evidence=("512 calls", "0.4 s"),
     share=0.5,
-    ceiling=Ceiling(step_s=0.5, speedup=2.0, source="measured", speedup_low=1.9, speedup_high=2.1),
+    ceiling=Ceiling(
+        step_s=0.5,
+        speedup=2.0,
+        speedup_low=1.9,
+        speedup_high=2.1,
+        kind="knock-out",
+        arm="knock-out model.py:61",
+    ),
     fix="gather",
     safety="reordered",
+    also=(Sight(code="FO301", name="tensor-created-in-loop", place=None, share=0.1),),
 )
 
 

@@ -51,6 +51,7 @@ def read(evidence: Evidence, findings: tuple[Finding, ...]) -> Reader:
 
 CASES = {
     "gpu": (builders.evidence(), builders.findings()),
+    "map": (builders.with_map(), builders.findings()),
     "ranks": (builders.evidence(ranks=builders.ranks()), builders.findings()),
     "cpu": (builders.cpu_evidence(), ()),
     "bare": (builders.bare_evidence(), ()),
@@ -261,3 +262,15 @@ def test_the_footer_says__what_it_ran_on() -> None:
     assert made["autocast"] == "off"
     assert dict(_what_it_ran_on(builders.cpu_evidence()))["GPU"] == "none"
     assert dict(_what_it_ran_on(builders.bare_evidence()))["cores"] == "n/a"
+
+
+def test_the_map_lists_blocks_and_draws_their_lines() -> None:
+    reader = read(builders.with_map(), ())
+    blocks = [f"darkroom/model.py:{lines}" for lines in ("57-62", "60-61")]
+    listed = reader.text.partition("What each block of your code costs")[2]
+    assert listed.index(blocks[0]) < listed.index(blocks[1]) < listed.index("darkroom/train.py:55")
+    assert "200 ms 43.0× [38.7, 47.3]" in listed
+    widths = [attributes["style"] for name, attributes in reader.elements if "style" in attributes]
+    assert widths.count("width: 97.7%") == 4  # lines of the outer block that the inner one does not hold
+    assert widths.count("width: 88.4%") == 2
+    assert "What each block of your code costs" not in page(builders.evidence(), ())

@@ -16,6 +16,7 @@ from flatout.doctor.readings import (
     instruments,
     phase_means,
     phase_shares,
+    proof_words,
     readings,
     show_ceiling,
     straggler,
@@ -226,15 +227,17 @@ def test_equal_ranks_have_no_straggler() -> None:
     assert straggler_words((first,)) == "No rank makes the others wait."
 
 
+CEILING = Ceiling(
+    step_s=1.0, speedup=1.8, speedup_low=1.6, speedup_high=2.0, kind="cached", arm="cached", job_speedup=1.5
+)
+
+
 @pytest.mark.parametrize(
     ("ceiling", "expected"),
     [
         (None, "n/a"),
-        (Ceiling(step_s=1.0, speedup=3.4, source="computed"), "3.40× computed"),
-        (
-            Ceiling(step_s=1.0, speedup=1.8, source="measured", speedup_low=1.6, speedup_high=2.0),
-            "1.80× [1.60, 2.00] measured",
-        ),
+        (CEILING, "1.80× [1.60, 2.00] measured"),
+        (Ceiling(step_s=1.0, speedup=1.0, job_speedup=1.8), "1.80× of the job measured"),
     ],
 )
 def test_a_ceiling_says_where_it_comes_from(ceiling: Ceiling | None, expected: str) -> None:
@@ -256,25 +259,56 @@ def test_instruments_name_only_what_was_taken() -> None:
     assert "operators" in instruments(builders.cpu_evidence())
 
 
-def test_steps_without_a_statement_say_what_it_costs() -> None:
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        ("autocast", "with autocast on"),
+        ("workers", "with 4 workers"),
+        ("batched-call", f"with one batched call at {builders.SYNC_LINE}"),
+        ("my own", "my own arm"),
+    ],
+)
+def test_every_kind_of_arm_says_what_was_changed_and_what_that_costs(kind: str, label: str) -> None:
     def read(speedup: float, low: float, high: float) -> str:
         made = replace(
             builders.counterfactuals()[0],
-            kind="knock-out",
-            label="knock-out train.py:9",
+            kind=kind,
+            label="my own arm",
             speedup=speedup,
             speedup_low=low,
             speedup_high=high,
+            value=4.0,
             place=builders.SYNC_LINE,
-            last_line=builders.SYNC_LINE.line,
         )
         (reading,) = readings(builders.evidence(counterfactuals=(made,)))
-        assert reading.label == f"without {builders.SYNC_LINE}"
+        assert reading.label == label
         return reading.words
 
-    assert read(4.0, 3.5, 4.5) == "that statement costs 75 % of the step"
-    assert read(1.0, 0.98, 1.03).startswith("that statement costs nothing")
+    assert read(4.0, 3.5, 4.5).endswith("costs 75 % of the step")
+    assert read(1.0, 0.98, 1.03).endswith("is not the limit")
     assert read(1.2, 0.8, 1.7).startswith("inside the noise")
+
+
+def test_blocks_that_were_knocked_out_are_left_to_the_map() -> None:
+    made = replace(builders.counterfactuals()[0], kind="knock-out", place=builders.SYNC_LINE)
+    assert readings(builders.evidence(counterfactuals=(made,))) == ()
+
+
+def test_no_more_than_the_whole_step_grows_with_the_batch() -> None:
+    half = replace(builders.counterfactuals()[1], speedup=2.06, speedup_low=1.5, speedup_high=2.8)
+    (reading,) = readings(builders.evidence(counterfactuals=(half,)))
+    assert reading.words.startswith("100 % of the step grows with the batch")
+
+
+def test_a_finding_says_what_proves_it_or_why_nothing_does() -> None:
+    proven, unproven, with_another, _memory = builders.findings()
+    (words,) = proof_words(proven)
+    assert words.startswith("measured (knock-out examples/darkroom/model.py:58): the step takes 2.53 s")
+    assert words.endswith("2.90× for the whole job")
+    assert list(proof_words(unproven)) == ["no ceiling: knock-out model.py:40: no time was left for it"]
+    assert list(proof_words(with_another))[1] == (
+        f"the same cause: FO101 single-process-loading at {builders.LOADER_LINE}, 4 % of the step"
+    )
 
 
 # Time that no rule explains

@@ -12,8 +12,8 @@ so does the backward's, which has as many small pieces.
 Evidence
 One line calls a module that has parameters at least 8 times per step with a leading dimension of 1, at
 least half as often as the step has samples, and these calls hold at least 10 % of the step. Recurrent
-modules are left alone, as their leading dimension is time. The ceiling is computed: the forwards as one,
-costing what a single one of them does, and the rest of the step as it is.
+modules are left alone, as their leading dimension is time. The ceiling is measured: steps in which all rows
+go through the model in one call, or, where they cannot, steps without the loop.
 
 Fix
 Stack the samples and call the model once:
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.ceilings import computed_ceiling, counted_step_s, rows_per_step, share_of
+from flatout.doctor.ceilings import counted_step_s, rows_per_step, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of
@@ -42,6 +42,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, ModuleCall
 
 RULE = title_of(__doc__)
+ARMS = ("batched-call", "knock-out")
 LEAST_CALLS = 8
 LEAST_CALLS_PER_SAMPLE = 0.5
 LEAST_SHARE = 0.10
@@ -59,22 +60,23 @@ def detect(evidence: Evidence) -> list[Finding]:
             continue
         share = share_of(call.host_s, counted_step_s(evidence))
         if share is not None and share >= LEAST_SHARE:
-            findings.append(_finding(evidence, call, share=share))
+            findings += _finding(evidence, call, share=share)
     return findings
 
 
-def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> Finding:
+def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> list[Finding]:
     calls = show_calls(call.calls_per_step)
     counted = show_seconds(counted_step_s(evidence))
-    return RULE.finding(
+    return RULE.proven(
+        evidence,
         call.place,
         f"{call.module} runs {calls} times per step on one row each, {show_share(share)} of the step",
         figures=(
             f"{call.module}: {calls} calls per step from this line, each with a leading dimension of 1",
             f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
         ),
+        arms=ARMS,
         share=share,
-        ceiling=computed_ceiling(evidence, freed_share=share * (1 - 1 / call.calls_per_step)),
         fix="stack the samples and call the model once per step",
         safety="reordered",
     )

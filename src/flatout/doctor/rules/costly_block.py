@@ -12,8 +12,8 @@ and it is paid in every step.
 Evidence
 The training thread's stack was looked at up to a thousand times a second. The line holds at least 23 % of the
 step outside the phases, which is what 1.3 times the speed would take, and no line that it calls holds as
-much. The ceiling is measured: the statement that holds the block was left out of some steps. Where that was
-not possible, there is none.
+much. The ceiling is measured: steps without the block, and what the device needs at its best for the
+block's arithmetic and bytes. Where it could not be left out, there is none.
 
 Fix
 Do the work less often, or in one batched operation instead of a loop:
@@ -35,13 +35,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, host_is_hidden, measured_ceiling
-from flatout.doctor.finding import Finding
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, Proof, arm_at, host_is_hidden, prove
+from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
-from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath, Stacks
+from flatout.measure.evidence import Evidence, Place, StackPath, Stacks
 
 RULE = title_of(__doc__)
+ARMS = ("knock-out",)
 LEAST_SPEEDUP = 1.3
 LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20
@@ -71,17 +72,18 @@ def detect(evidence: Evidence) -> list[Finding]:
         for path in evidence.stacks.paths
         if path.phase == "rest" and path.places and path.places[-1] not in loss
     ]
-    least = LEAST_SHARE / rest_share * samples
     findings = []
-    for block in heavy_blocks(paths, least=least):
-        without = _left_out(block, evidence)
+    for block in heavy_blocks(paths, least=LEAST_SHARE / rest_share * samples):
+        if _line(block.place) in _lines_of_the_loop(evidence.stacks):
+            continue
+        proof = _proof(block, evidence)
         share = block.samples / samples * rest_share
-        if without is not None:
-            pays = without.speedup >= LEAST_SPEEDUP and without.speedup_low > RESOLVABLE_SPEEDUP
+        if proof.ceiling is not None:
+            pays = proof.ceiling.speedup >= LEAST_SPEEDUP and _low(proof.ceiling) > RESOLVABLE_SPEEDUP
         else:  # thin evidence is not enough where nothing was left out
-            pays = at_least(block.samples, samples) * rest_share >= LEAST_SHARE
-        if pays and _line(block.place) not in _lines_of_the_loop(evidence.stacks):
-            findings.append(_finding(block, share=share, step_s=step_s, num=samples, without=without))
+            pays = not proof.refuted and at_least(block.samples, samples) * rest_share >= LEAST_SHARE
+        if pays:
+            findings.append(_finding(block, share=share, step_s=step_s, num=samples, proof=proof))
     return findings
 
 
@@ -92,17 +94,16 @@ def at_least(found: int, looks: int) -> float:
     return (share + z**2 / looks / 2 - spread) / (1 + z**2 / looks)
 
 
-def _left_out(block: HeavyBlock, evidence: Evidence) -> Counterfactual | None:
-    """The steps without the statement that holds a block."""
-    return next(
-        (
-            found
-            for place in (block.place, *block.callers)
-            for found in evidence.counterfactuals_at(place)
-            if found.kind == "knock-out"
-        ),
-        None,
-    )
+def _proof(block: HeavyBlock, evidence: Evidence) -> Proof:
+    """The steps without a block, or else without the innermost statement that calls it."""
+    for place in (block.place, *reversed(block.callers)):
+        if arm_at(evidence, ARMS[0], place) is not None:
+            return prove(evidence, ARMS, place=place)
+    return prove(evidence, ARMS, place=block.place)
+
+
+def _low(ceiling: Ceiling) -> float:
+    return ceiling.speedup if ceiling.speedup_low is None else ceiling.speedup_low
 
 
 def _as_block(place: Place, stacks: Stacks) -> Place:
@@ -157,22 +158,16 @@ def _line(place: Place) -> tuple[str, int]:
     return place.file, place.line
 
 
-def _finding(
-    block: HeavyBlock, *, share: float, step_s: float, num: int, without: Counterfactual | None
-) -> Finding:
+def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof: Proof) -> Finding:
     called = f", called from {block.callers[-1]}" if block.callers else ""
     return RULE.finding(
         block.place,
         f"this block holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
         f"model, the backward pass and the optimizer{called}",
-        figures=(
-            f"on the stack in {block.samples} of {num} looks at the time between the phases",
-            "not left out: what the step gains without it is unknown"
-            if without is None
-            else f"left out in {without.num_steps} steps, which took {show_seconds(without.step_s)} each",
-        ),
+        figures=(f"on the stack in {block.samples} of {num} looks at the time between the phases",),
         share=share,
-        ceiling=None if without is None else measured_ceiling(without),
+        ceiling=proof.ceiling,
         fix="do this less often, in one batched operation, or off the training thread",
         safety="lossy",
+        no_ceiling=proof.reason,
     )

@@ -12,9 +12,9 @@ instead of several launches per time step.
 
 Evidence
 One line calls cells at least 8 times per step, and these, with the backward nodes they make, hold at
-least 5 % of the step; where the calls' own time is unknown, the forward pass stands for it and no
-ceiling is given. The ceiling is computed: the step without the cells, a bound that the sequence module
-approaches but, since it still computes the recurrence, does not reach.
+least 5 % of the step; where the calls' own time is unknown, the forward pass stands for it. The ceiling is
+measured: steps in which a sequence module of the same sizes takes the place of the loop, or, where it cannot,
+steps without the loop.
 
 Fix
 ```python
@@ -31,7 +31,7 @@ Reordered: the same recurrence, summed in another order.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import computed_ceiling, share_of
+from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import CodeLine, lines_of, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
@@ -39,6 +39,7 @@ from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
+ARMS = ("library-recurrence", "knock-out")
 LEAST_CALLS = 8
 LEAST_SHARE = 0.05
 
@@ -53,23 +54,24 @@ def detect(evidence: Evidence) -> list[Finding]:
         if share is None:
             share = share_of(evidence.phase_s("forward"), evidence.step_s)
         if share is not None and share >= LEAST_SHARE:
-            findings.append(_finding(evidence, line, share=share, known=known))
+            findings += _finding(evidence, line, share=share, known=known)
     return findings
 
 
-def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
     cells = show_ops(line)
     around = f"the forward pass around it takes {show_share(share)} of the step"
-    return RULE.finding(
+    return RULE.proven(
+        evidence,
         line.place,
         f"{cells} is called {calls} times per step here, {show_share(share)} of the step",
         figures=(
             f"{cells}: {calls} calls per step from this line",
             timing(evidence, line) if known else around,
         ),
+        arms=ARMS,
         share=share,
-        ceiling=computed_ceiling(evidence, freed_share=share) if known else None,
         fix="run the whole sequence through nn.LSTM, nn.GRU or nn.RNN in one call",
         safety="reordered",
     )

@@ -13,8 +13,9 @@ one measured job had a median wait of 7.9 ms and a mean of 228 ms.
 
 Evidence
 At least two epochs were seen, and starting one (the loader's `iter()`, plus the wait for the first batch
-beyond the time a batch takes to fetch and collate anyway) holds at least 5 % of an epoch. The ceiling is
-computed: the epoch without its start, per step.
+beyond the time a batch takes to fetch and collate anyway) holds at least 5 % of an epoch. The ceiling is of
+the whole job, since no typical step holds an epoch's start: the epoch without what was measured of its
+start, and no more than the first step of an epoch was seen to take longer than the others.
 
 Fix
 ```python
@@ -31,13 +32,14 @@ the exception: persistent workers keep the copy they began with.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import batches_per_step, share_of
+from flatout.doctor.ceilings import MOST, batches_per_step, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Loader
 
 RULE = title_of(__doc__)
+ARMS = ("epoch starts",)
 LEAST_EPOCHS = 2
 LEAST_SHARE = 0.05
 
@@ -52,12 +54,19 @@ def detect(evidence: Evidence) -> list[Finding]:
             continue
         if len(loader.epochs) < LEAST_EPOCHS or not loader.num_batches:
             continue
-        start_s = _start_s(loader)
+        longer_s = _longer_s(evidence, step_s)
+        start_s = _start_s(loader) if longer_s is None else min(_start_s(loader), longer_s)
         steps_s = loader.num_batches / batches_per_step(evidence) * step_s
-        share = share_of(start_s, start_s + steps_s)
+        share = share_of(start_s, steps_s + (start_s if longer_s is None else longer_s))
         if share is not None and share >= LEAST_SHARE:
             findings.append(_finding(loader, start_s=start_s, share=share, step_s=step_s))
     return findings
+
+
+def _longer_s(evidence: Evidence, step_s: float) -> float | None:
+    """How much longer the first step of an epoch takes; None where no such step was timed."""
+    first = [step.step_s for step in evidence.steps if step.epoch_start and step.arm in ("real", "warmup")]
+    return max(0.0, sum(first) / len(first) - step_s) if first else None
 
 
 def _start_s(loader: Loader) -> float:
@@ -77,7 +86,13 @@ def _finding(loader: Loader, *, start_s: float, share: float, step_s: float) -> 
             f"an ordinary step takes {show_seconds(step_s)}",
         ),
         share=share,
-        ceiling=Ceiling(step_s=step_s, speedup=1 / (1 - share), source="computed"),
+        ceiling=Ceiling(
+            step_s=step_s,
+            speedup=1.0,
+            kind=ARMS[0],
+            arm=ARMS[0],
+            job_speedup=1 / (1 - min(share, MOST)),
+        ),
         fix="give this DataLoader persistent_workers=True, and build it once, outside the loop over epochs",
         safety="exact",
     )

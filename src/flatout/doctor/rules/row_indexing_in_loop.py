@@ -13,9 +13,8 @@ the others: N rows of an N-row tensor cost N² memory traffic. In one in-context
 Evidence
 One line of the job indexes at least 10 rows per step by its own calls, and these, with the backward nodes
 they make, hold at least 3 % of the step. What libraries index inside is not counted, nor what a dataset
-or a collate function reads for each sample. The ceiling is computed: the step without the time spent in
-those calls and their backward. What is then done with each row usually goes as well, so more can be
-gained.
+or a collate function reads for each sample. The ceiling is measured: steps without the block that holds the
+line, forward and backward, and what the device needs at its best for the block's arithmetic and bytes.
 
 Fix
 Take all rows in one call:
@@ -42,6 +41,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
+ARMS = ("knock-out",)
 LEAST_CALLS = 10
 LEAST_SHARE = 0.03
 
@@ -51,11 +51,11 @@ def detect(evidence: Evidence) -> list[Finding]:
     for line in direct_lines(evidence, "row"):
         share = share_of(line.total_s, evidence.attributed_step_s)
         if share is not None and share >= LEAST_SHARE and line.calls_per_step >= LEAST_CALLS:
-            findings.append(_finding(evidence, line, share=share))
+            findings += _finding(evidence, line, share=share)
     return findings
 
 
-def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
     whose = ", each with a gradient as large as the whole tensor" if line.requires_grad else ""
     figures = [
@@ -64,11 +64,12 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> Finding:
     ]
     if line.backward_s is not None:
         figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")
-    return RULE.cost(
+    return RULE.proven(
         evidence,
         line.place,
         f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
         figures=figures,
+        arms=ARMS,
         share=share,
         fix="take all rows with one index or gather; where a loop must stay, unbind the tensor before it",
         safety="reordered" if line.requires_grad else "exact",

@@ -13,7 +13,8 @@ Evidence
 On a GPU: a line syncs on a CUDA tensor at least once per step, and the profiler saw the GPU idle for at
 least 5 % of the step in gaps that follow a wait of the host. Each line answers for its part of the
 waits. Syncs on CPU tensors cost nothing and are not counted; neither are those that optimizers and
-gradient scalers make themselves. The ceiling is computed: the step without those gaps.
+gradient scalers make themselves. The ceiling is measured: steps in which each such read answers at once with
+the value it gave last time.
 
 Fix
 Keep the number on the GPU and read it rarely:
@@ -41,6 +42,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Kernels, Site
 
 RULE = title_of(__doc__)
+ARMS = ("reads-free",)
 LEAST_CALLS = 1
 LEAST_GAP_SHARE = 0.05
 LEAST_LINE_SHARE = 0.01
@@ -64,7 +66,7 @@ def detect(evidence: Evidence) -> list[Finding]:
             continue
         share = gap_share * line.calls_per_step / waits
         if share >= LEAST_LINE_SHARE:
-            findings.append(_finding(evidence, kernels, line, share=share))
+            findings += _finding(evidence, kernels, line, share=share)
     return findings
 
 
@@ -75,10 +77,10 @@ def _waits_for_the_gpu(site: Site) -> bool:
     return not any(part in via for part in NOT_THE_USERS)
 
 
-def _finding(evidence: Evidence, kernels: Kernels, line: CodeLine, *, share: float) -> Finding:
+def _finding(evidence: Evidence, kernels: Kernels, line: CodeLine, *, share: float) -> list[Finding]:
     profiled = show_seconds(kernels.step_s)
     waits = show_calls(line.calls_per_step)
-    return RULE.cost(
+    return RULE.proven(
         evidence,
         line.place,
         f"the host waits for the GPU {waits} times per step here ({show_ops(line)}); "
@@ -87,6 +89,7 @@ def _finding(evidence: Evidence, kernels: Kernels, line: CodeLine, *, share: flo
             f"{show_ops(line)}: {waits} per step on a CUDA tensor",
             f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
         ),
+        arms=ARMS,
         share=share,
         fix="keep the value on the GPU (detach it) and read it once every many steps",
         safety="exact",

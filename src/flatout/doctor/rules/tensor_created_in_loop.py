@@ -14,7 +14,8 @@ One line of the job creates at least 10 tensors per step by its own calls, and t
 the step. What libraries create inside is not counted, nor what a dataset or a collate function makes for
 each sample. The share shown adds what is computed from such tensors and parameters alone, forward and
 backward (the embedding of a constant, say), since that goes away with the creation. Time on the host
-counts on a GPU only as far as the GPU is idle. The ceiling is computed: the step without that share.
+counts on a GPU only as far as the GPU is idle. The ceiling is measured: steps without the block that holds
+the line, forward and backward, and what the device needs at its best for its arithmetic and bytes.
 
 Fix
 Create once, outside the loop, or build the whole thing from one array:
@@ -40,6 +41,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
+ARMS = ("knock-out",)
 LEAST_CALLS = 10
 LEAST_SHARE = 0.02
 LEAST_OWN_SHARE = 0.005  # below it the creation is an occasion, not a cause
@@ -55,7 +57,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         derived = share_of(line.derived_s, evidence.attributed_step_s) or 0.0
         share = min(own + derived, idle, MOST)
         if share >= LEAST_SHARE:
-            findings.append(_finding(evidence, line, share=share))
+            findings += _finding(evidence, line, share=share)
     return findings
 
 
@@ -66,16 +68,17 @@ def _idle_share(evidence: Evidence) -> float:
     return 1 - evidence.kernels.busy_share
 
 
-def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> Finding:
+def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
     figures = [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
     if line.derived_s:
         figures.append(f"{show_seconds(line.derived_s)} more in what is computed from these tensors alone")
-    return RULE.cost(
+    return RULE.proven(
         evidence,
         line.place,
         f"{calls} tensors are created here per step, {show_share(share)} of the step",
         figures=figures,
+        arms=ARMS,
         share=share,
         fix="create one tensor before the loop, or one from the whole list, and use its rows",
         safety="exact",

@@ -14,7 +14,8 @@ Measured on the job's own samples: the share of padded positions as batched, and
 were cut from the same samples sorted by length. At least 10 points must lie between them. The positions
 saved are weighed by the share of the step spent in the layers' own work (matrix products, attention,
 convolutions, normalisation), and at least 5 % of the step must remain; a job that takes as long on half
-its batch is left alone. The ceiling is computed from that share, attention counted as linear.
+its batch is left alone. The ceiling is measured: steps whose batches are cut to the length that sorted
+batches would have.
 
 Fix
 Draw batches from samples of similar length: shuffle, sort within chunks of some 50 batches, cut batches,
@@ -28,13 +29,14 @@ and a loss averaged over positions weighs samples differently. Compare loss curv
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import computed_ceiling, rows_cost_nothing, share_of
+from flatout.doctor.ceilings import rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
 
 RULE = title_of(__doc__)
+ARMS = ("trimmed",)
 LEAST_POINTS = 0.10
 LEAST_SHARE = 0.05
 # What layers do to every position.  Elementwise work is left out: much of it belongs to loops, gradients
@@ -55,7 +57,7 @@ def detect(evidence: Evidence) -> list[Finding]:
             continue
         share = scaling * _positions_saved(lengths)
         if share >= LEAST_SHARE:
-            findings.append(_finding(evidence, loader, lengths, share=share, scaling=scaling))
+            findings += _finding(evidence, loader, lengths, share=share, scaling=scaling)
     return findings
 
 
@@ -75,9 +77,10 @@ def _positions_saved(lengths: Lengths) -> float:
 
 def _finding(
     evidence: Evidence, loader: Loader, lengths: Lengths, *, share: float, scaling: float
-) -> Finding:
+) -> list[Finding]:
     sorted_share = show_share(lengths.bucketed_share)
-    return RULE.finding(
+    return RULE.proven(
+        evidence,
         loader.place,
         f"{show_share(lengths.padded_share)} of all positions are padding; batches of similar length "
         f"would leave {sorted_share}",
@@ -86,8 +89,8 @@ def _finding(
             f"padding: {show_share(lengths.padded_share)} as batched, {sorted_share} sorted by length",
             f"{show_share(scaling)} of the step grows with the number of positions",
         ),
+        arms=ARMS,
         share=min(share, 1.0),
-        ceiling=computed_ceiling(evidence, freed_share=share),
         fix="pass this DataLoader a batch_sampler that cuts batches from samples of similar length",
         safety="lossy",
     )

@@ -13,8 +13,7 @@ computation.
 Evidence
 On a GPU: a line copies at least 1 MiB per step from memory that is not page-locked, and the profiler saw
 pageable host-to-device copies take at least 3 % of the step. Copy time is divided among such lines by
-their bytes. The ceiling is computed: the step without these copies, which page-locked ones reach when
-they overlap with computation.
+their bytes. The ceiling is measured: steps whose batches lie in page-locked memory already.
 
 Fix
 Let the loader place batches in page-locked memory, and do not wait for the copy:
@@ -41,6 +40,7 @@ from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
+ARMS = ("staged",)
 LEAST_BYTES = 1024 * 1024
 LEAST_SHARE = 0.03
 
@@ -61,15 +61,16 @@ def detect(evidence: Evidence) -> list[Finding]:
         ]
     )
     total_bytes = sum(line.bytes_per_step for line in pageable)
-    return [
-        _finding(evidence, line, copies_s=copies_s, share=copies_share * line.bytes_per_step / total_bytes)
-        for line in pageable
-        if line.bytes_per_step >= LEAST_BYTES
-    ]
+    findings = []
+    for line in pageable:
+        if line.bytes_per_step >= LEAST_BYTES:
+            share = copies_share * line.bytes_per_step / total_bytes
+            findings += _finding(evidence, line, copies_s=copies_s, share=share)
+    return findings
 
 
-def _finding(evidence: Evidence, line: CodeLine, *, copies_s: float, share: float) -> Finding:
-    return RULE.cost(
+def _finding(evidence: Evidence, line: CodeLine, *, copies_s: float, share: float) -> list[Finding]:
+    return RULE.proven(
         evidence,
         line.place,
         f"{show_bytes(line.bytes_per_step)} per step are copied to the GPU from pageable memory, "
@@ -78,6 +79,7 @@ def _finding(evidence: Evidence, line: CodeLine, *, copies_s: float, share: floa
             f"{show_bytes(line.bytes_per_step)} per step copied on this line, none of it page-locked",
             f"pageable host-to-device copies take {show_seconds(copies_s)} per step in the profile",
         ),
+        arms=ARMS,
         share=share,
         fix=_fix(evidence),
         safety="exact",

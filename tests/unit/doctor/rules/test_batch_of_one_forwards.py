@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.rules.batch_of_one_forwards import detect
@@ -11,11 +13,13 @@ def forwards(made, *, rows_of_step=32, **changes):
 
 
 def test_fires_at_the_line_that_calls_the_model(made):
-    (finding,) = detect(forwards(made))
+    one_call = made.counterfactual("batched-call", 5.0, line=40)
+    loop = made.counterfactual("knock-out", 9.0, line=38, last_line=41)
+    (finding,) = detect(dataclasses.replace(forwards(made), counterfactuals=(loop, one_call)))
     assert (finding.code, finding.name) == ("FO304", "batch-of-one-forwards")
     assert finding.place.line == 40
     assert finding.share == pytest.approx(0.3)
-    assert finding.ceiling.step_s == pytest.approx(0.1 * (1 - 0.3 * 31 / 32))
+    assert (finding.ceiling.kind, finding.ceiling.speedup) == ("batched-call", pytest.approx(5.0))
 
 
 @pytest.mark.parametrize(("calls", "fires"), [(8.0, True), (7.0, False)])

@@ -7,17 +7,18 @@ from flatout.doctor.rules.recurrent_cell_loop import detect
 VIA = "torch/nn/modules/rnn.py:1664"
 
 
-def cells(made, **changes):
+def cells(made, *arms, **changes):
     fields = {"op": "lstm_cell", "via": VIA, "backward_s": 0.04, **changes}
-    return made.evidence(sites=(made.site("cell", **fields),))
+    return made.evidence(sites=(made.site("cell", **fields),), counterfactuals=arms)
 
 
 def test_fires_at_the_line_that_calls_the_cell(made):
-    (finding,) = detect(cells(made))
+    arms = (made.counterfactual("library-recurrence", 3.0, line=30),)
+    (finding,) = detect(cells(made, *arms, made.counterfactual("knock-out", 8.0, line=30)))
     assert (finding.code, finding.name) == ("FO303", "recurrent-cell-loop")
     assert finding.place.line == 30
     assert finding.share == pytest.approx(0.3)
-    assert finding.ceiling.step_s == pytest.approx(0.07)
+    assert finding.ceiling.speedup == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(("calls", "fires"), [(8.0, True), (7.0, False)])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.rules.respawned_workers import detect
@@ -21,7 +23,14 @@ def test_fires_at_the_loader(made):
     assert finding.place == made.place(10)
     assert finding.share == pytest.approx(0.5 / 2.5)
     assert finding.ceiling.step_s == pytest.approx(0.1)
-    assert finding.ceiling.speedup == pytest.approx(2.5 / 2.0)
+    assert (finding.ceiling.speedup, finding.ceiling.job_speedup) == (1.0, pytest.approx(2.5 / 2.0))
+
+
+def test_no_more_is_promised_than_an_epochs_first_step_takes_longer(made):
+    """Workers that start while the last batches are still computed cost less than they take."""
+    first = dataclasses.replace(made.steps()[0], index=9, epoch_start=True, kept=False, step_s=0.4)
+    (finding,) = detect(respawning(made, steps=(*made.steps(), first)))
+    assert finding.share == pytest.approx(0.3 / 2.3)
 
 
 @pytest.mark.parametrize(("iter_s", "fires"), [(0.107, True), (0.103, False)])

@@ -11,13 +11,26 @@ def indexing(made, *sites, **fields):
 
 def test_fires_at_the_indexing_line_with_its_backward(made):
     rows = made.site("row", op="__getitem__", host_s=0.01, backward_s=0.05, requires_grad=True)
-    (finding,) = detect(indexing(made, rows))
+    knocked_out = made.counterfactual("knock-out", 4.0, line=28, last_line=31)
+    (finding,) = detect(indexing(made, rows, counterfactuals=(knocked_out,)))
     assert (finding.code, finding.name) == ("FO302", "row-indexing-in-loop")
     assert finding.place.line == 30
     assert finding.share == pytest.approx(0.3)
-    assert finding.ceiling.step_s == pytest.approx(0.07)
+    assert finding.ceiling.step_s == pytest.approx(0.025)
     assert finding.safety == "reordered"
     assert any("50.0 ms" in figure for figure in finding.evidence)
+
+
+def test_a_line_that_is_free_when_knocked_out_is_no_finding(made):
+    knocked_out = made.counterfactual("knock-out", 1.0, line=30)
+    assert detect(indexing(made, made.site("row"), counterfactuals=(knocked_out,))) == []
+
+
+def test_a_line_that_no_arm_ran_at_has_a_share_and_no_ceiling(made):
+    (finding,) = detect(indexing(made, made.site("row")))
+    assert finding.share == pytest.approx(0.1)
+    assert finding.ceiling is None
+    assert "could run here" in finding.no_ceiling
 
 
 def test_without_gradients_the_fix_is_exact(made):

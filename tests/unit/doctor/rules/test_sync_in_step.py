@@ -9,20 +9,25 @@ def sync(made, *, line=60, calls=1.0, device="cuda", via=None, op="item"):
     return made.site("sync", line=line, op=op, calls_per_step=calls, device=device, via=via)
 
 
-def syncing(made, *sites, gap_s=0.04, num_syncs=1.0, device="cuda"):
+def syncing(made, *sites, gap_s=0.04, num_syncs=1.0, device="cuda", arms=()):
     return made.evidence(
         device=device,
         sites=sites or (sync(made),),
         kernels=made.kernels(sync_gap_s=gap_s, num_syncs=num_syncs),
+        counterfactuals=arms,
     )
 
 
 def test_fires_at_the_line_that_waits(made):
-    (finding,) = detect(syncing(made))
+    (finding,) = detect(syncing(made, arms=(made.counterfactual("reads-free", 1.1),)))
     assert (finding.code, finding.name) == ("FO202", "sync-in-step")
     assert finding.place.line == 60
     assert finding.share == pytest.approx(0.2)
-    assert finding.ceiling.speedup == pytest.approx(1.25)
+    assert finding.ceiling.speedup == pytest.approx(1.1)
+
+
+def test_reads_that_were_made_free_without_a_gain_cost_nothing(made):
+    assert detect(syncing(made, arms=(made.counterfactual("reads-free", 0.996),))) == []
 
 
 @pytest.mark.parametrize(("gap_s", "fires"), [(0.0101, True), (0.0099, False)])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.rules.unpinned_host_memory import detect
@@ -29,9 +31,16 @@ def test_fires_at_the_copy_and_names_the_loader(made):
     assert (finding.code, finding.name) == ("FO201", "unpinned-host-memory")
     assert finding.place.line == 50
     assert finding.share == pytest.approx(0.1)
-    assert finding.ceiling.speedup == pytest.approx(1 / 0.9)
+    assert finding.ceiling is None
     assert "train.py:10" in finding.fix
     assert "pin_memory=True" in finding.fix
+
+
+@pytest.mark.parametrize(("speedup", "fires"), [(1.7, True), (1.0, False)])
+def test_steps_from_page_locked_memory_decide(made, speedup, fires):
+    staged = made.counterfactual("staged", speedup)
+    findings = detect(dataclasses.replace(copying(made), counterfactuals=(staged,)))
+    assert [finding.ceiling.speedup for finding in findings] == ([pytest.approx(1.7)] if fires else [])
 
 
 @pytest.mark.parametrize(("num_bytes", "fires"), [(MIB, True), (MIB - 1, False)])

@@ -1,0 +1,254 @@
+"""Are ceilings true?  Every planted fault's ceiling beside what mending it really gains.
+
+    python benchmarks/diagnosis/run.py [--only RULE] [--save]   diagnose, mend, compare; then the A/A arm
+    python benchmarks/diagnosis/run.py --record DIR             on a GPU: save evidence and real gains in DIR
+    python benchmarks/diagnosis/run.py --replay DIR [--save]    read DIR with the present rules, anywhere
+
+A ceiling is what `flatout diagnose` shows for the guilty line of a script of tests/planted.  The real gain is
+the planted script's step over the mended one's: both run at once and take turns.  DIR holds
+`<rule>/evidence/{planted,clean}_<device>.json` as tests/planted does, `darkroom_<device>.json` and
+`gains_<device>.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from aa import intervals_of_nothing  # noqa: E402
+from fixes import DARKROOM, PLANTED, darkroom_with_one_gather, mended  # noqa: E402
+from table import goals, ordered, print_table  # noqa: E402
+from twins import Gain, Job, compare  # noqa: E402
+
+from flatout.doctor.examine import examine  # noqa: E402
+from flatout.doctor.finding import Finding  # noqa: E402
+from flatout.doctor.readings import is_of_the_job  # noqa: E402
+from flatout.measure.evidence import Evidence  # noqa: E402
+from flatout.measure.evidence_file import load_evidence, save_evidence  # noqa: E402
+
+# What costs memory and no time has no ceiling.
+WITHOUT_CEILING = ("graph_retained_across_steps",)
+SECONDS = 20.0  # for one diagnosis of a planted script
+DARKROOM_SECONDS = 120.0
+
+
+def _load_scorer() -> ModuleType:
+    """The scoring command of tests/planted is a script, not a package."""
+    specification = importlib.util.spec_from_file_location("planted_score", PLANTED / "score.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+score = _load_scorer()
+
+
+# Recording
+
+
+def record(folder: Path, rules: Sequence[str], *, clean: bool, darkroom: bool, together: int) -> None:
+    """Diagnose each planted script, then let it and its mended form take turns."""
+    gains: dict[str, dict[str, Any]] = {}
+    device = "cpu"
+    for rule in rules:
+        began_s = time.monotonic()
+        evidence, findings = score.diagnose_live(PLANTED / rule / "planted.py", seconds=SECONDS)
+        device = score.slug(evidence)
+        save_evidence(evidence, _recording(folder, rule, "planted", device))
+        if rule not in WITHOUT_CEILING:
+            gains[rule] = asdict(real_gain(rule, workers=_workers(rule, findings, evidence)))
+        _say(f"{rule}: {time.monotonic() - began_s:.0f} s")
+    if clean:  # these are judged by their silence alone, so some run at once
+
+        def save_clean(rule: str) -> None:
+            evidence, _findings = score.diagnose_live(PLANTED / rule / "clean.py", seconds=SECONDS)
+            save_evidence(evidence, _recording(folder, rule, "clean", device))
+            _say(f"{rule}: clean")
+
+        with ThreadPoolExecutor(together) as pool:
+            list(pool.map(save_clean, rules))
+    if darkroom:
+        size = "small" if device == "cpu" else "full"
+        began_s = time.monotonic()
+        evidence, _findings = score.diagnose_live(
+            DARKROOM / "train.py", "--size", size, seconds=DARKROOM_SECONDS, whole_folder=True
+        )
+        save_evidence(evidence, folder / f"darkroom_{device}.json")
+        gains["darkroom"] = asdict(real_gain_of_darkroom(size))
+        _say(f"darkroom: {time.monotonic() - began_s:.0f} s")
+    path = folder / f"gains_{device}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **gains}, indent=1) + "\n")
+
+
+def real_gain(rule: str, *, workers: int = 2) -> Gain:
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        (work / "planted.py").write_text((PLANTED / rule / "planted.py").read_text())
+        (work / "mended.py").write_text(mended(rule, workers=workers))
+        return compare(Job(work / "planted.py"), Job(work / "mended.py"))
+
+
+def real_gain_of_darkroom(size: str) -> Gain:
+    """One step of the slow one takes ten seconds at full size: two turns of one step each."""
+    with tempfile.TemporaryDirectory() as name:
+        fast = darkroom_with_one_gather(Path(name))
+        arguments = ("--size", size)
+        return compare(Job(DARKROOM / "train.py", arguments), Job(fast, arguments), turns=2)
+
+
+def _workers(rule: str, findings: Sequence[Finding], evidence: Evidence) -> int:
+    """The number of workers that the finding's arm ran with."""
+    for finding in findings:
+        if finding.name == score.kebab(rule) and finding.ceiling is not None:
+            for found in evidence.counterfactuals:
+                if found.label == finding.ceiling.arm and found.kind == "workers" and found.value:
+                    return int(found.value)
+    return 2
+
+
+def _recording(folder: Path, rule: str, stem: str, device: str) -> Path:
+    path = folder / rule / "evidence" / f"{stem}_{device}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# Reading
+
+
+def read(folder: Path, gains_folder: Path | None = None) -> dict[str, Any]:
+    """The table of one recorded folder, and how the doctor scores on it."""
+    (gains_path,) = sorted((gains_folder or folder).glob("gains_*.json"))
+    device = gains_path.stem.removeprefix("gains_")
+    gains = json.loads(gains_path.read_text())
+    rows, scores, hardware = [], [], device
+    for rule in rules_of(None):
+        path = folder / rule / "evidence" / f"planted_{device}.json"
+        if not path.exists():
+            continue
+        evidence = load_evidence(path)
+        hardware = evidence.job.device_name or evidence.host.cpu_model or device
+        if rule in gains and _has_guilty_line(rule, evidence.job.device):
+            rows.append(row_of(rule, evidence, gains[rule]))
+        for stem in ("planted", "clean"):
+            recording = folder / rule / "evidence" / f"{stem}_{device}.json"
+            if recording.exists():
+                case = score.Case(rule=rule, script=PLANTED / rule / f"{stem}.py", recording=recording)
+                scores.append(score.run(case))
+    darkroom = folder / f"darkroom_{device}.json"
+    if darkroom.exists() and "darkroom" in gains:
+        rows.append(row_of("darkroom", load_evidence(darkroom), gains["darkroom"]))
+    for judged in scores:
+        for fault in judged.faults:
+            _say(f"{judged.case.name}: {fault}")
+    return {
+        "benchmark": "diagnosis",
+        "hardware": hardware,
+        "device": device,
+        "rows": ordered(rows),
+        "goals": goals(rows),
+        "score": score.sums(scores),
+    }
+
+
+def _has_guilty_line(rule: str, device: str) -> bool:
+    text = (PLANTED / rule / "planted.py").read_text()
+    return any(mark.required and mark.holds_on(device) for mark in score.marks(text, rule=rule))
+
+
+def row_of(rule: str, evidence: Evidence, gain: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table: the finding of the planted rule, or of darkroom the one worth most."""
+    found = [finding for finding in examine(evidence) if rule == "darkroom" or _speaks_of(finding, rule)]
+    best = max(found, key=lambda finding: finding.ceiling.speedup if finding.ceiling else 0.0, default=None)
+    row: dict[str, Any] = {"name": score.kebab(rule), "real": gain["gain"]}
+    row |= {"real_low": gain["low"], "real_high": gain["high"], "step_s": gain["slow_s"]}
+    row |= {"found": best is not None, "ceiling": None, "arm": None, "of": None}
+    if best is not None and best.ceiling is not None:
+        ceiling = best.ceiling
+        of_job = is_of_the_job(ceiling)
+        row |= {"ceiling": ceiling.job_speedup if of_job else ceiling.speedup}
+        row |= {"low": ceiling.speedup_low, "high": ceiling.speedup_high}
+        row |= {"arm": ceiling.kind, "of": "job" if of_job else "step"}
+    elif best is not None:
+        row["reason"] = best.no_ceiling
+    return row
+
+
+def _speaks_of(finding: Finding, rule: str) -> bool:
+    return score.kebab(rule) in (finding.name, *(other.name for other in finding.also))
+
+
+def rules_of(only: str | None) -> list[str]:
+    found = sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
+    return [rule for rule in found if only is None or score.kebab(only) == score.kebab(rule)]
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="RULE", help="one planted rule")
+    parser.add_argument("--record", metavar="DIR", type=Path, help="save evidence and real gains there")
+    parser.add_argument("--replay", metavar="DIR", type=Path, help="read what was recorded there")
+    parser.add_argument("--gains", metavar="DIR", type=Path, help="where gains_*.json lies (default: DIR)")
+    parser.add_argument("--no-darkroom", action="store_true", help="the planted scripts alone")
+    parser.add_argument("--no-clean", action="store_true", help="leave the clean twins out")
+    parser.add_argument("--together", type=int, default=1, help="clean twins diagnosed at once (default: 1)")
+    parser.add_argument("--aa", type=int, default=100, metavar="N", help="runs of the A/A arm (default: 100)")
+    parser.add_argument("--save", action="store_true", help="write results/diagnosis-HARDWARE_DATE.json")
+    options = parser.parse_args()
+    if options.record is not None:
+        options.record.mkdir(parents=True, exist_ok=True)
+        rules = rules_of(options.only)
+        record(
+            options.record,
+            rules,
+            clean=not options.no_clean,
+            darkroom=not options.no_darkroom and options.only is None,
+            together=options.together,
+        )
+        result = read(options.record)
+    elif options.replay is not None:
+        result = read(options.replay, options.gains)
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            record(
+                Path(name),
+                rules_of(options.only),
+                clean=not options.no_clean,
+                darkroom=not options.no_darkroom and options.only is None,
+                together=options.together,
+            )
+            result = read(Path(name))
+    if options.aa and options.replay is None:
+        result["aa"] = intervals_of_nothing(options.aa)
+    print_table(result)
+    print(json.dumps(result))
+    if options.save:
+        hardware = re.sub(r"[^a-z0-9]+", "-", str(result["hardware"]).lower()).strip("-")
+        path = HERE / "results" / f"diagnosis-{hardware}_{datetime.date.today().isoformat()}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Ceilings beside real gains, and whether the goals are met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Arms that do what the fix does; the others make a cause vanish and so are bounds.
+TREATMENTS = (
+    *("autocast", "tf32", "reads-free", "staged", "trimmed", "workers"),
+    *("batched-call", "library-recurrence", "persistent"),
+)
+MOST_ABOVE, MOST_BELOW, SHARE_BELOW, TREATMENT_WITHIN = 1.1, 2.5, 0.9, 0.15
+
+
+def ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: -row["real"])
+
+
+def goals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many rows keep each promise, with the names of those that do not."""
+    known = [row for row in rows if row["ceiling"] is not None]
+    treated = [row for row in known if row["arm"] in TREATMENTS]
+    above = [row["name"] for row in known if row["real"] > MOST_ABOVE * row["ceiling"]]
+    below = [row["name"] for row in known if row["real"] < row["ceiling"] / MOST_BELOW]
+    off = [row["name"] for row in treated if abs(row["ceiling"] / row["real"] - 1) > TREATMENT_WITHIN]
+    return {
+        "rows": len(rows),
+        "with_ceiling": len(known),
+        "real_above_ceiling": above,
+        "real_far_below_ceiling": below,
+        "treatments": len(treated),
+        "treatments_off": off,
+        "without_ceiling": [row["name"] for row in rows if row["ceiling"] is None],
+    }
+
+
+def print_table(result: dict[str, Any]) -> None:
+    print(f"{'planted fault':32}{'real gain':>22}{'ceiling':>22}  {'arm':20}{'ceiling/real':>12}")
+    for row in result["rows"]:
+        real = f"{row['real']:.2f} [{row['real_low']:.2f}, {row['real_high']:.2f}]"
+        if row["ceiling"] is None:
+            why = row.get("reason") or ("no ceiling" if row["found"] else "nothing found")
+            print(f"{row['name']:32}{real:>22}{'n/a':>22}  {why}")
+            continue
+        ceiling = f"{row['ceiling']:.2f}"
+        if row["low"] is not None and row["high"] is not None:
+            ceiling += f" [{row['low']:.2f}, {row['high']:.2f}]"
+        scope = f"{row['arm']} ({row['of']})"
+        print(f"{row['name']:32}{real:>22}{ceiling:>22}  {scope:20}{row['ceiling'] / row['real']:>12.2f}")
+    kept = result["goals"]
+    print()
+    print(f"real gain above 1.1 x ceiling: {', '.join(kept['real_above_ceiling']) or 'none'}")
+    print(f"real gain below ceiling / 2.5: {', '.join(kept['real_far_below_ceiling']) or 'none'}")
+    print(f"treatments off by over 15 %:   {', '.join(kept['treatments_off']) or 'none'}")
+    for name, value in result["score"].items():
+        print(f"{name:31}{value}")
+    if "aa" in result:
+        aa = result["aa"]
+        print(f"A/A: {aa['holding_one']} of {aa['runs']} intervals hold 1")

@@ -1,0 +1,102 @@
+"""The real gain: two scripts take turns, and the ratio of their steps is taken turn by turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+TURNS = Path(__file__).with_name("turns.py")
+START_LIMIT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """Seconds per step of two scripts, and how much faster the second is."""
+
+    slow_s: float
+    fast_s: float
+    gain: float
+    low: float
+    high: float
+    num_turns: int
+
+
+class Job:
+    """A script that takes steps when told."""
+
+    def __init__(self, script: Path, arguments: Sequence[str] = ()) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(TURNS), script.name, *arguments],
+            cwd=script.parent,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def wait_ready(self) -> None:
+        if self._pipe(self.process.stdout).readline() != "ready\n":
+            raise RuntimeError(f"{self.process.args}: ended before its first step")
+
+    def turn(self, seconds: float) -> dict[str, Any]:
+        pipe = self._pipe(self.process.stdin)
+        pipe.write(f"go {seconds}\n")
+        pipe.flush()
+        answer = self._pipe(self.process.stdout).readline()
+        if not answer:
+            raise RuntimeError(f"{self.process.args}: ended before its last turn")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def end(self) -> None:
+        self._pipe(self.process.stdin).close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    @staticmethod
+    def _pipe(pipe: IO[str] | None) -> IO[str]:
+        assert pipe is not None
+        return pipe
+
+
+def compare(slow: Job, fast: Job, *, turns: int = 6, turn_s: float = 0.6) -> Gain:
+    """Alternate turns of both; the first of each warms up.
+
+    A turn's figure is its seconds per step, so that a loader's bursts, an epoch's start and an evaluation
+    count as they do in the job.
+    """
+    slow.wait_ready()
+    fast.wait_ready()
+    ratios, seconds = [], []
+    for number in range(turns + 1):
+        pair = [job.turn(turn_s) for job in (slow, fast)]
+        slow_s, fast_s = (turn["seconds"] / turn["steps"] for turn in pair)
+        if number:
+            seconds.append((slow_s, fast_s))
+            ratios.append(slow_s / fast_s)
+    slow.end()
+    fast.end()
+    random = np.random.default_rng(0)
+    medians = np.median(random.choice(np.array(ratios), size=(4000, len(ratios))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return Gain(
+        slow_s=statistics.median(pair[0] for pair in seconds),
+        fast_s=statistics.median(pair[1] for pair in seconds),
+        gain=statistics.median(ratios),
+        low=float(low),
+        high=float(high),
+        num_turns=turns,
+    )

@@ -1,0 +1,96 @@
+"""The tables of ceilings.md, made from the result files of the benchmark at every build.
+
+A line `<!-- diagnosis: NAME -->` of the page is replaced by the table of that name, made from the latest
+result of each kind of hardware.  What was not measured is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flatout.ground.units import UNKNOWN, show_ratio
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "diagnosis" / "results"
+
+Result = dict[str, Any]
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
+    """MkDocs calls this for each page."""
+    return with_tables(markdown) if page.file.src_uri == "ceilings.md" else markdown
+
+
+def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
+    tables: dict[str, Callable[[Path], str]] = {"table": ceilings, "goals": goals, "chance": chance}
+    return re.sub(r"<!-- diagnosis: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
+
+
+def latest(folder: Path) -> list[Result]:
+    """The latest result of each hardware; names end in the date, so order is age."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("diagnosis-*.json")):
+        found[path.stem.rsplit("_", 1)[0]] = path
+    return [json.loads(path.read_text()) for path in found.values()]
+
+
+def ceilings(folder: Path) -> str:
+    """A table per hardware."""
+    parts = []
+    for result in latest(folder):
+        shares = _from_shares(folder, result["device"])
+        rows = [
+            "| planted fault | real gain | ceiling | arm | from shares |",
+            "|---|--:|--:|---|--:|",
+            *(_row(row, shares) for row in result["rows"]),
+        ]
+        parts.append("\n".join([f"On {result['hardware']}:", "", *rows]))
+    return "\n\n".join(parts) or "*Not measured yet.*"
+
+
+def _row(row: Result, shares: dict[str, float | None]) -> str:
+    real = f"{show_ratio(row['real'])} [{row['real_low']:.2f}, {row['real_high']:.2f}]"
+    before = show_ratio(shares.get(row["name"])) if shares.get(row["name"]) else UNKNOWN
+    if row["ceiling"] is None:
+        why = row.get("reason") or ("no ceiling" if row["found"] else "nothing found")
+        return f"| {row['name']} | {real} | {UNKNOWN} | {why} | {before} |"
+    interval = f" [{row['low']:.2f}, {row['high']:.2f}]" if row["low"] and row["high"] else ""
+    of_job = ", of the job" if row["of"] == "job" else ""
+    ceiling = f"{show_ratio(row['ceiling'])}{interval}{of_job}"
+    return f"| {row['name']} | {real} | {ceiling} | {row['arm']} | {before} |"
+
+
+def _from_shares(folder: Path, device: str) -> dict[str, float | None]:
+    path = folder / f"shares_{device}.json"
+    return json.loads(path.read_text())["ceilings"] if path.exists() else {}
+
+
+def goals(folder: Path) -> str:
+    """Which rows miss a goal, by name."""
+    lines = []
+    for result in latest(folder):
+        kept, score = result["goals"], result["score"]
+        misses = {
+            "real gain above 1.1 times the ceiling": kept["real_above_ceiling"],
+            "real gain below the ceiling divided by 2.5": kept["real_far_below_ceiling"],
+            "treatment off by more than 15 %": kept["treatments_off"],
+        }
+        said = "; ".join(f"{what}: {', '.join(names) or 'none'}" for what, names in misses.items())
+        judged = ", ".join(f"{name} {words}" for name, words in score.items())
+        lines.append(
+            f"- {result['hardware']}, {kept['with_ceiling']} ceilings in {kept['rows']} rows: {said}. "
+            f"All planted and clean scripts: {judged}."
+        )
+    return "\n".join(lines) or "*Not measured yet.*"
+
+
+def chance(folder: Path) -> str:
+    lines = [
+        f"- {result['hardware']}: {result['aa']['holding_one']} of {result['aa']['runs']} intervals hold 1."
+        for result in latest(folder)
+        if "aa" in result
+    ]
+    return "\n".join(lines) or "*Not measured yet.*"

@@ -1,0 +1,127 @@
+"""The causal map of a step: what the step would take without each block of the user's own code.
+
+A profile adds up where time was spent; work overlaps, and a line can make others slow.  So blocks were
+knocked out, one at a time, in steps interleaved with ordinary ones: what such a step does not take is what
+the block costs, its backward and everything it starves included.  No rule is needed to read the map.
+
+A block lies inside another one where its lines do, or where the other one calls it, as the looks at the
+training thread's stack show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from flatout.doctor.ceilings import holds, loading_s, num_lines
+from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath
+
+KNOCKED_OUT = "knock-out"
+SLACK = 1.2  # between two measured steps
+CALLS = 0.8  # of the looks at a block, those that found the caller on the stack too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapBlock:
+    """A block of the user's code and the step without it."""
+
+    place: Place
+    last_line: int
+    step_s: float  # without the block
+    speedup: float
+    speedup_low: float  # 95 % interval
+    speedup_high: float
+    freed_share: float  # of the step
+    blocks: tuple[MapBlock, ...] = ()  # inside it, largest first
+
+    @property
+    def where(self) -> str:
+        """`model.py:68-88`."""
+        last = f"-{self.last_line}" if self.last_line > self.place.line else ""
+        return f"{self.place}{last}"
+
+
+def causal_map(evidence: Evidence) -> tuple[MapBlock, ...]:
+    """The blocks that were knocked out, largest first, each with those inside it."""
+    found = _distinct([each for each in evidence.counterfactuals if each.kind == KNOCKED_OUT and each.place])
+    paths = evidence.stacks.paths if evidence.stacks is not None else ()
+    around = {
+        inner.label: [outer for outer in found if outer is not inner and encloses(outer, inner, paths)]
+        for inner in found
+    }
+    parents = {
+        label: max(outer, key=lambda each: len(around[each.label]))
+        for label, outer in around.items()
+        if outer
+    }
+    return _largest_first(
+        _block(each, found, parents, evidence) for each in found if each.label not in parents
+    )
+
+
+def flat(blocks: Sequence[MapBlock], *, depth: int = 0) -> list[tuple[int, MapBlock]]:
+    """(depth, block) from the top down."""
+    listed = []
+    for block in blocks:
+        listed += [(depth, block), *flat(block.blocks, depth=depth + 1)]
+    return listed
+
+
+def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[StackPath]) -> bool:
+    """Whether `inner` lies in the lines of `outer`, or is called from there."""
+    if inner.parent == outer.label:
+        return True
+    assert outer.place is not None
+    assert inner.place is not None
+    last = inner.last_line or inner.place.line
+    if outer.place.file == inner.place.file and holds(outer, inner.place):
+        return holds(outer, replace(inner.place, line=last)) and num_lines(outer) > num_lines(inner)
+    if outer.step_s > SLACK * inner.step_s or holds(inner, outer.place):
+        return False  # what holds another block costs at least as much
+    seen = below = 0
+    for path in paths:
+        depth = next((i for i, place in enumerate(path.places) if holds(inner, place)), None)
+        if depth is not None:
+            seen += path.samples
+            below += path.samples * any(holds(outer, place) for place in path.places[:depth])
+    return seen > 0 and below >= CALLS * seen
+
+
+def _distinct(found: Sequence[Counterfactual]) -> list[Counterfactual]:
+    """One arm per run of lines, the one with the most steps."""
+    kept: dict[tuple[str, int, int], Counterfactual] = {}
+    for each in sorted(found, key=lambda each: each.num_steps):
+        assert each.place is not None
+        kept[each.place.file, each.place.line, each.last_line or each.place.line] = each
+    return list(kept.values())
+
+
+def _block(
+    found: Counterfactual,
+    others: Sequence[Counterfactual],
+    parents: dict[str, Counterfactual],
+    evidence: Evidence,
+) -> MapBlock:
+    assert found.place is not None
+    inside = (_block(each, others, parents, evidence) for each in others if parents.get(each.label) is found)
+    apart_s = loading_s(found, evidence)
+    whole_s = found.baseline_step_s + apart_s
+
+    def of_the_job(speedup: float) -> float:
+        return whole_s / (found.baseline_step_s / speedup + apart_s) if speedup > 0 else 0.0
+
+    speedup = of_the_job(found.speedup)
+    return MapBlock(
+        place=found.place,
+        last_line=found.last_line or found.place.line,
+        step_s=found.step_s + apart_s,
+        speedup=speedup,
+        speedup_low=of_the_job(found.speedup_low),
+        speedup_high=of_the_job(found.speedup_high),
+        freed_share=max(0.0, 1 - 1 / speedup) if speedup > 0 else 0.0,
+        blocks=_largest_first(inside),
+    )
+
+
+def _largest_first(blocks: Iterable[MapBlock]) -> tuple[MapBlock, ...]:
+    return tuple(sorted(blocks, key=lambda block: (block.step_s, block.place.file, block.place.line)))

@@ -1,0 +1,74 @@
+"""The causal map over the source: each line with a bar of what the step would save without its block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from flatout.doctor.causal_map import MapBlock, flat
+from flatout.doctor.readings import show_interval
+from flatout.ground.units import show_ratio, show_seconds, show_share
+from flatout.page.markup import NOTHING, Html, tag
+
+CONTEXT_LINES = 1  # of source above and below a block
+MOST_LINES = 60  # of one block
+LEAST_SHOWN = 0.02  # of the step, what a block frees
+
+Numbered = Mapping[str, str]
+
+
+def source_view(blocks: Sequence[MapBlock], sources: Mapping[str, Numbered]) -> Html:
+    """One table of lines for each file that holds blocks; nothing where no source was kept."""
+    listed = [block for _depth, block in flat(blocks) if block.freed_share >= LEAST_SHOWN]
+    files = dict.fromkeys(block.place.file for block in listed if block.place.file in sources)
+    tables = [
+        _file(file, [block for block in listed if block.place.file == file], sources[file]) for file in files
+    ]
+    return tag("div", *tables) if tables else NOTHING
+
+
+def _file(file: str, blocks: Sequence[MapBlock], numbered: Numbered) -> Html:
+    rows = []
+    before = None
+    for line in _lines(blocks, numbered):
+        if before is not None and line != before + 1:
+            rows.append(tag("tr", tag("th"), tag("td", class_="bar"), tag("td", "⋯", class_="gap")))
+        rows.append(_line(line, numbered[str(line)], blocks))
+        before = line
+    heading = tag("p", tag("code", file), class_="where")
+    return tag("div", heading, tag("div", tag("table", tag("tbody", *rows)), class_="source map scroll"))
+
+
+def _lines(blocks: Sequence[MapBlock], numbered: Numbered) -> Iterator[int]:
+    near = {
+        line
+        for block in blocks
+        for line in range(
+            block.place.line - CONTEXT_LINES,
+            min(block.last_line, block.place.line + MOST_LINES) + CONTEXT_LINES + 1,
+        )
+    }
+    return iter(sorted(line for line in near if str(line) in numbered))
+
+
+def _line(line: int, text: str, blocks: Sequence[MapBlock]) -> Html:
+    around = [block for block in blocks if block.place.line <= line <= block.last_line]
+    inner = min(around, key=lambda block: (block.last_line - block.place.line, block.step_s), default=None)
+    first = next((block for block in around if block.place.line == line), None)
+    shown = " ".join(text.expandtabs(4).splitlines()).rstrip()
+    return tag(
+        "tr",
+        tag("th", str(line), scope="row"),
+        tag("td", *(_bar(inner) if inner else ()), class_="bar"),
+        tag("td", shown, *(_worth(first) if first else ())),
+        class_="guilty" if first is not None else None,
+    )
+
+
+def _bar(block: MapBlock) -> Iterator[Html]:
+    words = f"without {block.where}: {show_seconds(block.step_s)}, {show_share(block.freed_share)} less"
+    yield tag("i", style=f"width: {100 * min(block.freed_share, 1.0):.1f}%", title=words)
+
+
+def _worth(block: MapBlock) -> Iterator[Html]:
+    interval = show_interval(block.speedup_low, block.speedup_high)
+    yield tag("b", f"without it {show_seconds(block.step_s)}, {show_ratio(block.speedup)} {interval}")
