@@ -176,7 +176,7 @@ def row_of(rule: str, evidence: Evidence, gain: dict[str, Any]) -> dict[str, Any
     """One line of the table: the finding of the planted rule, or of darkroom the one worth most."""
     found = [finding for finding in examine(evidence) if rule == "darkroom" or _speaks_of(finding, rule)]
     best = max(found, key=lambda finding: finding.ceiling.speedup if finding.ceiling else 0.0, default=None)
-    row: dict[str, Any] = {"name": score.kebab(rule), "real": gain["gain"]}
+    row: dict[str, Any] = {"name": rule.replace("__", ", ").replace("_", "-"), "real": gain["gain"]}
     row |= {"real_low": gain["low"], "real_high": gain["high"], "step_s": gain["slow_s"]}
     row |= {"found": best is not None, "ceiling": None, "arm": None, "of": None}
     if best is not None and best.ceiling is not None:
@@ -196,7 +196,7 @@ def _speaks_of(finding: Finding, rule: str) -> bool:
 
 def rules_of(only: str | None) -> list[str]:
     found = sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
-    return [rule for rule in found if only is None or score.kebab(only) == score.kebab(rule)]
+    return [rule for rule in found if only is None or only.replace("-", "_") == rule]
 
 
 def _say(message: str) -> None:

@@ -1,7 +1,7 @@
 """Score the doctor on jobs whose faults are known.
 
-Every folder beside this file is one rule: `planted.py` has that rule's fault, `clean.py` does the same
-work without it.  Marks in the scripts say what is right:
+Every folder beside this file is one rule, or one of its faults (`costly_block__dataset`): `planted.py` has
+that fault, `clean.py` does the same work without it.  Marks in the scripts say what is right:
 
     # guilty                 this line must be found, by the folder's rule
     # guilty on cuda         the same, but only where the job computes on that kind of device
@@ -66,7 +66,7 @@ class Mark:
 class Case:
     """One script, run here or replayed from recorded evidence."""
 
-    rule: str  # the folder's name
+    rule: str  # the folder's name: a rule, or one of its faults
     script: Path
     recording: Path | None = None
 
@@ -100,15 +100,16 @@ class Score:
         )
 
 
-def kebab(rule: str) -> str:
-    return rule.replace("_", "-")
+def kebab(folder: str) -> str:
+    """The rule's name: `costly_block__dataset` plants costly-block."""
+    return folder.partition("__")[0].replace("_", "-")
 
 
 def cases(*, only: str | None = None, live: bool = True) -> list[Case]:
     """Every script of every rule's folder, live and as often as it was recorded."""
     found = []
     for folder in sorted(path.parent for path in PLANTED.glob("*/planted.py")):
-        if only is not None and kebab(only) != kebab(folder.name):
+        if only is not None and only.replace("-", "_") not in (folder.name, kebab(folder.name).replace("-", "_")):
             continue
         for stem in SCRIPTS:
             script = folder / f"{stem}.py"

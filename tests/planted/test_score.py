@@ -36,9 +36,9 @@ def test_every_case_is_judged_right(case):
     assert score.run(case).faults == ()
 
 
-def test_every_rule_is_planted_once_and_has_a_clean_twin():
-    rules = {rule.name.replace("-", "_") for rule in all_rules()}
-    assert {case.rule for case in CASES} == rules
+def test_every_rule_is_planted_and_has_a_clean_twin():
+    rules = {case.rule for case in CASES}
+    assert {score.kebab(rule) for rule in rules} == {rule.name for rule in all_rules()}
     for rule in rules:
         planted = score.marks((PLANTED / rule / "planted.py").read_text(), rule=rule)
         clean = score.marks((PLANTED / rule / "clean.py").read_text(), rule=rule)

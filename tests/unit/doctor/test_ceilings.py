@@ -150,7 +150,7 @@ def test_a_faster_step_gains_the_job_what_amdahl_says(made):
     assert ceilings.job_speedup(evidence, 2.0) == pytest.approx(1 / 0.75)
     assert ceilings.job_speedup(made.evidence(), 2.0) == pytest.approx(2.0)
     assert ceilings.job_speedup(made.evidence(steps=()), 2.0) is None
-    ceiling = ceilings.computed_ceiling(evidence, freed_share=0.5)
+    ceiling = ceilings.ceiling_of(made.counterfactual("cached", 2.0), evidence)
     assert ceilings.for_the_job(evidence, ceiling).job_speedup == pytest.approx(1 / 0.75)
 
 
