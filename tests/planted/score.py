@@ -109,7 +109,10 @@ def cases(*, only: str | None = None, live: bool = True) -> list[Case]:
     """Every script of every rule's folder, live and as often as it was recorded."""
     found = []
     for folder in sorted(path.parent for path in PLANTED.glob("*/planted.py")):
-        if only is not None and only.replace("-", "_") not in (folder.name, kebab(folder.name).replace("-", "_")):
+        if only is not None and only.replace("-", "_") not in (
+            folder.name,
+            kebab(folder.name).replace("-", "_"),
+        ):
             continue
         for stem in SCRIPTS:
             script = folder / f"{stem}.py"

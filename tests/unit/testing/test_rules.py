@@ -47,7 +47,9 @@ def detect(evidence):
         return []
     figures = [f"{share:.0%} of the step"]
     fix = "print every hundredth step"
-    return [RULE.cost(evidence, None, "it prints", figures=figures, share=share, fix=fix, safety="exact")]
+    return RULE.proven(
+        evidence, None, "it prints", arms=("cached",), figures=figures, share=share, fix=fix, safety="exact"
+    )
 '''
 
 
