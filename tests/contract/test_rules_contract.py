@@ -10,7 +10,7 @@ from flatout.doctor.rule import all_rules
 from flatout.testing.rules import RuleContract, check
 from tests.support.doctor import SICK
 
-FILES = [path for path in Path(flatout.doctor.rules.__path__[0]).glob("*.py") if path.stem != "__init__"]
+FILES = [path for path in Path(flatout.doctor.rules.__path__[0]).rglob("*.py") if path.stem != "__init__"]
 
 
 class TestRules(RuleContract):

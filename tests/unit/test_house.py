@@ -90,7 +90,7 @@ def test_rooms_import_only_from_floors_beneath_them() -> None:
 
 def test_every_module_has_its_unit_test() -> None:
     """A rule is tested by its planted script and the clean twin, so that adding one is adding a file."""
-    mirrored = [path for path in source_files() if has_code(path) and path.parent != RULES]
+    mirrored = [path for path in source_files() if has_code(path) and RULES not in path.parents]
     assert mirrored
     missing = [str(mirror_of(path).relative_to(ROOT)) for path in mirrored if not mirror_of(path).exists()]
     assert not missing
@@ -105,7 +105,7 @@ def test_every_unit_test_has_its_module() -> None:
 
 
 def test_every_rule_has_a_planted_script_and_a_clean_twin() -> None:
-    rules = sorted(path.stem for path in RULES.glob("*.py") if not path.stem.startswith("_"))
+    rules = sorted(path.stem for path in RULES.rglob("*.py") if not path.stem.startswith("_"))
     assert len(rules) >= 12
     folder = ROOT / "tests" / "planted"
     planted = [str(path.relative_to(folder)) for path in folder.rglob("*.py")]

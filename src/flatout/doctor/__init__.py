@@ -2,7 +2,8 @@
 
 finding.py     a cause with its place, its figures and its ceiling
 rule.py        the grammar of a rule;  rules/  one rule per file;  rules_page.py  their page in the docs
-ceilings.py    seconds into shares of the step and ceilings;  lines.py  what one line of code costs per step
+ceilings.py    arms into ceilings, seconds into shares of the step;  lines.py  what one line of code costs
+causal_map.py  what the step would take without each block;  source_view.py  the same over the source
 outside.py     what happens between the steps, as a share of the job
 examine.py     every rule over one Evidence, findings ranked
 readings.py    the sentences that terminal and page share: what bounds the step, what an arm showed

@@ -12,7 +12,7 @@ from flatout.doctor.ceilings import for_the_job
 from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
-from flatout.doctor.rules.costly_block import explains
+from flatout.doctor.rules.waits.costly_block import explains
 from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence

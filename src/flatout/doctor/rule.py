@@ -6,7 +6,7 @@ list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does w
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
 these.  The sections are markdown, so that an example of a fix can be shown as code.
 
-Adding a rule is adding a file: to `doctor/rules`, or to a package of one's own that names it in its
+Adding a rule is adding a file: to a room of `doctor/rules`, or to a package of one's own that names it in its
 pyproject.toml (letters of its own before the digits keep its codes apart from ours):
 
     [project.entry-points."flatout.rules"]
@@ -121,8 +121,8 @@ class Title(NamedTuple):
 def all_rules() -> tuple[Rule, ...]:
     """Every rule by code: those of this package, and those that other packages add."""
     package = importlib.import_module("flatout.doctor.rules")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    found_modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    modules = [importlib.import_module(module.name) for module in found_modules if not module.ispkg]
     found: dict[str, Rule] = {}
     for module in (*modules, *load_plugins(GROUP).values()):
         rule = read_rule(module)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.rules.no_mixed_precision import detect
+from flatout.doctor.rules.arithmetic.no_mixed_precision import detect
 from flatout.measure.evidence import Gpu, Precision
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.rules.single_process_loading import detect
+from flatout.doctor.rules.loading.single_process_loading import detect
 from flatout.ground.units import show_seconds
 from flatout.measure.evidence import Host, Rank
 

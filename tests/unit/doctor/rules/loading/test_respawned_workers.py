@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.rules.respawned_workers import detect
+from flatout.doctor.rules.loading.respawned_workers import detect
 from flatout.measure.evidence import EpochStart
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.rules.unpinned_host_memory import detect
+from flatout.doctor.rules.waits.unpinned_host_memory import detect
 from flatout.measure.evidence import Copy
 
 MIB = 2**20

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.doctor.rules.sync_in_step import detect
+from flatout.doctor.rules.waits.sync_in_step import detect
 
 
 def sync(made, *, line=60, calls=1.0, device="cuda", via=None, op="item"):

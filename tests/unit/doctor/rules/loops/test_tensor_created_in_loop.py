@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.doctor.rules.tensor_created_in_loop import detect
+from flatout.doctor.rules.loops.tensor_created_in_loop import detect
 
 
 def creating(made, *sites, **fields):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.rules.batch_of_one_forwards import detect
+from flatout.doctor.rules.loops.batch_of_one_forwards import detect
 
 
 def forwards(made, *, rows_of_step=32, **changes):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.rules.concatenating_collate import JOINING, detect
+from flatout.doctor.rules.loading.concatenating_collate import JOINING, detect
 
 
 def collating(made, *calls, collate_s=0.02, wait_share=0.25, cached=1.4, **changes):

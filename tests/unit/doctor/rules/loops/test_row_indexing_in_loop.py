@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.doctor.rules.row_indexing_in_loop import detect
+from flatout.doctor.rules.loops.row_indexing_in_loop import detect
 
 
 def indexing(made, *sites, **fields):

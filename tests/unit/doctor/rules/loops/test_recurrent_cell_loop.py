@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.doctor.rules.recurrent_cell_loop import detect
+from flatout.doctor.rules.loops.recurrent_cell_loop import detect
 
 VIA = "torch/nn/modules/rnn.py:1664"
 

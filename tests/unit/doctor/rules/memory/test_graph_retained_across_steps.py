@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flatout.doctor.rules.graph_retained_across_steps import detect
+from flatout.doctor.rules.memory.graph_retained_across_steps import detect
 from flatout.measure.evidence import GraphGrowth, Growth, Memory
 
 MIB = 2**20

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.doctor.rules.unbucketed_padding import detect
+from flatout.doctor.rules.loading.unbucketed_padding import detect
 from flatout.measure.evidence import Lengths
 
 

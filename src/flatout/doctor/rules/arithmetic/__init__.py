@@ -1,0 +1,1 @@
+"""Rules of how the device computes: FO401 and on."""

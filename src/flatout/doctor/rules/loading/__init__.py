@@ -1,0 +1,1 @@
+"""Rules of the data path: FO101 and on."""

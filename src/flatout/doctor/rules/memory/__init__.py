@@ -1,0 +1,1 @@
+"""Rules of what is kept alive: FO501 and on."""
