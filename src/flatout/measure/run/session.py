@@ -101,7 +101,7 @@ class Session:
             self.saved = False
             ending = Ending("measured", ending.exit_code, ending.error)
         if failed is not None:
-            ending = self._give_up(failed, ending.error or f"ended with exit code {ending.exit_code}")
+            ending = self._give_up(failed, _refusal(ending))
         code = self._save(ending)
         if self.num_stops and any(_own_threads()):
             self._leave(code)
@@ -130,18 +130,24 @@ class Session:
         return Ending("interrupted", 130) if self.interrupted else ending
 
     def _failed_arm(self, ending: Ending) -> Arm | None:
-        """The arm that a failure of the script is laid to; it runs again without that."""
-        failed = ending.exit_code and ending.ended not in ("interrupted", "measured")
-        return self.observer.arm_under_way if failed else None
+        """The arm that a failure of the script is laid to; it runs again without that.
 
-    def _give_up(self, arm: Arm, reason: str) -> Ending:
+        A script that leaves in the same way once more, under another arm, means it.
+        """
+        failed = ending.exit_code and ending.ended not in ("interrupted", "measured")
+        if not failed or (ending.ended == "finished" and _refusal(ending) in self.options.skipped.values()):
+            return None
+        return self.observer.arm_under_way
+
+    def _give_up(self, arm: Arm, refusal: str) -> Ending:
         """Say so, and end with what was measured before."""
-        arm.refusal = f"the script failed under it: {reason}"
+        arm.refusal = refusal
         self._progress(FAILED_ARM + json.dumps([arm.label, arm.refusal]))
         return Ending("measured", 0)
 
     def _stuck(self, arm: Arm) -> None:
-        self._leave(self._save(self._give_up(arm, "its steps did not end")) or ARM_FAILED)
+        ending = self._give_up(arm, "the script failed under it: its steps did not end")
+        self._leave(self._save(ending) or ARM_FAILED)
 
     def _watch_torch(self, _torch: ModuleType) -> None:
         if os.getpid() == self._pid:  # else one that the script forked
@@ -253,6 +259,10 @@ def _own_threads() -> Iterator[threading.Thread]:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             yield thread
+
+
+def _refusal(ending: Ending) -> str:
+    return f"the script failed under it: {ending.error or f'ended with exit code {ending.exit_code}'}"
 
 
 def _first_line(words: str) -> str:

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
-from flatout.measure.run.session import JobOptions
+from flatout.measure.run.assemble import Ending
+from flatout.measure.run.session import JobOptions, Session
 from tests.support.measure import BY_HAND, FOREVER, PREAMBLE, Ran, diagnose, run, write_script
 
 
@@ -235,3 +237,34 @@ def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(
     assert ran.code == 2
     assert "without a training step; processes that the script started computed for" in line
     assert line.endswith("torchrun -m flatout diagnose watches every rank it starts")
+
+
+@pytest.mark.parametrize(
+    ("ending", "laid_to_the_arm"),
+    [
+        (Ending("crashed", 1, "RuntimeError: shapes"), True),
+        (Ending("crashed", 1, "ValueError: seen before"), True),  # an error is never meant
+        (Ending("finished", 3), False),
+        (Ending("finished", 4), True),
+        (Ending("finished", 0), False),
+        (Ending("interrupted", 130), False),
+    ],
+)
+def test_an_exit_that_comes_again_under_another_arm_is_the_scripts_own(
+    ending: Ending, laid_to_the_arm: bool, tmp_path: Path
+) -> None:
+    failed = "the script failed under it: "
+    options = JobOptions(
+        command=("train.py",),
+        module=False,
+        folder=str(tmp_path),
+        evidence_path=str(tmp_path / "e.json"),
+        keep_running=False,
+        seconds=1.0,
+        skipped={"half": f"{failed}ended with exit code 3", "cached": f"{failed}ValueError: seen before"},
+        progress_fd=None,
+    )
+    session = Session(options, at_start=())
+    arm = object()
+    session.observer = SimpleNamespace(arm_under_way=arm)  # type: ignore[assignment]
+    assert session._failed_arm(ending) is (arm if laid_to_the_arm else None)
