@@ -145,6 +145,15 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FetchLine:
+    """A line of the user's code that was on the stack, as its innermost one, while batches were made."""
+
+    place: Place | None  # None: no line of the user's was there
+    in_collate: bool
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loader:
     """A DataLoader the job iterated."""
 
@@ -166,6 +175,7 @@ class Loader:
     collate_place: Place | None = None
     lengths: Lengths | None = None
     calls: tuple[Call, ...] = ()
+    lines: tuple[FetchLine, ...] = ()  # where the time of a batch goes, most first
     streams: bool = False  # an IterableDataset, of which every worker has all samples
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.measure.batches import KeptBatch
-from flatout.measure.evidence import Call, EpochStart, Loader, Place, Worker
+from flatout.measure.evidence import Call, EpochStart, FetchLine, Loader, Place, Worker
+from flatout.measure.loading.fetch_stacks import lines_of
 from flatout.measure.loading.lengths import summarise
 from flatout.measure.loading.workers import BatchTimes
 from flatout.measure.statistics import spread
@@ -30,6 +31,7 @@ class LoaderRecord:
     epochs: list[EpochStart] = field(default_factory=list)
     lengths: list[list[int]] = field(default_factory=list)
     calls: tuple[Call, ...] = ()
+    lines: Counter[tuple[Place | None, bool]] = field(default_factory=Counter)
     kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     kept_bytes: int | None = None  # of the first kept batch
     copies: bool = False  # the script changes its batches in place
@@ -41,6 +43,14 @@ class LoaderRecord:
     step_at_last_batch: int | None = None
     trains: bool = False
     stood_in: int = 0  # kept batches handed out and real ones thrown away in this epoch
+
+    def note_lines(self, lines: tuple[FetchLine, ...]) -> None:
+        for line in lines:
+            self.lines[line.place, line.in_collate] += line.samples
+
+    @property
+    def num_looks(self) -> int:
+        return sum(self.lines.values())
 
     @property
     def cpu_s(self) -> float | None:
@@ -64,6 +74,7 @@ class LoaderRecord:
             collate_place=self.collate_place,
             lengths=summarise(self.lengths),
             calls=self.calls,
+            lines=lines_of(self.lines),
             **self.config,
         )
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure.batches import LEAST_HALVED, KeptBatch, halve, num_bytes, num_rows
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, ident, now
 from flatout.measure.evidence import EpochStart, Loader, Place
+from flatout.measure.loading.fetch_stacks import ENOUGH_LOOKS
 from flatout.measure.loading.loader_records import MOST_KEPT, LoaderRecord, configuration, place_of_function
 from flatout.measure.loading.workers import LOG, BatchTimes, WorkerLoop, patch_fetchers, real_loop, unwrap
 from flatout.measure.patches import Patches
@@ -42,6 +43,7 @@ class LoaderWatch:
         # by dataset: a loader that a framework makes anew keeps the user's line
         self._places: dict[int, tuple[weakref.ref[Any], Place]] = {}
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._worker_loop = WorkerLoop(user_code.folder)
         self._latest: LoaderRecord | None = None  # whose batch was asked for last
         self._plain: LoaderRecord | None = None  # the iterable of a library diagnosis
         self.serving: str | None = None  # None, "cached" or "half"
@@ -67,7 +69,7 @@ class LoaderWatch:
         LOG.clock = self.clock
         real_loop()
         patch_fetchers(patches)
-        patches.replace(worker, "_worker_loop", WorkerLoop(self.user_code.folder))
+        patches.replace(worker, "_worker_loop", self._worker_loop)
         base: Any = dataloader._BaseDataLoaderIter
         multi: Any = dataloader._MultiProcessingDataLoaderIter
         loader_type = dataloader.DataLoader
@@ -219,7 +221,11 @@ class LoaderWatch:
         elif self.recording:
             record.waits_s.append(end - start - (times.apart_s if times is not None else 0.0))
         if times is not None:
-            if self.recording:
+            if times.sampled:
+                record.note_lines(times.lines)
+                if record.trains and record.num_looks >= ENOUGH_LOOKS:
+                    self._worker_loop.samples = False
+            elif self.recording:
                 record.made.append((times, end))
             if times.lengths is not None:
                 record.lengths.append(times.lengths)

@@ -18,14 +18,16 @@ from typing import Any
 
 from flatout.ground.codec import decode, encode
 from flatout.measure.clock import Clock, ident
-from flatout.measure.evidence import Call
+from flatout.measure.evidence import Call, FetchLine
 from flatout.measure.loading.call_profile import CallProfile
+from flatout.measure.loading.fetch_stacks import FetchStacks
 from flatout.measure.loading.lengths import is_padded, sample_lengths
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
 MARK = "\0flatout-batch"
 MOST_LENGTH_BATCHES = 12  # per process; looking at every sample's length is not free
+SAMPLED_FROM = 2  # of worker 0: past the profiled one
 PROFILED_BATCH = 1  # of worker 0, counted from 0: past its first imports, before anything is timed
 
 now = time.perf_counter
@@ -49,19 +51,22 @@ class BatchTimes:
     done_at_s: float = 0.0
     lengths: list[int] | None = None
     calls: tuple[Call, ...] = ()
+    lines: tuple[FetchLine, ...] = ()
+    sampled: bool = False  # made under looks at its stack: not timed
     apart_s: float = 0.0  # of ours, in the process that made it
 
     def pack(self) -> str:
         return json.dumps(
             [
                 *(self.worker, self.fetch_s, self.collate_s, self.cpu_s, self.done_at_s, self.lengths),
-                encode(self.calls),
+                *(encode(self.calls), encode(self.lines), self.sampled),
             ]
         )
 
     @classmethod
     def unpack(cls, text: str) -> BatchTimes:
-        worker, fetch_s, collate_s, cpu_s, done_at_s, lengths, calls = json.loads(text)
+        *figures, calls, lines, sampled = json.loads(text)
+        worker, fetch_s, collate_s, cpu_s, done_at_s, lengths = figures
         return cls(
             worker=worker,
             fetch_s=fetch_s,
@@ -70,6 +75,8 @@ class BatchTimes:
             done_at_s=done_at_s,
             lengths=lengths,
             calls=tuple(decode(Call, call) for call in calls),
+            lines=tuple(decode(FetchLine, line) for line in lines),
+            sampled=sampled,
         )
 
 
@@ -80,8 +87,20 @@ class FetchLog:
     times: BatchTimes = field(default_factory=BatchTimes)
     num_length_batches: int = 0
     profile: CallProfile | None = None
+    stacks: FetchStacks | None = None
     in_worker: bool = False
     clock: Clock | None = None  # of the training process
+
+    @contextlib.contextmanager
+    def collating(self) -> Iterator[None]:
+        instruments = [each for each in (self.profile, self.stacks) if each is not None]
+        for instrument in instruments:
+            instrument.in_collate = True
+        try:
+            yield
+        finally:
+            for instrument in instruments:
+                instrument.in_collate = False
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -98,7 +117,8 @@ class FetchLog:
         return times
 
     def reset(self) -> None:
-        self.times, self.num_length_batches, self.profile, self.clock = BatchTimes(), 0, None, None
+        self.times, self.num_length_batches = BatchTimes(), 0
+        self.profile = self.stacks = self.clock = None
 
 
 LOG = FetchLog()
@@ -106,18 +126,15 @@ LOG = FetchLog()
 
 def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def wrapped(samples: Any) -> Any:
-        times, profile = LOG.times, LOG.profile
+        times = LOG.times
         with LOG.apart():
             lengths = _lengths(samples)
-        if profile is not None:
-            profile.in_collate = True
         start = now()
         try:
-            batch = collate(samples)
+            with LOG.collating():
+                batch = collate(samples)
         finally:
             times.collate_s += now() - start
-            if profile is not None:
-                profile.in_collate = False
         if lengths is not None:
             with LOG.apart():
                 times.lengths = lengths if is_padded(batch, lengths) else None
@@ -135,9 +152,11 @@ def _lengths(samples: Any) -> list[int] | None:
 
 def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def wrapped(index: Any) -> Any:
-        times, profile = LOG.times, LOG.profile
+        times, profile, stacks = LOG.times, LOG.profile, LOG.stacks
         if profile is not None:
             profile.start()
+        if stacks is not None:
+            stacks.begin()
         start, cpu_start, before_s = now(), cpu_now(), times.collate_s + times.apart_s
         try:
             return fetch(index)
@@ -148,6 +167,11 @@ def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 profile.stop()
                 times.calls = profile.calls()
                 LOG.profile = None
+            if stacks is not None:
+                times.lines, times.sampled = stacks.end(), True
+                if stacks.is_enough:
+                    stacks.stop()
+                    LOG.stacks = None
 
     return wrapped
 
@@ -174,8 +198,8 @@ def patch_fetchers(patches: Patches) -> None:
 class TimedQueue:
     """The worker's result queue; a batch leaves as (mark, batch, figures)."""
 
-    def __init__(self, queue: Any, worker: int, folder: str) -> None:
-        self._queue, self._worker, self._folder = queue, worker, folder
+    def __init__(self, queue: Any, worker: int, folder: str, *, samples: bool) -> None:
+        self._queue, self._worker, self._folder, self._samples = queue, worker, folder, samples
         self._num_batches = 0
 
     def put(self, item: Any) -> None:
@@ -192,6 +216,8 @@ class TimedQueue:
             self._num_batches += 1
             if self._worker == 0 and self._num_batches == PROFILED_BATCH:
                 LOG.profile = CallProfile(UserCode(self._folder))
+            if self._worker == 0 and self._num_batches == SAMPLED_FROM and self._samples:
+                LOG.stacks = FetchStacks(UserCode(self._folder))
         self._queue.put(item)
 
     def __getattr__(self, name: str) -> Any:
@@ -210,13 +236,15 @@ class WorkerLoop:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self.samples = True  # whether workers that start from here on look at their stacks
 
     def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
         LOG.reset()
         LOG.in_worker = True
         patch_fetchers(Patches())
         worker = int(rest[6]) if len(rest) > 6 and isinstance(rest[6], int) else os.getpid()
-        real_loop()(kind, dataset, index_queue, TimedQueue(data_queue, worker, self.folder), *rest)
+        results = TimedQueue(data_queue, worker, self.folder, samples=self.samples)
+        real_loop()(kind, dataset, index_queue, results, *rest)
 
 
 _REAL_LOOP: Callable[..., None] | None = None

@@ -25,7 +25,9 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Site,
+    Stacks,
 )
+from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
 from flatout.measure.run.ranks import unwatched_processes
@@ -65,7 +67,7 @@ class Assembly:
         if tools.sites is not None:
             costs = tools.backward_costs
             sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
-        loaders = observer.loaders.evidence()
+        loaders = _with_lines(observer.loaders.evidence(), tools.stacks)
         modules = tools.modules.evidence() if tools.modules is not None else ()
         counterfactuals = _counterfactuals(observer)
         evidence = Evidence(
@@ -126,6 +128,15 @@ def _counterfactuals(observer: Observer) -> tuple[Counterfactual, ...]:
                 )
             )
     return tuple(found)
+
+
+def _with_lines(loaders: tuple[Loader, ...], stacks: Stacks | None) -> tuple[Loader, ...]:
+    """Where the training process makes the batches itself, its own stacks tell in which lines."""
+    trained = [loader for loader in loaders if loader.trains]
+    if stacks is None or len(trained) != 1 or trained[0].num_workers != 0:
+        return loaders
+    lines = fetch_lines(stacks, collate=trained[0].collate_place)
+    return tuple(replace(each, lines=lines) if each is trained[0] else each for each in loaders)
 
 
 def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode, ...]:

@@ -1,0 +1,104 @@
+"""The lines that batches are made in: looks at the stack of the process that fetches and collates them.
+
+A worker looks at itself while it makes a few early batches, which are never timed; what it found rides with
+them to the training process.  Without workers the training thread's own stacks tell the same.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections import Counter
+from types import CodeType, FrameType
+
+from flatout.measure.evidence import FetchLine, Place, Stacks
+from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S
+from flatout.measure.user_code import UserCode
+
+ENOUGH_LOOKS = 400
+MOST_BATCHES = 60
+MOST_LINES = 20
+
+
+class FetchStacks:
+    """Looks at the thread that made it whenever that thread makes a batch."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        self._user_code = user_code
+        self._owner = threading.get_ident()
+        self._found: Counter[tuple[Place | None, bool]] = Counter()
+        self._num_looks = self._num_batches = 0
+        self._ended = threading.Event()
+        self._busy = threading.Event()
+        self._switch_interval_s = sys.getswitchinterval()
+        self._border: CodeType | None = None
+        self.in_collate = False
+        sys.setswitchinterval(SWITCH_INTERVAL_S)  # as in lines.stacks
+        threading.Thread(target=self._look_around, name="flatout-fetch-stacks", daemon=True).start()
+
+    @property
+    def is_enough(self) -> bool:
+        return self._num_looks >= ENOUGH_LOOKS or self._num_batches >= MOST_BATCHES
+
+    def begin(self) -> None:
+        """The caller makes a batch from here on; what is above it on the stack is not the dataset's."""
+        self._border = sys._getframe(1).f_code
+        self._busy.set()
+
+    def end(self) -> tuple[FetchLine, ...]:
+        """What was found while the batch was made."""
+        self._busy.clear()
+        self._num_batches += 1
+        found, self._found = self._found, Counter()
+        return lines_of(found)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._busy.set()
+        sys.setswitchinterval(self._switch_interval_s)
+
+    def _look_around(self) -> None:
+        uneven = random.Random(0)  # even intervals would beat with the samples
+        while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
+            self._busy.wait()
+            found, frame = self._found, sys._current_frames().get(self._owner)
+            if frame is not None and self._busy.is_set():
+                self._look(frame, found)
+            del frame  # it would keep the variables of a function alive that has ended
+
+    def _look(self, frame: FrameType, found: Counter[tuple[Place | None, bool]]) -> None:
+        at: FrameType | None = frame
+        while at is not None and at.f_code is not self._border and not self._user_code.is_user(at.f_code):
+            at = at.f_back
+        inside = at is not None and at.f_code is not self._border
+        place = self._user_code.place_in(at.f_code, line=at.f_lineno) if at is not None and inside else None
+        found[place, self.in_collate] += 1
+        self._num_looks += 1
+
+
+def lines_of(found: Counter[tuple[Place | None, bool]]) -> tuple[FetchLine, ...]:
+    """Lines with the looks that found them, most first; None is what no line of the user's holds."""
+    return tuple(
+        FetchLine(place=place, in_collate=in_collate, samples=samples)
+        for (place, in_collate), samples in found.most_common(MOST_LINES)
+    )
+
+
+def fetch_lines(stacks: Stacks, *, collate: Place | None) -> tuple[FetchLine, ...]:
+    """The same from looks at a training thread that makes its batches itself.
+
+    Functions that are on the stack in other phases too are the training loop's, which asks for a batch.
+    """
+    loop = {_function(place) for path in stacks.paths if path.phase != "wait" for place in path.places}
+    found: Counter[tuple[Place | None, bool]] = Counter()
+    for path in stacks.paths:
+        if path.phase == "wait":
+            inside = [place for place in path.places if _function(place) not in loop]
+            in_collate = collate is not None and _function(collate) in map(_function, inside)
+            found[inside[-1] if inside else None, in_collate] += path.samples
+    return lines_of(found)
+
+
+def _function(place: Place) -> tuple[str, str | None]:
+    return place.file, place.function
