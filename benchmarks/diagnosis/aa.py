@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -9,43 +10,45 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.measure.arms import proposers
 from flatout.measure.arms.arm import Same
-from flatout.measure.run.loop import observe_loop
+from flatout.measure.evidence import Counterfactual
+from flatout.measure.run.assemble import Assembly, Ending
+from flatout.measure.run.observer import Observer, ObserverOptions
 
 
-def intervals_of_nothing(num_runs: int, *, seconds: float = 4.0) -> dict[str, Any]:
+def intervals_of_nothing(num_runs: int, *, seconds: float = 30.0) -> dict[str, Any]:
     """How many of the intervals of an arm that changes nothing hold 1."""
     held, found = [], []
-    usual = proposers.PROPOSERS
-    proposers.PROPOSERS = (lambda context: [Same()],)
-    try:
-        for number in range(num_runs):
-            began_s = time.monotonic()
-            same = _measure(number, seconds=seconds)
-            found.append([same.speedup, same.speedup_low, same.speedup_high])
-            held.append(same.speedup_low <= 1 <= same.speedup_high)
-            if number % 10 == 9:
-                took_s = time.monotonic() - began_s
-                print(f"A/A: {sum(held)} of {len(held)} ({took_s:.1f} s each)", file=sys.stderr, flush=True)
-    finally:
-        proposers.PROPOSERS = usual
+    for number in range(num_runs):
+        began_s = time.monotonic()
+        same = _measure(number, seconds=seconds)
+        found.append([same.speedup, same.speedup_low, same.speedup_high])
+        held.append(same.speedup_low <= 1 <= same.speedup_high)
+        if number % 10 == 9:
+            took_s = time.monotonic() - began_s
+            print(f"A/A: {sum(held)} of {len(held)} ({took_s:.1f} s each)", file=sys.stderr, flush=True)
     return {"runs": num_runs, "holding_one": sum(held), "intervals": found}
 
 
-def _measure(seed: int, *, seconds: float) -> Any:
+def _measure(seed: int, *, seconds: float) -> Counterfactual:
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batches = [torch.randn(256, 64, device=device) for _ in range(8)]
-
-    def step(batch: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    evidence = observe_loop(step, batches, seconds=seconds)
+    batch = torch.randn(256, 64, device=device)
+    options = ObserverOptions(folder=os.getcwd(), seconds=seconds, proposers=(lambda context: [Same()],))
+    observer = Observer(options, on_finished=lambda: None)
+    observer.install()
+    try:
+        while not observer.finished:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        evidence = Assembly(command=("nothing",), folder=options.folder).evidence(
+            observer, Ending("measured", 0)
+        )
+    finally:
+        observer.remove()
     same = evidence.counterfactual("same")
     if same is None:
         raise RuntimeError(f"the arm that changes nothing did not run: {evidence.not_measured}")
