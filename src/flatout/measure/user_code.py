@@ -28,6 +28,9 @@ _USER, _LIBRARY, _SKIPPED = 0, 1, 2
 
 _PACKAGE_ROOT = os.path.realpath(Path(__file__).parents[1]) + os.sep
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+# The file of text that is executed.  Libraries name theirs otherwise, but for dataclasses and named tuples.
+_TEXT = "<string>"
+_GENERATED_NAMES = ("__create_fn__", "<lambda>")
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 # Frames between a call in the user's line and the operator it names.  `torch.stack(rows)`, `F.pad(x)`
@@ -64,6 +67,7 @@ class UserCode:
         self._kinds: dict[int, tuple[int, CodeType]] = {}
         self._places: dict[tuple[int, int], Place] = {}
         self._vias: dict[tuple[int, int], str] = {}
+        self._skip_callers(sys._getframe(1))
 
     def place(self, frame: FrameType | None) -> tuple[Place | None, str | None]:
         """The innermost line of user code at or above `frame`, and the library line it went through.
@@ -132,10 +136,20 @@ class UserCode:
 
     def absolute(self, file: str) -> str:
         """The real path of a code object's file name."""
-        return os.path.realpath(os.path.join(self._start_folder, file))
+        return file if file == _TEXT else os.path.realpath(os.path.join(self._start_folder, file))
+
+    def _skip_callers(self, frame: FrameType | None) -> None:
+        """Text below us is what started this process: `python -c`, or a worker's first line."""
+        while frame is not None:
+            if frame.f_code.co_filename == _TEXT:
+                self._kinds[id(frame.f_code)] = (_SKIPPED, frame.f_code)
+            frame = frame.f_back
 
     def _judge(self, code: CodeType) -> int:
-        kind = self._judge_file(code.co_filename)
+        if code.co_filename == _TEXT:
+            kind = _SKIPPED if code.co_qualname.startswith(_GENERATED_NAMES) else _USER
+        else:
+            kind = self._judge_file(code.co_filename)
         self._kinds[id(code)] = (kind, code)
         return kind
 

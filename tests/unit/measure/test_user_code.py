@@ -172,6 +172,41 @@ def test_generated_code_is_skipped(tmp_path: Path) -> None:
     assert (str(place), via) == ("train.py:2", None)
 
 
+def test_text_that_is_executed_names_its_own_line(tmp_path: Path) -> None:
+    text = """
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Batch:
+        rows: list = dataclasses.field(default_factory=lambda: print)
+
+        def __post_init__(self):
+            pass
+
+    def call(function):
+        return function()
+
+    made = start()
+    """
+    made: list[UserCode] = []
+    names: dict[str, Any] = {"start": lambda: made.append(UserCode(str(tmp_path)))}
+    exec(textwrap.dedent(text), names)
+    (user_code,) = made
+    place, via = names["call"](lambda: user_code.place(sys._getframe(1)))
+    assert (str(place), via) == ("<string>:12", None)
+    assert user_code.sources([place]) == {}
+    assert not user_code.is_user(names["Batch"].__init__.__code__)  # dataclasses wrote it
+    user = compiled(tmp_path / "train.py", "def main(at):\n    return eval('at()', {'at': at})\n")["main"]
+    place, _ = user(lambda: user_code.place(sys._getframe(1)))
+    assert str(place) == "<string>:1"
+
+
+def test_the_text_that_started_a_process_is_nobodys(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"folder": str(tmp_path), "UserCode": UserCode, "sys": sys}
+    exec("place, _ = UserCode(folder).place(sys._getframe())", names)
+    assert names["place"] is None or names["place"].file != "<string>"
+
+
 def test_a_file_outside_the_folder_keeps_its_absolute_path(tmp_path: Path) -> None:
     user_code = UserCode(str(tmp_path / "job"))
     user = compiled(tmp_path / "shared" / "model.py", CALLER)["call"]

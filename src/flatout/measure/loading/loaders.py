@@ -310,6 +310,15 @@ class LoaderWatch:
 
     # -- records
 
+    def note_made(self, loader: Any, place: Place | None) -> None:
+        """A loader, or any iterable, that is older than the watch; one that it saw being made is known."""
+        from torch.utils.data import DataLoader
+
+        if not isinstance(loader, DataLoader):
+            self._plain_record(loader).place = place
+        elif loader not in self._by_loader:
+            self._note_loader(loader, place, None)
+
     def _note_loader(self, loader: Any, place: Place | None, via: str | None) -> None:
         dataset = getattr(loader, "dataset", None)
         known = self._places.get(id(dataset))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from flatout.ground.errors import NothingMeasured
-from flatout.measure.evidence import Evidence
+from flatout.measure.evidence import Evidence, Place
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.steps import step as mark_step
+from flatout.measure.user_code import UserCode
 
 MOST_EPOCHS = 10_000
 
@@ -33,6 +38,7 @@ def observe_loop(
     name = getattr(step, "__qualname__", type(step).__name__)
     assembly = Assembly(command=(name,), folder=options.folder)
     observer.install()
+    observer.loaders.note_made(loader, _made_at(loader, sys._getframe(1), observer.user_code))
     try:
         for _epoch in range(MOST_EPOCHS):
             num_before = observer.loaders.num_batches
@@ -51,3 +57,33 @@ def observe_loop(
             "the loader gave fewer than two batches", hint="a diagnosis needs some 60 steps"
         )
     return assembly.evidence(observer, Ending("finished", 0))
+
+
+def _made_at(loader: Any, frame: FrameType | None, user_code: UserCode) -> Place | None:
+    """The line that made `loader`, by the name that the caller has for it; else the line of the call."""
+    while frame is not None and not user_code.is_user(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    names = {
+        name
+        for scope in (frame.f_globals, frame.f_locals)
+        for name, value in scope.items()
+        if value is loader
+    }
+    made = [
+        node.lineno
+        for node in ast.walk(_parsed(frame.f_code.co_filename))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    ]
+    before = [line for line in made if line <= frame.f_lineno]
+    return user_code.place_in(frame.f_code, line=max(before or made, default=frame.f_lineno))
+
+
+def _parsed(file: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])

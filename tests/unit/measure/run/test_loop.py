@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.ground.errors import NothingMeasured
-from flatout.measure.evidence import Evidence
-from flatout.measure.run.loop import observe_loop
+from flatout.measure.evidence import Evidence, Place
+from flatout.measure.run.loop import _made_at, observe_loop
+from flatout.measure.user_code import UserCode
 
 
 class Training:
@@ -99,3 +102,19 @@ def test_an_exception_of_the_step_is_the_callers_own() -> None:
         observe_loop(training, loader(), seconds=60.0)
     assert nn.Module.__dict__["__call__"] is call
     assert training.num == 3
+
+
+def test_a_loader_made_before_the_call_is_placed_where_it_was_made() -> None:
+    made = loader(2)
+    line = sys._getframe().f_lineno - 1
+    user_code = UserCode(str(Path(__file__).parent))
+    place = _made_at(made, sys._getframe(), user_code)
+    assert place == Place(file=Path(__file__).name, line=line, function=place.function if place else None)
+    assert _made_at(object(), sys._getframe(), user_code) == user_code.place(sys._getframe())[0]
+
+
+def test_every_kind_of_loader_has_a_place() -> None:
+    kinds: tuple[Any, ...] = (loader(2), [(torch.randn(4, 3),)] * 2)
+    for each in kinds:
+        (noted,) = observe_loop(Training(), each, seconds=0.01).loaders
+        assert noted.place is not None and noted.place.file.endswith("test_loop.py")

@@ -1,8 +1,8 @@
 """FO401 no-mixed-precision
 
 What it does
-Finds a model that multiplies matrices in 32 bits on a GPU with 16-bit tensor cores. Parameters are
-float32 and no autocast is active.
+Finds the call of a model that multiplies matrices in 32 bits on a GPU with 16-bit tensor cores. Parameters
+are float32 and no autocast is around this call.
 
 Why it costs
 The datasheet of an H200 gives 67 TFLOPS for fp32, 494 for TF32 and 989 for bf16, dense: the same matrix
@@ -96,9 +96,9 @@ def _wide_products_s(kernels: Kernels) -> float:
 
 def _computes_in_float32(evidence: Evidence) -> bool:
     precision = evidence.precision
-    if precision is None or precision.autocast is not None or not precision.parameter_dtypes:
+    if precision is None or not precision.parameter_dtypes:
         return False
-    if any(call.autocast is not None for call in evidence.module_calls):
+    if precision.autocast is not None and _training_call(evidence) is None:
         return False
     return all(dtype in FLOAT32 for dtype in precision.parameter_dtypes)
 
@@ -113,6 +113,10 @@ def _narrow_format(gpu: Gpu) -> str | None:
 
 
 def _training_call(evidence: Evidence) -> ModuleCall | None:
-    """The outermost model call of the training step."""
-    calls = [call for call in evidence.module_calls if call.training and call.has_parameters]
+    """The longest outermost model call of the training step that no autocast is around."""
+    calls = [
+        call
+        for call in evidence.module_calls
+        if call.training and call.has_parameters and call.autocast is None
+    ]
     return max(calls, key=lambda call: (call.host_s or 0.0, call.calls_per_step), default=None)

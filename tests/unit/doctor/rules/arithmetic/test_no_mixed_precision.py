@@ -81,15 +81,22 @@ def precision(**changes):
         {"parameter_dtypes": ("bfloat16",)},
         {"parameter_dtypes": ("float32", "bfloat16")},
         {"parameter_dtypes": ()},
-        {"autocast": "bfloat16"},
     ],
 )
 def test_a_job_that_already_uses_16_bits_is_left_alone(made, changes):
     assert detect(multiplying(made, precision=precision(**changes))) == []
 
 
+def test_the_call_that_runs_in_full_precision_is_named(made):
+    student = made.module_call(autocast="bfloat16", host_s=1.0)
+    head = made.module_call(place=made.place(41), host_s=0.01)
+    mixed = {"precision": precision(autocast="bfloat16")}
+    (finding,) = detect(multiplying(made, module_calls=(student, head), **mixed))
+    assert finding.place == made.place(41)
+    assert detect(multiplying(made, module_calls=(student,), **mixed)) == []
+
+
 def test_look_alikes(made):
-    assert detect(multiplying(made, module_calls=(made.module_call(autocast="bfloat16"),))) == []
     assert detect(multiplying(made, half=1.0)) == []
     assert detect(multiplying(made, device="cpu")) == []
     assert detect(multiplying(made, matmul={"bfloat16": 0.15})) == []
