@@ -86,7 +86,7 @@ def narrow_modules(observer: Observer, patches: Patches) -> None:
     module_type = torch.nn.Module
     watched = module_type.__dict__["__call__"]
     unwatched = getattr(watched, "unwatched", None)
-    if unwatched is None or not observer.outermost_types or _has_compiled():
+    if unwatched is None or not observer.outermost_types or has_compiled():
         return
     for kind in observer.outermost_types:
         if not any("__call__" in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(module_type)]):
@@ -94,7 +94,7 @@ def narrow_modules(observer: Observer, patches: Patches) -> None:
     patches.replace(module_type, "__call__", unwatched)
 
 
-def _has_compiled() -> bool:
+def has_compiled() -> bool:
     """Whether dynamo has compiled anything; optimizers import it in every job."""
     loaded = sys.modules.get("torch._dynamo.utils")
     return loaded is not None and loaded.counters["frames"]["total"] > 0

@@ -7,29 +7,32 @@ backward pass of the whole batch, in place of one for each row.  The loop itself
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.batches import arrays_of, map_arrays
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place
 from flatout.measure.lines.function_modes import insert_mode, remove_mode
 from flatout.measure.patches import Patches
+from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
 
 if TYPE_CHECKING:
     from flatout.measure.arms.call_results import FollowedResults
 
+LEAST_CALLS, LEAST_SHARE = 8, 0.1
+TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class BatchedCall:
+class BatchedCall(Arm):
     """One call of a module on the rows that a line passes one by one."""
 
     kind = "batched-call"
-    baseline = "real"
-    last_line: int | None = None
 
     def __init__(
         self,
@@ -42,7 +45,6 @@ class BatchedCall:
         suspicion: float,
     ) -> None:
         self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
-        self.refusal: str | None = None
         self._user_code, self._clock, self._num_backwards = user_code, clock, num_backwards
         self._types = tuple(types)
         self._patches = Patches()
@@ -149,6 +151,7 @@ class BatchedCall:
         self._number += 1
         if self._number <= len(self._rows):
             return self._rows[self._number - 1]
+        self.fell_back = True
         return call(module, *arguments[0], **arguments[1])
 
     def _run(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> list[Any]:
@@ -170,3 +173,24 @@ class BatchedCall:
             return map_arrays(result, lambda _array: next(columns))
 
         return [row(number) for number in range(num_calls)]
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Lines that call a module with parameters many times in a step, with one row each."""
+    for call in context.module_calls:
+        share = (call.host_s or 0.0) / context.step_s
+        if call.rows != 1 or not call.has_parameters or call.calls_per_step < LEAST_CALLS:
+            continue
+        types = [kind for kind in context.outermost_types if kind.__name__ == call.module]
+        if share < LEAST_SHARE or TIME_COMES_FIRST.search(call.module) or not types:
+            continue
+        arm = BatchedCall(
+            context.user_code,
+            context.clock,
+            context.num_backwards,
+            types=types,
+            place=call.place,
+            suspicion=min(1.0, share),
+        )
+        arm.refusal = COMPILED if has_compiled() else None
+        yield arm

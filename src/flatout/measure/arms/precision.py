@@ -10,13 +10,18 @@ optimizer's state are put back at the end of the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.clock import Clock, ident
-from flatout.measure.evidence import Place
+from flatout.measure.evidence import Kernels, Place
 from flatout.measure.patches import Patches
+from flatout.measure.phases import has_compiled
 
+LEAST_SHARE, LEAST_SHARE_OF_CPU = 0.1, 0.5  # of the step, in products
+FREED_OF_FP32, FREED_OF_TF32 = 0.9, 0.5  # of a product's time, about
+PRODUCTS = ("matmul", "convolution", "attention")
 SPARE = 2  # a copy of the training state may take one part in this of the free memory
 
 
@@ -49,12 +54,10 @@ class TrainingState:
                 tensor.copy_(kept)
 
 
-class Autocast:
+class Autocast(Arm):
     """The forward pass and the loss under autocast."""
 
     kind = label = "autocast"
-    baseline = "real"
-    last_line: int | None = None
 
     def __init__(
         self,
@@ -66,8 +69,7 @@ class Autocast:
         suspicion: float,
         place: Place | None = None,
     ) -> None:
-        self.suspicion, self.place, self.value = suspicion, place, dtype
-        self.refusal: str | None = None
+        self.suspicion, self.place, self.dtype = suspicion, place, dtype
         self._clock, self._optimizer, self._device = clock, optimizer, device
         self._patches = Patches()
         self._state: TrainingState | None = None
@@ -81,7 +83,7 @@ class Autocast:
         import torch
 
         self._state = TrainingState(self._optimizer) if self._optimizer is not None else None
-        if self.value == "float16" and (self._state is None or not self._state.is_kept):
+        if self.dtype == "float16" and (self._state is None or not self._state.is_kept):
             self._state = None
             self.refusal = "there is no room for a copy of the parameters, which 16-bit gradients may spoil"
             return
@@ -112,7 +114,7 @@ class Autocast:
     def _turn_on(self) -> None:
         import torch
 
-        self._context = torch.autocast(self._device, dtype=getattr(torch, self.value))
+        self._context = torch.autocast(self._device, dtype=getattr(torch, self.dtype))
         self._context.__enter__()
 
     def _turn_off(self) -> None:
@@ -137,16 +139,13 @@ class Autocast:
         return run
 
 
-class Tf32:
+class Tf32(Arm):
     """Matrix products and convolutions of 32-bit numbers in TF32."""
 
     kind = label = "tf32"
-    baseline = "real"
-    last_line: int | None = None
 
     def __init__(self, *, suspicion: float, place: Place | None = None) -> None:
         self.suspicion, self.place = suspicion, place
-        self.refusal: str | None = None
         self._before: tuple[str, bool] | None = None
 
     def begin(self) -> None:
@@ -160,9 +159,6 @@ class Tf32:
         except RuntimeError as error:  # torch allows its old and its new settings of this, not both at once
             self.end()
             self.refusal = f"the script sets the precision of products in another way: {error}"
-
-    def step_end(self) -> None:
-        pass
 
     def end(self) -> None:
         import torch
@@ -183,3 +179,48 @@ def narrow_dtype(device: str) -> str | None:
     asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     native = any(getattr(torch.cpu, ask, lambda: False)() for ask in asks)
     return "bfloat16" if device == "cpu" and native else None
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Where products of 32-bit numbers hold much of the step."""
+    import torch
+
+    kernels, calls = context.kernels, context.module_calls
+    if kernels is None or any(call.autocast is not None for call in calls) or not _is_wide(context.optimizer):
+        return
+    place = max(calls, key=lambda call: (call.training, call.host_s or 0.0)).place if calls else None
+    wide, tf32 = (_product_share(kernels, dtype) for dtype in ("fp32", "tf32"))
+    least = LEAST_SHARE if context.device == "cuda" else LEAST_SHARE_OF_CPU
+    dtype = narrow_dtype(context.device)
+    arms: list[Arm] = []
+    if dtype is not None and wide + tf32 >= least:
+        suspicion = min(1.0, FREED_OF_FP32 * wide + FREED_OF_TF32 * tf32)
+        arms.append(
+            Autocast(
+                context.clock,
+                context.optimizer,
+                device=context.device,
+                dtype=dtype,
+                suspicion=suspicion,
+                place=place,
+            )
+        )
+    if context.device == "cuda" and wide >= least and torch.cuda.get_device_capability() >= (8, 0):
+        arms.append(Tf32(suspicion=min(1.0, FREED_OF_TF32 * wide), place=place))
+    for arm in arms:
+        arm.refusal = COMPILED if has_compiled() else None
+        yield arm
+
+
+def _is_wide(optimizer: Any) -> bool:
+    groups = optimizer.param_groups if optimizer is not None else ()
+    dtypes = {str(parameter.dtype) for group in groups for parameter in group["params"]}
+    return dtypes == {"torch.float32"}
+
+
+def _product_share(kernels: Kernels, dtype: str) -> float:
+    """Of the step; without a GPU the formats are unknown, and all products count as of 32 bits."""
+    seconds = kernels.matmul_s_by_dtype.get(dtype, 0.0)
+    if kernels.busy_share is None and dtype == "fp32":
+        seconds = sum(kernels.by_category_s.get(category, 0.0) for category in PRODUCTS)
+    return seconds / kernels.step_s if kernels.step_s else 0.0

@@ -17,9 +17,10 @@ import functools
 import linecache
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place
 from flatout.measure.patches import Patches
@@ -30,6 +31,7 @@ READS = (
     *("__repr__", "__format__", "__contains__"),
 )
 COPIES = ("cpu", "to")
+LEAST_SUSPICION = 0.05  # where the kernels were not recorded
 MOST_BYTES = 1 << 20  # what a larger copy costs is the copy
 SIZES = frozenset(
     (
@@ -42,18 +44,15 @@ Line = tuple[int, int, str]  # code, line, method
 Read = Callable[..., Any]
 
 
-class ReadsFree:
+class ReadsFree(Arm):
     """Answers the reads of the user's lines with what they read in the block's first step."""
 
     kind = label = "reads-free"
-    baseline = "real"
-    last_line: int | None = None
 
     def __init__(
         self, user_code: UserCode, clock: Clock, *, device: str, suspicion: float, place: Place | None = None
     ) -> None:
         self.suspicion, self.place = suspicion, place
-        self.refusal: str | None = None
         self._user_code, self._clock, self._device = user_code, clock, device
         self._patches = Patches()
         self._answering = False
@@ -84,6 +83,7 @@ class ReadsFree:
             frame = sys._getframe(1)
             if (
                 tensor.device.type != self._device
+                or self.refusal is not None
                 or ident() != self._clock.owner
                 or not self._user_code.is_user(frame.f_code)
                 or tensor.nbytes > MOST_BYTES
@@ -112,6 +112,22 @@ class ReadsFree:
         if name == "tolist":
             return kept.tolist()
         return kept.clone() if name in COPIES else kept
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """On a GPU whose queue runs dry after reads of the user's own lines."""
+    reads = [
+        site for site in context.sites if site.kind == "sync" and site.device == "cuda" and site.via is None
+    ]
+    kernels = context.kernels
+    if context.device != "cuda" or sum(site.calls_per_step for site in reads) < 1:
+        return
+    gap_s = kernels.sync_gap_s if kernels is not None else None
+    if kernels is not None and (not gap_s or not kernels.num_syncs or kernels.num_syncs < 1):
+        return
+    share = gap_s / kernels.step_s if kernels is not None and gap_s else LEAST_SUSPICION
+    place = max(reads, key=lambda site: site.calls_per_step).place
+    yield ReadsFree(context.user_code, context.clock, device="cuda", suspicion=min(1.0, share), place=place)
 
 
 def _waits_for_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

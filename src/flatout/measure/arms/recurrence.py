@@ -11,20 +11,24 @@ The layer's library wants its weights in one piece of memory, so they move there
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place
 from flatout.measure.lines.function_modes import insert_mode, remove_mode
 from flatout.measure.patches import Patches
+from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
 
 if TYPE_CHECKING:
     from flatout.measure.arms.call_results import FollowedResults
 
 LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
+LEAST_CALLS, LEAST_SHARE = 8, 0.05
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
@@ -43,16 +47,13 @@ class CellCalls:
     last: Any = None
 
 
-class LibraryRecurrence:
+class LibraryRecurrence(Arm):
     """One call of a recurrent layer in place of a loop over a cell."""
 
     kind = "library-recurrence"
-    baseline = "real"
-    last_line: int | None = None
 
     def __init__(self, user_code: UserCode, clock: Clock, *, place: Place, suspicion: float) -> None:
         self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
-        self.refusal: str | None = None
         self._user_code, self._clock = user_code, clock
         self._patches = Patches()
         self._followed: FollowedResults | None = None  # in the block's first step
@@ -128,6 +129,7 @@ class LibraryRecurrence:
     def _hand_out(self, call: Callable[..., Any], cell: Any, given: dict[str, Any]) -> Any:
         calls = self._cells.get(id(cell))
         if calls is None or calls.number >= len(calls.inputs):
+            self.fell_back = True
             return call(cell, **given)
         if calls.number in calls.sequences:
             self._run(calls, given)
@@ -173,3 +175,19 @@ def _build_layer(calls: CellCalls) -> str | None:
     layer.flatten_parameters()
     calls.layer = layer
     return None
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Lines that call a recurrent cell many times in a step."""
+    calls: defaultdict[Place, float] = defaultdict(float)
+    seconds: defaultdict[Place, float] = defaultdict(float)
+    for site in context.sites:
+        if site.kind == "cell":
+            calls[site.place] += site.calls_per_step
+            seconds[site.place] += (site.host_s or 0.0) + (site.backward_s or 0.0)
+    for place, num in calls.items():
+        share = min(1.0, seconds[place] / context.step_s)
+        if num >= LEAST_CALLS and share >= LEAST_SHARE:
+            arm = LibraryRecurrence(context.user_code, context.clock, place=place, suspicion=share)
+            arm.refusal = COMPILED if has_compiled() else None
+            yield arm

@@ -20,12 +20,9 @@ class ServedBatches:
         self._kept: deque[KeptBatch] | None = None
 
     def begin(self) -> list[Any]:
-        """Serve kept batches from here on, and return them; none where none was kept."""
+        """The batches that are served in this block."""
         self._record = self._loaders.trained_on()
-        kept = list(self._record.kept) if self._record is not None else []
-        if kept:
-            self._loaders.begin_serving("cached")
-        return [each.batch for each in kept]
+        return [each.batch for each in self._record.kept] if self._record is not None else []
 
     @property
     def are_copied(self) -> bool:
@@ -42,7 +39,6 @@ class ServedBatches:
         record.kept = deque(changed, maxlen=self._kept.maxlen)
 
     def end(self) -> None:
-        self._loaders.begin_serving(None)
         if self._record is not None and self._kept is not None:
             self._record.kept = self._kept
         self._record = self._kept = None

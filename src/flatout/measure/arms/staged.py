@@ -11,9 +11,10 @@ the host.  The block's first step, which is never timed, tells which ones it cop
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.arms.served_batches import ServedBatches
 from flatout.measure.batches import arrays_of, map_arrays, num_bytes
 from flatout.measure.clock import ident
@@ -21,16 +22,16 @@ from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches
 
+LEAST_SHARE = 0.02  # of the step
 SPARE = 4  # batches may take one part in this of the GPU's free memory
 LABELS = {"pinned": "staged", "device": "staged on the device"}
 
 
-class Staged:
+class Staged(Arm):
     """Kept batches served from page-locked memory or from the GPU."""
 
     kind = "staged"
-    baseline = "cached"
-    last_line: int | None = None
+    baseline = serves = "cached"
 
     def __init__(
         self,
@@ -41,9 +42,8 @@ class Staged:
         place: Place | None = None,
         device: str = "cuda",
     ) -> None:
-        self.label, self.value = LABELS[where], where
+        self.label, self.where = LABELS[where], where
         self.suspicion, self.place = suspicion, place
-        self.refusal: str | None = None
         self._loaders, self._device = loaders, device
         self._served = ServedBatches(loaders)
         self._patches = Patches()
@@ -94,7 +94,7 @@ class Staged:
         }
         if not copied:
             self.refusal = "the step copies no tensor of its batches to the GPU as it comes"
-        elif self.value == "device" and not self._has_room():
+        elif self.where == "device" and not self._has_room():
             self.refusal = "the GPU has no room for the kept batches"
         else:
             self._served.replace([self._move(batch, copied) for batch in self._batches])
@@ -114,9 +114,25 @@ class Staged:
             position += 1
             if position not in positions or not _address(array):
                 return array
-            return array.detach().pin_memory() if self.value == "pinned" else array.detach().to(self._device)
+            return array.detach().pin_memory() if self.where == "pinned" else array.detach().to(self._device)
 
         return map_arrays(batch, move)
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Where copies to the GPU take time, from memory that is not page-locked."""
+    copies = [site for site in context.sites if site.kind == "copy" and site.device == "cuda"]
+    if context.device != "cuda" or not copies or context.loaders.trained_on() is None:
+        return
+    recorded = context.kernels.copies if context.kernels is not None else ()
+    copied_s = sum(copy.total_s for copy in recorded if copy.kind.startswith("HtoD"))
+    share = max(copied_s, context.phases_s.get("transfer", 0.0)) / context.step_s
+    if share < LEAST_SHARE:
+        return
+    place = max(copies, key=lambda site: site.bytes_per_step or 0.0).place
+    for where in ("pinned", "device"):
+        if where == "device" or any(site.pinned is False for site in copies):
+            yield Staged(context.loaders, where=where, suspicion=min(1.0, share), place=place)
 
 
 def _address(array: Any) -> int:

@@ -12,36 +12,37 @@ where samples of different length were seen on their way into a batch.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.arms.served_batches import ServedBatches
 from flatout.measure.batches import arrays_of, map_arrays, num_rows
 from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch
 
+LEAST_SAVED = 0.1  # of all positions
 LEAST_WIDTH = 8  # positions: narrower arrays are features
 LABELS = {"longest": "trimmed", "similar": "trimmed, similar lengths"}
 
 
-class Trimmed:
+class Trimmed(Arm):
     """Kept batches served with less padding."""
 
     kind = "trimmed"
-    baseline = "cached"
-    last_line: int | None = None
+    baseline = serves = "cached"
 
     def __init__(
         self,
         loaders: LoaderWatch,
         *,
-        to: Literal["longest", "similar"],
+        to: str,
         ragged: bool,
         suspicion: float,
         place: Place | None = None,
     ) -> None:
-        self.label, self.value = LABELS[to], to
+        self.label, self.to = LABELS[to], to
         self.suspicion, self.place = suspicion, place
-        self.refusal: str | None = None
         self._served = ServedBatches(loaders)
         self._ragged = ragged
 
@@ -51,15 +52,11 @@ class Trimmed:
             self.refusal = "no batch was kept"
             return
         try:
-            padded = [PaddedBatch(batch, ragged=self._ragged) for batch in batches]
-            changed = trim(padded) if self.value == "longest" else sort_by_length(padded)
+            changed = CHANGES[self.to]([PaddedBatch(batch, ragged=self._ragged) for batch in batches])
         except NotPadded as reason:
             self.refusal = str(reason)
         else:
             self._served.replace(changed)
-
-    def step_end(self) -> None:
-        pass
 
     def end(self) -> None:
         self._served.end()
@@ -158,6 +155,30 @@ def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
         ]
         sorted_batches.append(first.around(arrays, width=int(ends[rows].max())))
     return sorted_batches
+
+
+CHANGES: dict[str, Callable[[list[PaddedBatch]], list[Any]]] = {"longest": trim, "similar": sort_by_length}
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Where the kept batches hold padding that could go; as much of the model's time may go with it."""
+    record = context.loaders.trained_on()
+    if record is None or not record.kept:
+        return
+    ragged = bool(record.lengths)
+    model_s = sum(context.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
+    for to, change in CHANGES.items():
+        try:
+            padded = [PaddedBatch(each.batch, ragged=ragged) for each in record.kept]
+            changed = [PaddedBatch(batch, ragged=ragged) for batch in change(padded)]
+        except NotPadded:
+            continue
+        saved = 1 - sum(batch.rows * batch.width for batch in changed) / sum(
+            batch.rows * batch.width for batch in padded
+        )
+        if saved >= LEAST_SAVED:
+            suspicion = min(1.0, saved * model_s / context.step_s)
+            yield Trimmed(context.loaders, to=to, ragged=ragged, suspicion=suspicion, place=record.place)
 
 
 def _is_sequence(array: Any, rows: int, *, ragged: bool) -> bool:

@@ -15,16 +15,21 @@ import contextlib
 import copy
 import itertools
 import math
+import os
 import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.clock import now
 from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch
 
+STREAM = "a stream cannot be read by other workers"
+LEAST_SHARE = 0.05  # of the step, waiting
+MOST_OF_TIME = 0.25  # that is left, for starting
 MOST_PER_CORE = 4  # workers that wait
 WAITING = 0.5  # of a batch's time on a core: below it, its worker waits
 MOST_INDICES = 1024  # batches of the job's sampler, after which they come again
@@ -32,12 +37,11 @@ LONGEST_S = 30.0  # for a batch
 PACE_S = 2.0  # for finding the pace
 
 
-class Workers:
+class Workers(Arm):
     """The training loader with `num_workers` worker processes."""
 
     kind = "workers"
-    baseline = "real"
-    last_line: int | None = None
+    serves = "cached"  # by the stand-in
 
     def __init__(
         self,
@@ -48,9 +52,10 @@ class Workers:
         suspicion: float,
         place: Place | None = None,
     ) -> None:
-        self.label, self.value = f"workers={num_workers}", num_workers
+        self.label, self.value = f"workers={num_workers}", float(num_workers)
         self.suspicion, self.place = suspicion, place
-        self.refusal: str | None = None
+        self._num_workers = num_workers
+        self._pid = os.getpid()
         self._loaders, self._cores = loaders, cores
         self._iterator: Any = None
         self._cpu_s: list[float] = []  # of the workers, per batch
@@ -63,7 +68,6 @@ class Workers:
             self._start()
         if self.refusal is None:
             self._loaders.stand_in = self._next
-            self._loaders.begin_serving(self.label)
         self._process_s, self._due_s = time.process_time(), now()
 
     def step_end(self) -> None:
@@ -75,12 +79,11 @@ class Workers:
 
     def end(self) -> None:
         self._loaders.stand_in = None
-        self._loaders.begin_serving(None)
 
     def close(self) -> None:
         """End the worker processes."""
         iterator, self._iterator = self._iterator, None
-        if iterator is not None:
+        if iterator is not None and os.getpid() == self._pid:  # a fork of the job has no workers
             iterator._shutdown_workers()
 
     def _start(self) -> None:
@@ -92,7 +95,7 @@ class Workers:
         self._loaders.unwatched = True
         try:
             with _random_numbers_kept():
-                self._iterator = iter(_with_workers(loader, self.value))
+                self._iterator = iter(_with_workers(loader, self._num_workers))
                 self._find_pace()
         except Exception as error:  # noqa: BLE001 - the dataset's own, in another process
             reason = str(error).strip().splitlines()
@@ -104,7 +107,7 @@ class Workers:
     def _find_pace(self) -> None:
         self._take()  # when this is there, the workers have started
         start, num = now(), 0
-        while num < 2 * self.value and (num < self.value or now() - start < PACE_S):
+        while num < 2 * self._num_workers and (num < self._num_workers or now() - start < PACE_S):
             self._take()
             num += 1
         self._pace_s = self._period_s = (now() - start) / num
@@ -144,7 +147,7 @@ def _with_workers(loader: Any, num_workers: int) -> Any:
     from torch.utils.data import DataLoader, IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("a stream cannot be read by other workers")
+        raise ValueError(STREAM)
     in_batches = loader.batch_sampler is not None
     sampler = copy.deepcopy(
         loader.batch_sampler if in_batches else loader.sampler, {id(loader.dataset): loader.dataset}
@@ -182,6 +185,47 @@ def _random_numbers_kept() -> Iterator[None]:
             random.setstate(python)
             if numpy is not None:
                 numpy.set_state(state)
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Where the step waits for its loader, or where more workers than cores compete."""
+    record = context.loaders.trained_on()
+    present = record.config.get("num_workers") if record is not None else None
+    if record is None or present is None or not record.made:
+        return
+    cores = read_cores()
+    wait_s = min(context.phases_s.get("wait", 0.0), context.step_s)
+    share = wait_s / context.step_s
+    if share < LEAST_SHARE and not (cores and present > cores):
+        return
+    batch_s = sum(times.fetch_s + times.collate_s for times, _ in record.made) / len(record.made)
+    started_s = max((epoch.iter_s + epoch.first_wait_s for epoch in record.epochs), default=0.0)
+    for num_workers in worker_counts(
+        present=present,
+        batch_s=batch_s,
+        cpu_s=record.cpu_s or 0.0,
+        step_s=context.step_s - wait_s,
+        cores=cores,
+    ):
+        arm = Workers(
+            context.loaders,
+            num_workers=num_workers,
+            cores=cores,
+            suspicion=max(share, LEAST_SHARE),
+            place=record.place,
+        )
+        context.patches.on_undo(arm.close)
+        if record.config.get("streams"):
+            arm.refusal = STREAM
+        elif present and started_s > MOST_OF_TIME * context.seconds_left:
+            arm.refusal = f"starting workers takes {started_s:.0f} s, too long for the time left"
+        yield arm
+
+
+def read_cores() -> float | None:
+    from flatout.hardware.host import read_host
+
+    return read_host().cores
 
 
 def worker_counts(

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.clock import Clock
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import LOG
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
+
+MakeContext = Callable[..., ArmContext]
 
 
 @pytest.fixture
@@ -40,3 +43,49 @@ def keep(watch: LoaderWatch) -> Callable[..., Iterator[Any]]:
         return batches
 
     return keep
+
+
+@pytest.fixture
+def begin(watch: LoaderWatch) -> Callable[[Arm], None]:
+    """Begin a block of an arm."""
+
+    def begin(arm: Arm) -> None:
+        watch.begin_serving(arm.serves)
+        arm.begin()
+
+    return begin
+
+
+@pytest.fixture
+def end(watch: LoaderWatch) -> Callable[[Arm], None]:
+    """End it, and go on with real batches."""
+
+    def end(arm: Arm) -> None:
+        arm.end()
+        watch.begin_serving(None)
+
+    return end
+
+
+@pytest.fixture
+def context(watch: LoaderWatch) -> Iterator[MakeContext]:
+    """What the instruments found, nothing but for what is given."""
+    patches = Patches()
+    found: dict[str, Any] = {
+        "device": "cpu",
+        "step_s": 1.0,
+        "phases_s": {},
+        "stacks": None,
+        "sites": (),
+        "module_calls": (),
+        "kernels": None,
+        "memory": None,
+        "loaders": watch,
+        "optimizer": None,
+        "user_code": watch.user_code,
+        "clock": watch.clock,
+        "patches": patches,
+        "left_out": None,
+    }
+    yield lambda **changes: ArmContext(**{**found, **changes})
+    patches.undo()

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.measure.arms.batched_call import BatchedCall
+from flatout.measure.arms import batched_call
+from flatout.measure.arms.arm import COMPILED
+from flatout.measure.arms.batched_call import BatchedCall, propose
 from flatout.measure.clock import Clock
-from flatout.measure.evidence import Place
+from flatout.measure.evidence import ModuleCall, Place
 from flatout.measure.user_code import UserCode
 from tests.support.measure import line_of
 
@@ -174,3 +176,30 @@ def test_nothing_is_left_behind_after_a_step_that_raised(model: Model, arm: Batc
     arm.end()
     assert dict(vars(Model)) == before
     assert torch._C._len_torch_function_stack() == 0
+
+
+def called(**changes: Any) -> ModuleCall:
+    facts = {
+        "module": "Model",
+        "calls_per_step": 48.0,
+        "rows": 1,
+        "has_parameters": True,
+        "host_s": 0.4,
+        **changes,
+    }
+    return ModuleCall(place=place("rows", "energies"), training=True, **facts)
+
+
+def test_a_module_that_is_called_with_single_rows_is_proposed(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched_call, "has_compiled", lambda: False)
+    types = frozenset((Model,))
+    (arm,) = propose(context(module_calls=(called(),), outermost_types=types))
+    assert (arm.label, arm.suspicion) == (f"batched-call {arm.place}", 0.4)
+    for changes in ({"rows": 2}, {"calls_per_step": 2.0}, {"has_parameters": False}, {"host_s": 0.01}):
+        assert not list(propose(context(module_calls=(called(**changes),), outermost_types=types)))
+    assert not list(propose(context(module_calls=(called(module="LSTM"),), outermost_types=types)))
+    monkeypatch.setattr(batched_call, "has_compiled", lambda: True)
+    (arm,) = propose(context(module_calls=(called(),), outermost_types=types))
+    assert arm.refusal == COMPILED

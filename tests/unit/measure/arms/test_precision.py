@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.measure.arms.precision import Autocast, Tf32, TrainingState, narrow_dtype
+from flatout.measure.arms import precision
+from flatout.measure.arms.arm import COMPILED
+from flatout.measure.arms.precision import Autocast, Tf32, TrainingState, narrow_dtype, propose
 from flatout.measure.clock import Clock
+from flatout.measure.evidence import Kernels, ModuleCall, Place
 
 
 class Job:
@@ -150,3 +153,73 @@ def test_a_gpu_computes_in_the_format_of_its_generation(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert narrow_dtype("cuda") == expected
+
+
+def kernels(products: dict[str, float], **changes: Any) -> Kernels:
+    figures = {"busy_share": 0.9, "by_category_s": {}, "matmul_s_by_dtype": products, **changes}
+    return Kernels(
+        num_steps=1,
+        step_s=1.0,
+        num_kernels=9,
+        median_kernel_s=1e-5,
+        gap_s=0.0,
+        sync_gap_s=0.0,
+        num_syncs=0,
+        top=(),
+        **figures,
+    )
+
+
+def call(autocast: str | None = None) -> ModuleCall:
+    place = Place(file="train.py", line=7)
+    return ModuleCall(
+        module="Model",
+        place=place,
+        calls_per_step=1,
+        rows=8,
+        training=True,
+        has_parameters=True,
+        autocast=autocast,
+    )
+
+
+@pytest.fixture
+def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(precision, "has_compiled", lambda: False)
+
+
+@pytest.mark.usefixtures("_h200")
+def test_products_of_32_bits_are_proposed_in_narrower_formats(context: Any, job: Job) -> None:
+    found = {"device": "cuda", "optimizer": job.optimizer, "module_calls": (call(),)}
+    arms = {arm.label: arm for arm in propose(context(kernels=kernels({"fp32": 0.5}), **found))}
+    assert {label: arm.suspicion for label, arm in arms.items()} == {"autocast": 0.45, "tf32": 0.25}
+    assert {arm.place for arm in arms.values()} == {Place(file="train.py", line=7)}
+    arms = {arm.label: arm for arm in propose(context(kernels=kernels({"tf32": 0.5}), **found))}
+    assert list(arms) == ["autocast"]
+
+
+@pytest.mark.usefixtures("_h200")
+def test_formats_that_change_nothing_are_not_proposed(context: Any, job: Job) -> None:
+    found: dict[str, Any] = {"device": "cuda", "optimizer": job.optimizer, "kernels": kernels({"fp32": 0.5})}
+    assert not list(propose(context(**{**found, "kernels": kernels({"fp32": 0.05})})))
+    assert not list(propose(context(**found, module_calls=(call("bfloat16"),))))
+    job.model.bfloat16()
+    assert not list(propose(context(**found)))
+
+
+@pytest.mark.usefixtures("_h200")
+def test_compiled_code_is_refused(context: Any, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "has_compiled", lambda: True)
+    arms = list(propose(context(device="cuda", optimizer=job.optimizer, kernels=kernels({"fp32": 0.5}))))
+    assert [arm.refusal for arm in arms] == [COMPILED, COMPILED]
+
+
+@pytest.mark.parametrize(("native", "proposed"), [("bfloat16", ["autocast"]), (None, [])])
+def test_a_cpu_is_judged_by_its_operators(
+    context: Any, job: Job, monkeypatch: pytest.MonkeyPatch, native: str | None, proposed: list[str]
+) -> None:
+    monkeypatch.setattr(precision, "narrow_dtype", lambda device: native)
+    operators = kernels({}, busy_share=None, by_category_s={"matmul": 0.6})
+    arms = list(propose(context(optimizer=job.optimizer, kernels=operators)))
+    assert [arm.label for arm in arms] == proposed

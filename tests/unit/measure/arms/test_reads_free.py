@@ -2,21 +2,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from flatout.measure.arms.reads_free import ReadsFree
+from flatout.measure.arms.reads_free import ReadsFree, propose
 from flatout.measure.clock import Clock
+from flatout.measure.evidence import Kernels, Place, Site
 from flatout.measure.user_code import UserCode
 
 HERE = Path(__file__)
 
 
+def make() -> ReadsFree:
+    """The arm on a machine without a GPU: tensors of the host are the ones that are waited for."""
+    return ReadsFree(UserCode(str(HERE.parent)), Clock(), device="cpu", suspicion=0.5)
+
+
 @pytest.fixture
 def arm() -> Iterator[ReadsFree]:
-    """The arm on a machine without a GPU: tensors of the host are the ones that are waited for."""
-    arm = ReadsFree(UserCode(str(HERE.parent)), Clock(), device="cpu", suspicion=0.5)
+    arm = make()
     yield arm
     arm.end()
 
@@ -75,7 +81,7 @@ def test_another_shape_is_read(arm: ReadsFree) -> None:
     assert arm.refusal is not None and "same kind of value" in arm.refusal
 
 
-def test_a_size_is_read_and_a_count_is_remembered(arm: ReadsFree) -> None:
+def test_a_size_is_read_and_a_count_is_remembered() -> None:
     def cut(lengths: list[int]) -> list[int]:
         longest = torch.tensor(lengths).max().item()
         return list(range(10))[:longest]
@@ -86,9 +92,9 @@ def test_a_size_is_read_and_a_count_is_remembered(arm: ReadsFree) -> None:
     def count(lengths: list[int]) -> float:
         return torch.tensor(lengths).sum().item() / 2
 
-    assert [len(row) for row in two_steps(arm, cut, [1, 2], [1, 5])] == [2, 5]  # type: ignore[arg-type]
-    assert two_steps(arm, split, [1, 2], [4, 2]) == [1, 4]
-    assert two_steps(arm, count, [1, 3], [5, 7]) == [2.0, 2.0]
+    assert [len(row) for row in two_steps(make(), cut, [1, 2], [1, 5])] == [2, 5]  # type: ignore[arg-type]
+    assert two_steps(make(), split, [1, 2], [4, 2]) == [1, 4]
+    assert two_steps(make(), count, [1, 3], [5, 7]) == [2.0, 2.0]
 
 
 def test_what_a_library_reads_is_left_alone(arm: ReadsFree) -> None:
@@ -98,7 +104,6 @@ def test_what_a_library_reads_is_left_alone(arm: ReadsFree) -> None:
         torch.nn.utils.clip_grad_norm_([parameter], 1.0, error_if_nonfinite=True)
         return scale
 
-    two_steps(arm, step, 1.0, 2.0)
     arm.begin()
     step(1.0)
     arm.step_end()
@@ -109,10 +114,10 @@ def test_what_a_library_reads_is_left_alone(arm: ReadsFree) -> None:
 
 def test_large_tensors_gradients_and_other_threads_are_left_alone(arm: ReadsFree) -> None:
     large = 1 << 19
-    sums = two_steps(arm, lambda value: torch.full((large,), value).cpu().numpy().sum(), 1.0, 2.0)
+    sums = two_steps(make(), lambda value: torch.full((large,), value).cpu().numpy().sum(), 1.0, 2.0)
     assert sums == [large, 2 * large]
     leaf = torch.ones(2, requires_grad=True)
-    moved = two_steps(arm, lambda factor: (leaf * factor).cpu().detach().numpy().sum(), 1.0, 2.0)
+    moved = two_steps(make(), lambda factor: (leaf * factor).cpu().detach().numpy().sum(), 1.0, 2.0)
     assert moved == [2.0, 4.0]
     arm._clock.owner = -1
     assert two_steps(arm, lambda value: torch.tensor(value).item(), 1.0, 2.0) == [1.0, 2.0]
@@ -124,3 +129,44 @@ def test_the_end_puts_every_method_back(arm: ReadsFree) -> None:
     assert torch.Tensor.item is not before.get("item")
     arm.end()
     assert dict(vars(torch.Tensor)) == before
+
+
+def kernels(**changes: Any) -> Kernels:
+    figures = {"busy_share": 0.5, "gap_s": 0.5, "sync_gap_s": 0.2, "num_syncs": 2.0, **changes}
+    return Kernels(
+        num_steps=1,
+        step_s=1.0,
+        num_kernels=9,
+        median_kernel_s=1e-5,
+        by_category_s={},
+        matmul_s_by_dtype={},
+        top=(),
+        **figures,
+    )
+
+
+def read(line: int, calls_per_step: float, **changes: Any) -> Site:
+    place = Place(file="train.py", line=line)
+    facts = {"kind": "sync", "op": "item", "via": None, "device": "cuda", **changes}
+    return Site(place=place, calls_per_step=calls_per_step, **facts)
+
+
+def test_reads_after_which_the_gpu_is_idle_are_proposed(context: Any) -> None:
+    sites = (read(3, 1.0), read(5, 8.0), read(7, 99.0, via="torch/amp/grad_scaler.py:1"))
+    (arm,) = propose(context(device="cuda", sites=sites, kernels=kernels()))
+    assert arm.place == Place(file="train.py", line=5)
+    assert arm.suspicion == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("device", "site", "found"),
+    [
+        ("cpu", read(3, 8.0, device="cpu"), None),
+        ("cuda", read(3, 8.0), kernels(sync_gap_s=0.0)),
+        ("cuda", read(3, 0.1), kernels()),
+        ("cuda", read(3, 8.0, via="torch/amp/grad_scaler.py:1"), kernels()),
+    ],
+    ids=["cpu", "no gap", "seldom", "a library's"],
+)
+def test_other_reads_are_not_proposed(context: Any, device: str, site: Site, found: Kernels | None) -> None:
+    assert list(propose(context(device=device, sites=(site,), kernels=found))) == []

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.measure.arms.recurrence import LibraryRecurrence
+from flatout.measure.arms.recurrence import LibraryRecurrence, propose
 from flatout.measure.clock import Clock
-from flatout.measure.evidence import Place
+from flatout.measure.evidence import Place, Site
 from flatout.measure.user_code import UserCode
 from tests.support.measure import line_of
 
@@ -180,3 +180,16 @@ def test_computed_weights_and_missing_cells_are_refused(arm: LibraryRecurrence, 
     assert other.refusal is not None and "no cell" in other.refusal
     other.end()
     assert torch._C._len_torch_function_stack() == 0 and "__call__" not in vars(nn.GRUCell)
+
+
+def test_a_line_that_calls_a_cell_many_times_is_proposed(context: Any) -> None:
+    def site(calls: float, host_s: float) -> Site:
+        place = Place(file="model.py", line=16)
+        return Site(
+            kind="cell", op="lstm_cell", place=place, via="torch/nn/modules/rnn.py:1", calls_per_step=calls,
+            host_s=host_s, backward_s=0.2,
+        )  # fmt: skip
+
+    (arm,) = propose(context(sites=(site(48, 0.3),)))
+    assert (arm.label, arm.suspicion) == ("library-recurrence model.py:16", 0.5)
+    assert not list(propose(context(sites=(site(3, 0.3),))))

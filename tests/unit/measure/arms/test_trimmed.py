@@ -8,10 +8,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from flatout.measure.arms.trimmed import Trimmed
+from flatout.measure.arms.arm import Arm
+from flatout.measure.arms.trimmed import Trimmed, propose
 from flatout.measure.loading.loaders import LoaderWatch
 
 Keep = Callable[..., Iterator[Any]]
+Block = Callable[[Arm], None]
 LENGTHS = [9, 30, 12, 28, 10, 29, 14, 25]
 
 
@@ -26,18 +28,20 @@ def sentence(length: int, width: int) -> dict[str, torch.Tensor]:
     }
 
 
-def serve(watch: LoaderWatch, batches: Iterator[Any], arm: Trimmed, num: int) -> list[Any]:
-    arm.begin()
+def serve(batches: Iterator[Any], arm: Trimmed, num: int, begin: Block, end: Block) -> list[Any]:
+    begin(arm)
     served = [next(batches) for _ in range(num)]
     arm.step_end()
-    arm.end()
+    end(arm)
     return served
 
 
-def test_padding_that_all_rows_share_is_cut_off(watch: LoaderWatch, keep: Keep) -> None:
+def test_padding_that_all_rows_share_is_cut_off(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
     data = [sentence(length, 64) for length in LENGTHS * 4]
     batches = keep(DataLoader(data, batch_size=4), 2)
-    served = serve(watch, batches, Trimmed(watch, to="longest", ragged=False, suspicion=0.1), 2)
+    served = serve(batches, Trimmed(watch, to="longest", ragged=False, suspicion=0.1), 2, begin, end)
     assert [batch["words"].shape[1] for batch in served] == [31, 30]  # the longest row and one position
     for batch in served:
         width = batch["words"].shape[1]
@@ -46,10 +50,12 @@ def test_padding_that_all_rows_share_is_cut_off(watch: LoaderWatch, keep: Keep) 
     assert next(batches)["words"].shape[1] == 64
 
 
-def test_batches_of_similar_length_hold_the_same_samples(watch: LoaderWatch, keep: Keep) -> None:
+def test_batches_of_similar_length_hold_the_same_samples(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
     data = [sentence(length, 64) for length in LENGTHS * 4]
     batches = keep(DataLoader(data, batch_size=4), 2)
-    served = serve(watch, batches, Trimmed(watch, to="similar", ragged=False, suspicion=0.1), 2)
+    served = serve(batches, Trimmed(watch, to="similar", ragged=False, suspicion=0.1), 2, begin, end)
     lengths = [sorted(batch["length"].tolist()) for batch in served]
     assert sorted(lengths) == [sorted(LENGTHS)[:4], sorted(LENGTHS)[4:]]
     for batch in served:
@@ -58,12 +64,14 @@ def test_batches_of_similar_length_hold_the_same_samples(watch: LoaderWatch, kee
         assert (batch["words"] > 0).sum(1).tolist() == batch["length"].tolist()
 
 
-def test_batches_that_differ_in_width_are_sorted_together(watch: LoaderWatch, keep: Keep) -> None:
+def test_batches_that_differ_in_width_are_sorted_together(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
     samples = [torch.full((length, 3), float(length)) for length in LENGTHS * 2]
     loader = DataLoader(samples, batch_size=2, collate_fn=lambda rows: pad_sequence(rows, batch_first=True))
     batches = keep(loader, 4)
     arm = Trimmed(watch, to="similar", ragged=True, suspicion=0.1)
-    served = serve(watch, batches, arm, 4)
+    served = serve(batches, arm, 4, begin, end)
     assert arm.refusal is None
     assert sorted(batch.shape[1] for batch in served) == [11, 15, 28, 30]  # 28 and 30 filled theirs
     assert sorted(batch.amax((1, 2)).tolist() for batch in served) == [[9, 10], [12, 14], [25, 28], [29, 30]]
@@ -80,10 +88,23 @@ def test_batches_that_differ_in_width_are_sorted_together(watch: LoaderWatch, ke
     ids=["full", "equal", "images", "texts"],
 )
 def test_batches_without_padding_are_refused(
-    watch: LoaderWatch, keep: Keep, batch: Any, to: Any, reason: str
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep, batch: Any, to: Any, reason: str
 ) -> None:
     keep(DataLoader([batch] * 8, batch_size=None), 2)
     arm = Trimmed(watch, to=to, ragged=False, suspicion=0.1)
-    arm.begin()
+    begin(arm)
     assert arm.refusal is not None and reason in arm.refusal
-    arm.end()
+    end(arm)
+
+
+def test_padding_is_proposed_by_the_positions_it_takes(context: Any, keep: Keep) -> None:
+    keep(DataLoader([sentence(length, 62) for length in LENGTHS * 2], batch_size=4), 2)
+    arms = {arm.label: arm.suspicion for arm in propose(context(phases_s={"forward": 0.3, "backward": 0.5}))}
+    assert arms["trimmed"] == pytest.approx(0.8 * (1 - (31 + 30) / 2 / 62))
+    assert arms["trimmed, similar lengths"] == pytest.approx(0.8 * (1 - (15 + 31) / 2 / 62))
+
+
+def test_full_batches_are_not_proposed(context: Any, keep: Keep) -> None:
+    assert not list(propose(context()))
+    keep(DataLoader(torch.arange(1, 641).reshape(40, 16), batch_size=4), 2)
+    assert not list(propose(context(phases_s={"forward": 0.8})))

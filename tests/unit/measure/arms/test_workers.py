@@ -12,10 +12,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flatout.measure.arms import workers
-from flatout.measure.arms.workers import Workers, worker_counts
+from flatout.measure.arms.arm import Arm
+from flatout.measure.arms.workers import Workers, propose, worker_counts
+from flatout.measure.evidence import EpochStart
 from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.loading.workers import BatchTimes
 
 Keep = Callable[..., Iterator[Any]]
+Block = Callable[[Arm], None]
 
 
 class Slow(Dataset[Any]):
@@ -47,21 +51,23 @@ def states() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
 
 
-def test_batches_come_from_the_workers_until_the_end(watch: LoaderWatch, keep: Keep) -> None:
+def test_batches_come_from_the_workers_until_the_end(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
     batches = keep(DataLoader(Slow(), batch_size=4, shuffle=True))
     arm, before, processes = make(watch), states(), psutil.Process().children()
     num_loaders = len(watch.records)
-    arm.begin()
+    begin(arm)
     assert arm.refusal is None and states() == before
     for _ in range(3):
         samples, made_by_worker = next(batches)
         assert samples.shape == (4,) and made_by_worker.all()
         arm.step_end()
-    arm.end()
+    end(arm)
     assert not next(batches)[1].any()
-    arm.begin()  # another block, of the same workers
+    begin(arm)  # another block, of the same workers
     assert next(batches)[1].all()
-    arm.end()
+    end(arm)
     assert len(psutil.Process().children()) == len(processes) + 2
     arm.close()
     assert psutil.Process().children() == processes
@@ -69,17 +75,17 @@ def test_batches_come_from_the_workers_until_the_end(watch: LoaderWatch, keep: K
 
 
 def test_batches_are_handed_out_at_the_pace_of_the_workers(
-    watch: LoaderWatch, keep: Keep, monkeypatch: pytest.MonkeyPatch
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = keep(DataLoader(Slow(), batch_size=4))
     arm = make(watch, num_workers=1, cores=2.0)
-    arm.begin()
+    begin(arm)
     clock = [100.0]
     monkeypatch.setattr(workers, "now", lambda: clock[0])
     monkeypatch.setattr(workers.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     monkeypatch.setattr(workers.time, "process_time", lambda: 0.0)
     arm._pace_s = arm._period_s = 0.25
-    arm.begin()
+    begin(arm)
     for _ in range(5):
         next(batches)
     assert clock[0] == pytest.approx(101.0)  # four batches after the first, though all lay in the queue
@@ -90,7 +96,7 @@ def test_batches_are_handed_out_at_the_pace_of_the_workers(
     monkeypatch.setattr(workers.time, "process_time", lambda: 1.0)
     arm.step_end()
     assert arm._period_s == pytest.approx(2.0)
-    arm.end()
+    end(arm)
     arm.close()
 
 
@@ -100,26 +106,28 @@ def test_batches_are_handed_out_at_the_pace_of_the_workers(
     ids=["failing", "stream"],
 )
 def test_a_loader_that_workers_cannot_read_is_refused(
-    watch: LoaderWatch, keep: Keep, data: Any, reason: str
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep, data: Any, reason: str
 ) -> None:
     batches = keep(DataLoader(data, batch_size=4))
     arm = make(watch, num_workers=1)
-    arm.begin()
+    begin(arm)
     assert arm.refusal is not None and reason in arm.refusal
     next(batches)
-    arm.end()
-    assert watch.stand_in is None and watch.serving is None and not watch.unwatched
+    end(arm)
+    assert watch.stand_in is None and not watch.unwatched
 
 
-def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(watch: LoaderWatch, keep: Keep) -> None:
+def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
     batches = keep(DataLoader(Slow(), batch_size=4))
     arm = make(watch, num_workers=1)
-    arm.begin()
+    begin(arm)
     arm._iterator._shutdown_workers()
     arm._iterator = iter(())
     assert not next(batches)[1].any()
     assert arm.refusal is not None and "StopIteration" in arm.refusal
-    arm.end()
+    end(arm)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +151,26 @@ def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(watch: Loa
 )
 def test_numbers_of_workers_to_try(facts: dict[str, Any], expected: tuple[int, ...]) -> None:
     assert worker_counts(**facts) == expected
+
+
+def test_a_step_that_waits_for_its_loader_is_proposed(
+    watch: LoaderWatch, keep: Keep, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "read_cores", lambda: 4.0)
+    batches = keep(DataLoader(Slow(), batch_size=4))
+    record = watch.trained_on()
+    assert record is not None
+    record.made = [(BatchTimes(fetch_s=0.5, collate_s=0.1, cpu_s=0.6), 0.0)]
+    arms = list(propose(context(phases_s={"wait": 0.6})))
+    assert [(arm.label, arm.value, arm.suspicion) for arm in arms] == [
+        ("workers=2", 2.0, 0.6),
+        ("workers=4", 4.0, 0.6),
+    ]
+    assert not list(propose(context(phases_s={"wait": 0.01})))
+    record.config["streams"] = True
+    assert {arm.refusal for arm in propose(context(phases_s={"wait": 0.6}))} == {workers.STREAM}
+    record.config |= {"streams": False, "num_workers": 8}
+    record.epochs = [EpochStart(iter_s=20.0, first_wait_s=5.0)]
+    (arm,) = [arm for arm in propose(context(phases_s={"wait": 0.6})) if arm.label == "workers=4"]
+    assert arm.refusal is not None and "starting workers takes 25 s" in arm.refusal
+    del batches
