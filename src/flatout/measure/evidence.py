@@ -120,7 +120,8 @@ class Worker:
     fetch_s: float  # mean per batch
     collate_s: float  # mean per batch
     queue_age_s: float  # mean time a finished batch lay in the queue
-    cpu_s: float | None = None  # mean per batch, of fetching and collating; the rest of their time is waiting
+    cpu_s: float | None = None  # mean per batch, of fetching and collating
+    blocked_s: float | None = None  # mean per batch, neither on a core nor in line for one: waits for storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +171,7 @@ class Loader:
     fetch_s: Spread | None = None  # per batch, in the process that fetched
     collate_s: Spread | None = None
     cpu_s: float | None = None  # mean per batch, of fetching and collating
+    blocked_s: float | None = None  # mean per batch, neither on a core nor in line for one: waits for storage
     epochs: tuple[EpochStart, ...] = ()
     workers: tuple[Worker, ...] = ()
     collate_place: Place | None = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flatout.measure.user_code import UserCode
 
 REAL = "real"  # the label of steps as they are
+COMPILED = "the job runs code of torch.compile, which would be compiled anew"  # why an arm is refused
 
 
 class Arm:
@@ -39,7 +40,7 @@ class Arm:
     suspicion: float = 0.0  # the share of the step that it may free
     serves: str | None = None  # "cached" or "half": the batches that its steps are given again
     fewest_rounds: int = 1  # also where the first shows no gain
-    refusal: str | None = None  # why it cannot run, or gave itself up
+    refusal: str | None = None  # why it cannot run, or gave itself up: its steps do not count from then on
     fell_back: bool = False  # the step under way ran as it is, at least in part: it does not count
 
     def begin(self) -> None:
@@ -77,6 +78,9 @@ class ArmContext:
     clock: Clock
     patches: Patches  # for what is patched for an arm; undone with the instruments
     left_out: LeaveOut
+    num_backwards: Callable[[], int]  # so far
+    outermost_types: frozenset[type]  # of the modules that the step calls
+    seconds_left: float
 
 
 Propose = Callable[[ArmContext], Iterable[Arm]]

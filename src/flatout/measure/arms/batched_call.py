@@ -87,6 +87,9 @@ class BatchedCall(Arm):
                 buffer.copy_(kept)
         self._reset()
 
+    def release(self) -> None:
+        self._patches.undo()
+
     def _stop_following(self) -> None:
         if self._followed is not None:
             remove_mode(self._followed)

@@ -111,6 +111,11 @@ class Autocast(Arm):
             self._state.put_back()
         self._state = self._before = None
 
+    def release(self) -> None:
+        self._patches.undo()
+        if ident() == self._clock.owner:  # in a process that was forked meanwhile
+            self._turn_off()
+
     def _turn_on(self) -> None:
         import torch
 

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from flatout.measure.arms import kept_batches, leave_out
+from flatout.measure.arms import (
+    batched_call,
+    kept_batches,
+    leave_out,
+    precision,
+    reads_free,
+    recurrence,
+    staged,
+    trimmed,
+    workers,
+)
 from flatout.measure.arms.arm import Propose
 
 PROPOSERS: tuple[Propose, ...] = (
     kept_batches.propose,
     leave_out.propose,
+    reads_free.propose,
+    precision.propose,
+    staged.propose,
+    trimmed.propose,
+    workers.propose,
+    batched_call.propose,
+    recurrence.propose,
 )

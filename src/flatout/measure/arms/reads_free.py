@@ -68,7 +68,7 @@ class ReadsFree(Arm):
             self._patches.replace(torch.Tensor, name, self._reader(name, getattr(torch.Tensor, name)))
 
     def step_end(self) -> None:
-        self._answering = True
+        self._answering = self.fell_back = True  # until something is answered
         self._calls.clear()
 
     def end(self) -> None:
@@ -77,6 +77,9 @@ class ReadsFree(Arm):
         self._calls.clear()
         if self._answering and not self._num_answered:
             self.refusal = "no line of the script reads the same kind of value in every step"
+
+    def release(self) -> None:
+        self._patches.undo()
 
     def _reader(self, name: str, read: Read) -> Read:
         def read_or_remember(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,6 +111,7 @@ class ReadsFree(Arm):
         if kind != (tensor.shape, tensor.dtype):
             return read(tensor, *args, **kwargs)
         self._num_answered += 1
+        self.fell_back = False
         name = key[0][2]
         if name == "tolist":
             return kept.tolist()

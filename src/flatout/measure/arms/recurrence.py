@@ -92,6 +92,9 @@ class LibraryRecurrence(Arm):
                     parameter.data = memory
         self._cells.clear()
 
+    def release(self) -> None:
+        self._patches.undo()
+
     def _stop_following(self) -> None:
         if self._followed is not None:
             remove_mode(self._followed)

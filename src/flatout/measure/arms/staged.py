@@ -71,6 +71,9 @@ class Staged(Arm):
         self._served.end()
         self._batches = []
 
+    def release(self) -> None:
+        self._patches.undo()
+
     def _copy(self, copy: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(copy)
         def copy_without_waiting(tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,8 +30,8 @@ from flatout.measure.loading.loaders import LoaderWatch
 STREAM = "a stream cannot be read by other workers"
 LEAST_SHARE = 0.05  # of the step, waiting
 MOST_OF_TIME = 0.25  # that is left, for starting
-MOST_PER_CORE = 4  # workers that wait
-WAITING = 0.5  # of a batch's time on a core: below it, its worker waits
+MOST_PER_CORE = 4  # workers that are blocked
+BLOCKED = 0.5  # of a batch's time: above it, its worker leaves the core to others
 MOST_INDICES = 1024  # batches of the job's sampler, after which they come again
 LONGEST_S = 30.0  # for a batch
 PACE_S = 2.0  # for finding the pace
@@ -78,6 +78,9 @@ class Workers(Arm):
             self._period_s = max(self._pace_s, (spent_s + cpu_s) / self._cores)
 
     def end(self) -> None:
+        self._loaders.stand_in = None
+
+    def release(self) -> None:
         self._loaders.stand_in = None
 
     def close(self) -> None:
@@ -199,11 +202,12 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     if share < LEAST_SHARE and not (cores and present > cores):
         return
     batch_s = sum(times.fetch_s + times.collate_s for times, _ in record.made) / len(record.made)
+    blocked_s = sum(times.blocked_s for times, _ in record.made) / len(record.made)
     started_s = max((epoch.iter_s + epoch.first_wait_s for epoch in record.epochs), default=0.0)
     for num_workers in worker_counts(
         present=present,
         batch_s=batch_s,
-        cpu_s=record.cpu_s or 0.0,
+        blocked_s=blocked_s,
         step_s=context.step_s - wait_s,
         cores=cores,
     ):
@@ -229,17 +233,15 @@ def read_cores() -> float | None:
 
 
 def worker_counts(
-    *, present: int, batch_s: float, cpu_s: float, step_s: float, cores: float | None
+    *, present: int, batch_s: float, blocked_s: float, step_s: float, cores: float | None
 ) -> tuple[int, ...]:
     """Numbers of workers to try, at most three.
 
-    A batch takes one worker `batch_s`, of them `cpu_s` on a core; a step without its loader takes `step_s`.
+    A batch takes a worker `batch_s`, of which it is blocked for `blocked_s`; a step without its loader takes
+    `step_s`.
     """
     whole = max(1, math.floor(cores or 1))
-    duty = min(1.0, cpu_s / batch_s) if batch_s > 0 else 1.0
-    # 8 workers on two cores also wait, for each other: their time on a core then adds up to the cores
-    waits = duty < WAITING and duty * present < 0.7 * whole
-    most = MOST_PER_CORE * whole if waits else whole
+    most = MOST_PER_CORE * whole if blocked_s > BLOCKED * batch_s else whole
     wanted = math.ceil(batch_s / step_s) if step_s > 0 else most
     tried = {min(most, max(1, wanted)), most}
     if present and wanted > present:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +53,6 @@ class LoaderRecord:
     def num_looks(self) -> int:
         return sum(self.lines.values())
 
-    @property
-    def cpu_s(self) -> float | None:
-        """CPU seconds of making a batch, in the process that made it."""
-        return sum(times.cpu_s for times, _ in self.made) / len(self.made) if self.made else None
-
     def evidence(self) -> Loader:
         by_worker: dict[int, list[tuple[BatchTimes, float]]] = {}
         for times, arrival in self.made:
@@ -68,7 +64,8 @@ class LoaderRecord:
             wait_s=spread(self.waits_s),
             fetch_s=spread([times.fetch_s for times, _ in self.made]),
             collate_s=spread([times.collate_s for times, _ in self.made]),
-            cpu_s=self.cpu_s,
+            cpu_s=mean([times.cpu_s for times, _ in self.made]),
+            blocked_s=mean([times.blocked_s for times, _ in self.made]),
             epochs=tuple(self.epochs),
             workers=tuple(_worker_evidence(worker, made) for worker, made in sorted(by_worker.items())),
             collate_place=self.collate_place,
@@ -109,6 +106,10 @@ def place_of_function(user_code: UserCode, function: Any) -> Place | None:
     return user_code.place_in(code) if code is not None and user_code.is_user(code) else None
 
 
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
 def _worker_evidence(worker: int, made: list[tuple[BatchTimes, float]]) -> Worker:
     num = len(made)
     return Worker(
@@ -118,4 +119,5 @@ def _worker_evidence(worker: int, made: list[tuple[BatchTimes, float]]) -> Worke
         collate_s=sum(times.collate_s for times, _ in made) / num,
         queue_age_s=sum(max(0.0, arrival - times.done_at_s) for times, arrival in made) / num,
         cpu_s=sum(times.cpu_s for times, _ in made) / num,
+        blocked_s=sum(times.blocked_s for times, _ in made) / num,
     )

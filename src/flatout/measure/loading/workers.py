@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,33 @@ PROFILED_BATCH = 1  # of worker 0, counted from 0: past its first imports, befor
 now = time.perf_counter
 
 
-def cpu_now() -> float:
-    """CPU seconds: of a worker with all its threads, but in the training process of this thread alone."""
-    return time.process_time() if LOG.in_worker else time.thread_time()
+class CoreClock:
+    """What a thread does with its time: on a core, in line for one, or blocked, by storage for instance."""
+
+    def __init__(self) -> None:
+        self.in_worker = False
+        self._owner: tuple[int, int] | None = None
+        self._file: int | None = None
+
+    def cpu_s(self) -> float:
+        """Of a worker with all its threads, but in the training process of this thread alone."""
+        return time.process_time() if self.in_worker else time.thread_time()
+
+    def in_line_s(self) -> float:
+        """Of this thread, as Linux counts it; 0 elsewhere."""
+        owner = (os.getpid(), threading.get_ident())
+        try:
+            if owner != self._owner:  # the file is that of the thread that opened it
+                if self._file is not None:
+                    os.close(self._file)
+                self._owner, self._file = owner, None
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9 if self._file is not None else 0.0
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+
+CORES = CoreClock()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,9 +70,8 @@ class BatchTimes:
     worker: int | None = None
     fetch_s: float = 0.0
     collate_s: float = 0.0
-    cpu_s: float = (
-        0.0  # of fetching and collating: the rest of their time is waiting, for storage for instance
-    )
+    cpu_s: float = 0.0  # of fetching and collating
+    blocked_s: float = 0.0  # of them, neither on a core nor in line for one
     done_at_s: float = 0.0
     lengths: list[int] | None = None
     calls: tuple[Call, ...] = ()
@@ -58,20 +82,21 @@ class BatchTimes:
     def pack(self) -> str:
         return json.dumps(
             [
-                *(self.worker, self.fetch_s, self.collate_s, self.cpu_s, self.done_at_s, self.lengths),
-                *(encode(self.calls), encode(self.lines), self.sampled),
+                *(self.worker, self.fetch_s, self.collate_s, self.cpu_s, self.blocked_s, self.done_at_s),
+                *(self.lengths, encode(self.calls), encode(self.lines), self.sampled),
             ]
         )
 
     @classmethod
     def unpack(cls, text: str) -> BatchTimes:
         *figures, calls, lines, sampled = json.loads(text)
-        worker, fetch_s, collate_s, cpu_s, done_at_s, lengths = figures
+        worker, fetch_s, collate_s, cpu_s, blocked_s, done_at_s, lengths = figures
         return cls(
             worker=worker,
             fetch_s=fetch_s,
             collate_s=collate_s,
             cpu_s=cpu_s,
+            blocked_s=blocked_s,
             done_at_s=done_at_s,
             lengths=lengths,
             calls=tuple(decode(Call, call) for call in calls),
@@ -88,7 +113,6 @@ class FetchLog:
     num_length_batches: int = 0
     profile: CallProfile | None = None
     stacks: FetchStacks | None = None
-    in_worker: bool = False
     clock: Clock | None = None  # of the training process
 
     @contextlib.contextmanager
@@ -157,12 +181,15 @@ def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             profile.start()
         if stacks is not None:
             stacks.begin()
-        start, cpu_start, before_s = now(), cpu_now(), times.collate_s + times.apart_s
+        in_line_s, cpu_s = CORES.in_line_s(), CORES.cpu_s()
+        start, before_s = now(), times.collate_s + times.apart_s
         try:
             return fetch(index)
         finally:
-            times.cpu_s += cpu_now() - cpu_start
-            times.fetch_s += now() - start - (times.collate_s + times.apart_s - before_s)
+            spent_s, cpu_s = now() - start, CORES.cpu_s() - cpu_s
+            times.fetch_s += spent_s - (times.collate_s + times.apart_s - before_s)
+            times.cpu_s += cpu_s
+            times.blocked_s += max(0.0, spent_s - cpu_s - (CORES.in_line_s() - in_line_s))
             if profile is not None:
                 profile.stop()
                 times.calls = profile.calls()
@@ -240,7 +267,7 @@ class WorkerLoop:
 
     def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
         LOG.reset()
-        LOG.in_worker = True
+        CORES.in_worker = True
         patch_fetchers(Patches())
         worker = int(rest[6]) if len(rest) > 6 and isinstance(rest[6], int) else os.getpid()
         results = TimedQueue(data_queue, worker, self.folder, samples=self.samples)

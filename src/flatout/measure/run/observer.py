@@ -236,7 +236,7 @@ class Observer:
     def _fell_back(self) -> bool:
         """Whether the step ran as it is, though it was to run otherwise."""
         arm = self.arm_under_way
-        fell_back = self.loaders.fell_back or (arm is not None and arm.fell_back)
+        fell_back = self.loaders.fell_back or (arm is not None and (arm.fell_back or arm.refusal is not None))
         if arm is not None:
             arm.fell_back = False
         return fell_back
@@ -277,7 +277,8 @@ class Observer:
             arm.step_end()
         self.position += 1
         late = self._is_late(self.block_number > 0 and not self.agreement.shared)
-        if self.position < self.blocks[self.block_number].num_steps and not late:
+        refused = arm is not None and arm.refusal is not None and not self.agreement.shared
+        if self.position < self.blocks[self.block_number].num_steps and not late and not refused:
             return
         self._end_block(self.arm)
         self.block_number += 1
@@ -345,6 +346,9 @@ class Observer:
             clock=self.clock,
             patches=self.patches,
             left_out=self.left_out,
+            num_backwards=lambda: self.num_backwards,
+            outermost_types=frozenset(self.outermost_types),
+            seconds_left=self.seconds_left,
         )
 
     def _propose(self, proposers: Iterable[Propose]) -> Iterable[Arm]:

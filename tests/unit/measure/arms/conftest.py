@@ -86,6 +86,9 @@ def context(watch: LoaderWatch) -> Iterator[MakeContext]:
         "clock": watch.clock,
         "patches": patches,
         "left_out": None,
+        "num_backwards": lambda: 0,
+        "outermost_types": frozenset(),
+        "seconds_left": 60.0,
     }
     yield lambda **changes: ArmContext(**{**found, **changes})
     patches.undo()

@@ -76,6 +76,18 @@ def test_a_loop_that_reads_until_it_is_done_ends(arm: ReadsFree) -> None:
     assert two_steps(arm, step, 3.0, 10.0) == [3, 3]
 
 
+def test_a_step_in_which_nothing_was_remembered_does_not_count(arm: ReadsFree) -> None:
+    arm.begin()
+    torch.ones(1).item()
+    arm.step_end()
+    assert arm.fell_back
+    for value in (1.0, 2.0):
+        torch.full((), value).item()
+        arm.step_end()
+    arm.end()
+    assert arm.fell_back
+
+
 def test_another_shape_is_read(arm: ReadsFree) -> None:
     assert two_steps(arm, lambda n: torch.full((n,), 1.0 * n).tolist(), 2, 3) == [[2.0] * 2, [3.0] * 3]
     assert arm.refusal is not None and "same kind of value" in arm.refusal

@@ -133,12 +133,12 @@ def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"present": 0, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.010, "cores": 8.0}, (3, 8)),
-        ({"present": 0, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.010, "cores": 2.0}, (2,)),
-        ({"present": 2, "batch_s": 0.330, "cpu_s": 0.010, "step_s": 0.040, "cores": 2.0}, (4, 8)),
-        ({"present": 8, "batch_s": 0.120, "cpu_s": 0.030, "step_s": 0.040, "cores": 2.0}, (2,)),
-        ({"present": 16, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.020, "cores": 16.0}, (2,)),
-        ({"present": 2, "batch_s": 0.030, "cpu_s": 0.029, "step_s": 0.020, "cores": 2.0}, ()),
+        ({"present": 0, "batch_s": 0.030, "blocked_s": 0.001, "step_s": 0.010, "cores": 8.0}, (3, 8)),
+        ({"present": 0, "batch_s": 0.030, "blocked_s": 0.001, "step_s": 0.010, "cores": 2.0}, (2,)),
+        ({"present": 2, "batch_s": 0.330, "blocked_s": 0.320, "step_s": 0.040, "cores": 2.0}, (4, 8)),
+        ({"present": 8, "batch_s": 0.120, "blocked_s": 0.001, "step_s": 0.040, "cores": 2.0}, (2,)),
+        ({"present": 16, "batch_s": 0.030, "blocked_s": 0.001, "step_s": 0.020, "cores": 16.0}, (2,)),
+        ({"present": 2, "batch_s": 0.030, "blocked_s": 0.001, "step_s": 0.020, "cores": 2.0}, ()),
     ],
     ids=[
         "as many as needed",
@@ -160,7 +160,7 @@ def test_a_step_that_waits_for_its_loader_is_proposed(
     batches = keep(DataLoader(Slow(), batch_size=4))
     record = watch.trained_on()
     assert record is not None
-    record.made = [(BatchTimes(fetch_s=0.5, collate_s=0.1, cpu_s=0.6), 0.0)]
+    record.made = [(BatchTimes(fetch_s=0.5, collate_s=0.1, cpu_s=0.6, blocked_s=0.0), 0.0)]
     arms = list(propose(context(phases_s={"wait": 0.6})))
     assert [(arm.label, arm.value, arm.suspicion) for arm in arms] == [
         ("workers=2", 2.0, 0.6),

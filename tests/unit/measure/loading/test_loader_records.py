@@ -105,19 +105,31 @@ def test_a_record_without_batches_knows_no_seconds() -> None:
 
 def test_batches_are_summed_up_by_worker() -> None:
     made = [
-        (BatchTimes(worker=1, fetch_s=3.0, collate_s=1.0, cpu_s=2.0, done_at_s=10.0), 14.0),
+        (BatchTimes(worker=1, fetch_s=3.0, collate_s=1.0, cpu_s=2.0, blocked_s=1.0, done_at_s=10.0), 14.0),
         (BatchTimes(worker=0, fetch_s=1.0, collate_s=0.5, cpu_s=1.0, done_at_s=10.0), 11.0),
-        (BatchTimes(worker=1, fetch_s=5.0, collate_s=2.0, cpu_s=3.0, done_at_s=20.0), 19.0),  # two clocks
+        (
+            BatchTimes(worker=1, fetch_s=5.0, collate_s=2.0, cpu_s=3.0, blocked_s=2.0, done_at_s=20.0),
+            19.0,
+        ),  # two clocks
     ]
     found = record(
         made=made, waits_s=[2.0, 4.0], lengths=[[1, 4]], epochs=[EpochStart(iter_s=1, first_wait_s=2)]
     )
     evidence = found.evidence()
     assert evidence.workers == (
-        Worker(worker=0, num_batches=1, fetch_s=1.0, collate_s=0.5, queue_age_s=1.0, cpu_s=1.0),
-        Worker(worker=1, num_batches=2, fetch_s=4.0, collate_s=1.5, queue_age_s=2.0, cpu_s=2.5),
+        Worker(
+            worker=0, num_batches=1, fetch_s=1.0, collate_s=0.5, queue_age_s=1.0, cpu_s=1.0, blocked_s=0.0
+        ),
+        Worker(
+            worker=1, num_batches=2, fetch_s=4.0, collate_s=1.5, queue_age_s=2.0, cpu_s=2.5, blocked_s=1.5
+        ),
     )
     assert evidence.fetch_s is not None and evidence.fetch_s.num == 3
-    assert evidence.wait_s is not None and evidence.wait_s.mean_s == 3.0 and evidence.cpu_s == 2.0
+    assert (
+        evidence.wait_s is not None
+        and evidence.wait_s.mean_s == 3.0
+        and evidence.cpu_s == 2.0
+        and evidence.blocked_s == 1.0
+    )
     assert evidence.lengths is not None and evidence.lengths.padded_share == pytest.approx(3 / 8)
     assert len(evidence.epochs) == 1

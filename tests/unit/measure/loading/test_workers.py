@@ -99,6 +99,7 @@ times = st.builds(
     fetch_s=figures,
     collate_s=figures,
     cpu_s=figures,
+    blocked_s=figures,
     done_at_s=figures,
     lengths=st.none() | st.lists(st.integers(0, 10_000), max_size=8),
     calls=st.lists(calls, max_size=3).map(tuple),
@@ -151,9 +152,10 @@ class Stored(Dataset[Any]):
 def test_time_on_a_core_is_told_from_waiting(watch: LoaderWatch, num_workers: int) -> None:
     list(DataLoader(Stored(), batch_size=2, num_workers=num_workers))
     (loader,) = watch.evidence()
-    assert loader.fetch_s is not None and loader.cpu_s is not None
-    assert 0.005 <= loader.cpu_s <= loader.fetch_s.mean_s - 0.01
-    assert [worker.cpu_s for worker in loader.workers] == [loader.cpu_s] * num_workers
+    assert loader.fetch_s is not None and loader.cpu_s is not None and loader.blocked_s is not None
+    assert loader.cpu_s >= 0.005
+    assert 0.015 < loader.blocked_s <= loader.fetch_s.mean_s - loader.cpu_s + 1e-3
+    assert [worker.blocked_s for worker in loader.workers] == [loader.blocked_s] * num_workers
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
