@@ -43,12 +43,14 @@ class ArmReading:
     fraction_high: float
 
 
-# What was changed in the steps of an arm, and what their gain is the price of.
+# By label or by kind: what was changed in the steps of an arm, and what their gain is the price of.
 ARMS = {
     "cached": ("on cached batches", "the loader"),
     "reads-free": ("with reads of the device's values made free", "waiting for those values"),
     "staged": ("with batches in page-locked memory", "copying from pageable memory"),
-    "trimmed": ("with batches of similar length", "padding"),
+    "staged-on-device": ("with batches on the device already", "copying them"),
+    "trimmed": ("with batches cut to their longest row", "padding that all rows share"),
+    "trimmed, similar lengths": ("with batches of similar length", "padding"),
     "autocast": ("with autocast on", "computing in 32 bits"),
     "tf32": ("with TF32 products", "computing products in full 32 bits"),
     "workers": ("with {value:g} workers", "the loader as it is"),
@@ -69,7 +71,7 @@ def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
 
 
 def _read_arm(found: Counterfactual) -> ArmReading:
-    label, what = ARMS.get(found.kind, (found.label, "what it leaves out"))
+    label, what = ARMS.get(found.label) or ARMS.get(found.kind) or (found.label, "what it leaves out")
     if found.speedup_low > 1:
         words = f"{what} costs {show_share(1 - 1 / found.speedup)} of the step"
     elif found.speedup_high < 1 + NARROW:

@@ -24,13 +24,12 @@ from flatout.measure.patches import Patches
 
 LEAST_SHARE = 0.02  # of the step
 SPARE = 4  # batches may take one part in this of the GPU's free memory
-LABELS = {"pinned": "staged", "device": "staged on the device"}
+KINDS = {"pinned": "staged", "device": "staged-on-device"}
 
 
 class Staged(Arm):
     """Kept batches served from page-locked memory or from the GPU."""
 
-    kind = "staged"
     baseline = serves = "cached"
 
     def __init__(
@@ -42,7 +41,8 @@ class Staged(Arm):
         place: Place | None = None,
         device: str = "cuda",
     ) -> None:
-        self.label, self.where = LABELS[where], where
+        self.kind = self.label = KINDS[where]
+        self.where = where
         self.suspicion, self.place = suspicion, place
         self._loaders, self._device = loaders, device
         self._served = ServedBatches(loaders)

@@ -121,10 +121,10 @@ def test_copies_that_take_time_are_proposed(context: Any) -> None:
     arms = list(propose(context(sites=(copy(pinned=False),), **found)))
     assert [(arm.label, arm.suspicion, arm.place.line) for arm in arms if arm.place is not None] == [
         ("staged", 0.3, 9),
-        ("staged on the device", 0.3, 9),
+        ("staged-on-device", 0.3, 9),
     ]
     pinned = list(propose(context(sites=(copy(pinned=True),), **found)))
-    assert [arm.label for arm in pinned] == ["staged on the device"]
+    assert [arm.label for arm in pinned] == ["staged-on-device"]
     quick = {"device": "cuda", "phases_s": {"transfer": 0.01}}
     assert not list(propose(context(sites=(copy(pinned=False),), **quick)))
     assert not list(propose(context(phases_s={"transfer": 0.3})))
