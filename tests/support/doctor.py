@@ -580,6 +580,10 @@ _METRIC = Place(file="train.py", line=9, function="measure")
 # A job with many faults, so that what follows meets rules that have something to say.
 SICK = dataclasses.replace(
     EMPTY,
+    ranks=tuple(
+        Rank(rank=rank, step_s=0.2, phases_s={**_SPLIT, "forward": 0.1 + 0.05 * rank}, ended="measured")
+        for rank in range(2)
+    ),
     episodes=tuple(
         Episode(
             kind=kind,
@@ -610,7 +614,12 @@ SICK = dataclasses.replace(
     loaders=(
         _LOADER,
         dataclasses.replace(
-            _LOADER, num_workers=2, trains=True, epochs=(EpochStart(iter_s=1.0, first_wait_s=1.0),) * 2
+            _LOADER,
+            num_workers=2,
+            trains=True,
+            epochs=(EpochStart(iter_s=1.0, first_wait_s=1.0),) * 2,
+            wait_s=_BATCH,
+            calls=(),
         ),
     ),
     sites=(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from flatout.doctor.finding import Ceiling
 from flatout.ground.units import show_ratio
-from flatout.measure.evidence import Counterfactual, Evidence, Loader, Place
+from flatout.measure.evidence import Counterfactual, Episode, Evidence, Loader, Place
 
 # A cause never holds the whole step: beyond this, the two timings simply disagree.
 MOST = 0.999
@@ -170,6 +170,16 @@ def for_the_job(evidence: Evidence, ceiling: Ceiling) -> Ceiling:
     if ceiling.job_speedup is not None:
         return ceiling
     return replace(ceiling, job_speedup=job_speedup(evidence, ceiling.speedup))
+
+
+def episode_share(evidence: Evidence, episode: Episode) -> float | None:
+    """The part of the job's time that an episode takes; of the observed time where it was seen once."""
+    if episode.per_step_s is not None:
+        return share_of(evidence.job_share(episode.per_step_s), 1.0)
+    if not episode.num_steps or evidence.step_s is None:
+        return None
+    once_s = episode.seconds / episode.num_steps
+    return share_of(once_s, evidence.step_s + evidence.outside_s + once_s)
 
 
 def without_episode(evidence: Evidence, share: float) -> Ceiling | None:

@@ -6,7 +6,7 @@ measured shares, so it stands for the job and leaves the step as it is.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import share_of, without_episode
+from flatout.doctor.ceilings import episode_share, without_episode
 from flatout.doctor.finding import Finding, FixSafety
 from flatout.doctor.rule import Title
 from flatout.ground.units import show_seconds, show_share
@@ -14,16 +14,6 @@ from flatout.measure.evidence import Episode, EpisodeKind, Evidence
 
 LEAST_SHARE = 0.10  # of the job
 FEWEST_SAMPLES = 3
-
-
-def episode_share(evidence: Evidence, episode: Episode) -> float | None:
-    """The part of the job's time that an episode takes; of the observed time where it was seen once."""
-    if episode.per_step_s is not None:
-        return share_of(evidence.job_share(episode.per_step_s), 1.0)
-    if not episode.num_steps or evidence.step_s is None:
-        return None
-    once_s = episode.seconds / episode.num_steps
-    return share_of(once_s, evidence.step_s + evidence.outside_s + once_s)
 
 
 def outside_findings(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, episode_share
 from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
@@ -66,14 +66,16 @@ def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
     for found in evidence.counterfactuals:
         if found.speedup_low <= 0 or found.kind == "knock-out":
             continue
-        read.append(_read_half(found, evidence) if found.kind == "half" else _read_arm(found))
+        read.append(_read_half(found, evidence) if found.kind == "half" else _read_arm(found, evidence))
     return tuple(read)
 
 
-def _read_arm(found: Counterfactual) -> ArmReading:
+def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
     label, what = ARMS.get(found.label) or ARMS.get(found.kind) or (found.label, "what it leaves out")
     if found.speedup_low > 1:
         words = f"{what} costs {show_share(1 - 1 / found.speedup)} of the step"
+        if found.kind == "cached":
+            words = _loader_costs(found, evidence)
     elif found.speedup_high < 1 + NARROW:
         words = f"{what} is not the limit"
     else:
@@ -130,7 +132,8 @@ def bound(evidence: Evidence) -> str:
     if step_s is None:
         return "No step was measured."
     cached = evidence.counterfactual("cached")
-    if cached is not None and cached.speedup_low > 1 and cached.speedup >= 1.5:
+    wait = phase_shares(evidence).get("wait", 0.0)
+    if cached is not None and cached.speedup_low > 1 and 2 * wait >= 1 - 1 / cached.speedup >= 1 / 3:
         return (
             f"The loader bounds the step: {show_seconds(cached.baseline_step_s)} as it is, "
             f"{show_seconds(cached.step_s)} on cached batches."
@@ -178,12 +181,7 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
     Ranks of a synchronous job all take the same step, because they meet in backward and in the optimizer,
     so a rank is judged by what it does on its own before that.
     """
-    alone = {
-        rank.rank: sum(
-            seconds for phase, seconds in rank.phases_s.items() if phase not in ("backward", "optimizer")
-        )
-        for rank in ranks
-    }
+    alone = {rank.rank: own_work_s(rank) for rank in ranks}
     if len(alone) < 2:
         return None
     slowest = max(ranks, key=lambda rank: alone[rank.rank])
@@ -191,6 +189,11 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
     if usual <= 0 or alone[slowest.rank] < usual * STRAGGLES:
         return None
     return slowest, alone[slowest.rank] / usual
+
+
+def own_work_s(rank: Rank) -> float:
+    """What a rank does on its own; in backward and the optimizer it meets the others."""
+    return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in ("backward", "optimizer"))
 
 
 def straggler_words(ranks: Sequence[Rank]) -> str:
@@ -270,7 +273,19 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
 
 def unexplained(evidence: Evidence) -> str | None:
     """What costs time though no rule names a line; None where hardly any time is left to explain."""
-    return _unexplained_loading(evidence) or _unexplained_gaps(evidence)
+    return _unexplained_loading(evidence) or _unexplained_gaps(evidence) or _unexplained_outside(evidence)
+
+
+def _unexplained_outside(evidence: Evidence) -> str | None:
+    """Time between the steps, where no line of it is worth a finding."""
+    known = [(episode, episode_share(evidence, episode)) for episode in evidence.episodes]
+    shares = {str(episode.place): share for episode, share in known if share and episode.kind != "set-up"}
+    together = min(1.0, sum(shares.values()))
+    if together < LEAST_UNEXPLAINED:
+        return None
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    lines = ", ".join(f"{place} ({show_share(share)})" for place, share in largest)
+    return f"{show_share(together)} of the job lies outside its steps, at {lines}."
 
 
 def _unexplained_gaps(evidence: Evidence) -> str | None:
@@ -314,23 +329,22 @@ def lines_between_phases(evidence: Evidence, *, most: int = 3) -> list[tuple[Pla
 
 
 def _unexplained_loading(evidence: Evidence) -> str | None:
-    """What is known of a loader that was measured to cost time."""
+    """A loader that was measured to cost time."""
     cached = evidence.counterfactual("cached")
     if cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
         return None
-    words = f"the loader costs {show_share(1 - 1 / cached.speedup)} of the step"
-    training = [loader for loader in evidence.loaders if loader.trains]
-    loader = training[0] if len(training) == 1 else None
-    if loader is None or not loader.num_workers or loader.fetch_s is None or loader.collate_s is None:
-        return f"{words}."
-    fetch_s, collate_s = loader.fetch_s.mean_s, loader.collate_s.mean_s
-    words += (
-        f": one of its {loader.num_workers} workers needs {show_seconds(fetch_s + collate_s)} for a batch "
-        f"({show_seconds(fetch_s)} to fetch its samples, {show_seconds(collate_s)} to collate them)"
+    return f"{_loader_costs(cached, evidence)}."
+
+
+def _loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
+    """What a free loader gains: no more than the step was seen to wait for it, or else why."""
+    wait = phase_shares(evidence).get("wait", 0.0)
+    gain, least = 1 - 1 / cached.speedup, 1 - 1 / cached.speedup_low
+    if least <= max(2 * wait, wait + NARROW):
+        return f"the loader costs {show_share(min(gain, wait))} of the step"
+    workers = any(loader.trains and loader.num_workers for loader in evidence.loaders)
+    why = "its workers share the cores with the step" if workers else "kept batches are warmer in the caches"
+    return (
+        f"the step waits for the loader {show_share(wait)} of its time, and is {show_share(gain)} shorter "
+        f"without it: {why}"
     )
-    cores = evidence.host.cores
-    if cores is None:
-        return f"{words}."
-    if loader.num_workers + 1 < cores:
-        return f"{words}, and more workers may help: the job may use {cores:g} cores."
-    return f"{words}, and more workers would share the {cores:g} cores of this job: make samples cheaper."

@@ -104,7 +104,7 @@ def test_no_findings_are_no_praise_where_the_loader_was_measured_to_cost_time() 
     evidence = builders.cpu_evidence(counterfactuals=(cached,))
     text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
     assert "saw nothing that costs time" not in text
-    assert "names a line, but the loader costs 75 % of the step" in text
+    assert "names a line, but the step waits for the loader 4 % of its time" in text
 
 
 def test_a_job_that_only_warmed_up_is_not_called_clean() -> None:

@@ -24,7 +24,7 @@ from flatout.doctor.readings import (
     unexplained,
 )
 from flatout.measure import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence, Host, StackPath, Stacks
+from flatout.measure.evidence import Counterfactual, Evidence, Host, StackPath, Stacks, Step
 from tests.support import doctor as builders
 
 
@@ -35,28 +35,33 @@ def loading_bound(*, cores: float | None, **loader: object) -> Evidence:
     )
     return builders.cpu_evidence(
         counterfactuals=(cached,),
+        steps=waiting(0.7),
         host=Host(cores=cores, memory_bytes=None),
         loaders=(dataclasses.replace(builders.loader(), **loader),),  # type: ignore[arg-type]
     )
 
 
-@pytest.mark.parametrize(
-    ("cores", "advice"),
-    [
-        (2.0, "more workers would share the 2 cores of this job: make samples cheaper."),
-        (16.0, "more workers may help: the job may use 16 cores."),
-        (None, "310 ms to collate them)."),
-    ],
-)
-def test_a_loader_that_no_rule_explains_is_still_said_to_cost_time(cores: float | None, advice: str) -> None:
-    words = unexplained(loading_bound(cores=cores))
+def test_a_loader_that_no_rule_explains_is_still_said_to_cost_time() -> None:
+    assert unexplained(loading_bound(cores=2.0)) == "the loader costs 70 % of the step."
+
+
+def test_a_loader_that_the_step_hardly_waits_for_is_not_said_to_cost_so_much() -> None:
+    words = unexplained(replace(loading_bound(cores=2.0), steps=waiting(0.005)))
     assert words is not None
-    assert words.startswith(
-        "the loader costs 75 % of the step: one of its 2 workers needs 610 ms for a batch"
+    assert words.startswith("the step waits for the loader 0.5 % of its time, and is 75 % shorter without it")
+    assert "share the cores" in words
+    alone = replace(loading_bound(cores=2.0, num_workers=0), steps=waiting(0.005))
+    assert "caches" in (unexplained(alone) or "")
+    assert not bound(alone).startswith("The loader bounds")
+
+
+def waiting(share: float) -> tuple[Step, ...]:
+    """Steps that wait for their batch for `share` of their time."""
+    phases = dict.fromkeys(PHASES, 0.0) | {"wait": share, "forward": 1 - share}
+    return tuple(
+        replace(step, phases_s={phase: part * step.step_s for phase, part in phases.items()})
+        for step in builders.steps()
     )
-    assert words.endswith(advice)
-    alone = unexplained(loading_bound(cores=cores, num_workers=0))
-    assert alone == "the loader costs 75 % of the step."
 
 
 def test_a_loader_inside_the_noise_is_not_blamed() -> None:
@@ -82,7 +87,9 @@ def half(fraction: float, low: float, high: float) -> Counterfactual:
 
 def words(found: Counterfactual, *, busy_share: float | None = None, device: str = "cuda") -> str:
     kernels = dataclasses.replace(builders.kernels(), busy_share=busy_share)
-    evidence = builders.evidence(counterfactuals=(found,), kernels=kernels, job=builders.job(device=device))
+    evidence = builders.evidence(
+        counterfactuals=(found,), kernels=kernels, job=builders.job(device=device), steps=waiting(0.5)
+    )
     (reading,) = readings(evidence)
     return reading.words
 
@@ -162,7 +169,7 @@ def spread_out() -> Evidence:
     [
         (builders.bare_evidence(), "No step was measured."),
         (
-            builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),)),
+            builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.5)),
             "The loader bounds the step: 8.60 s as it is, 4.30 s on cached batches.",
         ),
         (busy(0.95), "The GPU bounds the step: it is busy for 95 % of it."),
@@ -326,7 +333,7 @@ def with_rest(rest: float, *, of_loss: int = 0, gpu: bool = False) -> Evidence:
     stacks = Stacks(
         num_steps=2, samples_by_phase={"rest": 100}, paths=paths, differentiable=(builders.CREATE_LINE,)
     )
-    return replace(made, steps=steps, stacks=stacks)
+    return replace(made, steps=steps, stacks=stacks, episodes=())
 
 
 def test_time_between_the_phases_is_named_by_its_line() -> None:
@@ -339,6 +346,18 @@ def test_time_between_the_phases_is_named_by_its_line() -> None:
 def test_little_time_and_the_lines_of_the_loss_are_nothing_to_explain() -> None:
     assert unexplained(with_rest(0.09)) is None
     assert unexplained(with_rest(0.9, of_loss=95)) is None
+
+
+def test_time_between_the_steps_is_named_though_no_line_holds_much_of_it() -> None:
+    episodes = tuple(
+        replace(builders.evidence().episodes[0], place=place, per_step_s=0.06)
+        for place in (builders.SYNC_LINE, builders.LOADER_LINE)
+    )
+    words = unexplained(replace(with_rest(0.0), episodes=episodes))
+    assert words is not None
+    assert words.startswith("11 % of the job lies outside its steps")
+    assert f"{builders.SYNC_LINE} (5 %)" in words
+    assert unexplained(replace(with_rest(0.0), episodes=episodes[:1])) is None
 
 
 def test_on_a_gpu_only_its_idle_time_counts() -> None:

@@ -5,5 +5,6 @@
 3   loops/        Python loops in the model
 4   arithmetic/   how the device computes
 5   memory/       what is kept alive
+7   ranks/        several processes that train together
 8   outside/      what happens between the steps
 """

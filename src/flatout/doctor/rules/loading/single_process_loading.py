@@ -21,9 +21,10 @@ Let worker processes prepare batches while the device computes:
 loader = DataLoader(dataset, batch_size=64, num_workers=2, persistent_workers=True)
 ```
 
-The finding counts the workers that would hide the loading behind the rest of the step, and no more than
-the process has cores. Where the cores are too few for that, it says how short the step can get by workers
-alone: the ceiling then also needs less work per sample, or samples that are prepared once.
+The finding counts the workers that would hide the loading behind the rest of the step, and no more than the
+process has cores; where making a batch is mostly waiting, for storage or the network, up to four for each.
+Where the cores are too few for that, it says how short the step can get by workers alone: the ceiling then
+also needs less work per sample, or samples that are prepared once.
 
 If the samples are small and already in memory, workers can cost more than they save: batches then travel
 between processes. Index whole batches at once instead (`dataset[indices]` through a batch sampler), and let
@@ -42,6 +43,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from flatout.doctor import loading
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
@@ -86,6 +88,7 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
         figures.append(f"fetching the samples of a batch takes {show_seconds(loader.fetch_s.mean_s)}")
     if loader.collate_s is not None:
         figures.append(f"collating them takes {show_seconds(loader.collate_s.mean_s)}")
+    figures += loading.figures(loader, cores)
     return RULE.proven(
         evidence,
         loader.place,
@@ -121,7 +124,8 @@ def _fix(loader: Loader, *, cached: Counterfactual | None, workers: Counterfactu
     if workers is not None and workers.value is not None:
         num_workers = int(workers.value)
     else:
-        num_workers = min(2, cores) if cached is None else _workers(cached, cores=cores)
+        most = loading.most_workers(loader, cores)
+        num_workers = min(2, cores) if cached is None else _workers(cached, cores=most)
     fix = f"give this DataLoader num_workers={num_workers} and persistent_workers=True"
     if loader.streams:
         fix += ", and let each worker yield a share of its own (get_worker_info)"

@@ -1,0 +1,64 @@
+"""What is known of a loader: in which lines its time goes, and how many workers could share its work.
+
+A process that makes batches is either on a core or waits, for storage or the network.  Those that compute
+share the cores, so more of them than cores bring nothing; those that wait leave their core to others.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import share_of
+from flatout.ground.units import show_share
+from flatout.measure.evidence import Loader, Place
+
+WAITING = 0.5  # of a batch's time on a core: below it, its maker waits
+MOST_PER_CORE = 4  # workers that wait
+FEWEST_SAMPLES = 20
+LEAST_SHOWN = 0.1  # of a batch's time, a line
+
+
+def batch_s(loader: Loader) -> float | None:
+    """Seconds in which one process makes one batch."""
+    if loader.fetch_s is None or loader.collate_s is None:
+        return None
+    return loader.fetch_s.mean_s + loader.collate_s.mean_s
+
+
+def core_share(loader: Loader) -> float | None:
+    """The part of a batch's time that its maker is on a core; None where it is unknown."""
+    return share_of(loader.cpu_s, batch_s(loader))
+
+
+def waits(loader: Loader, cores: float) -> bool:
+    """Whether making a batch is mostly waiting, and not for a core that other workers hold."""
+    share = core_share(loader)
+    return share is not None and share < WAITING and share * (loader.num_workers or 1) < 0.7 * cores
+
+
+def most_workers(loader: Loader, cores: int) -> int:
+    """As many workers as can make batches at the same time."""
+    return cores * (MOST_PER_CORE if waits(loader, cores) else 1)
+
+
+def slow_lines(loader: Loader, *, most: int = 2) -> list[tuple[Place, float]]:
+    """The lines that hold most of a batch's time, with their shares of it."""
+    samples = sum(line.samples for line in loader.lines)
+    if samples < FEWEST_SAMPLES:
+        return []
+    by_line: dict[Place, int] = {}
+    for line in loader.lines:
+        if line.place is not None:
+            by_line[line.place] = by_line.get(line.place, 0) + line.samples
+    shares = sorted(((place, num / samples) for place, num in by_line.items()), key=lambda item: -item[1])
+    return [(place, share) for place, share in shares[:most] if share >= LEAST_SHOWN]
+
+
+def figures(loader: Loader, cores: float) -> list[str]:
+    """What a batch's time is spent on, one line each."""
+    lines = [f"{place} ({show_share(share)})" for place, share in slow_lines(loader)]
+    found = [f"a batch's time is spent at {', '.join(lines)}"] if lines else []
+    if waits(loader, cores):
+        found.append(
+            f"making a batch is on a core for {show_share(core_share(loader))} of its time and otherwise "
+            "waits, for storage or the network: workers beyond the number of cores help"
+        )
+    return found

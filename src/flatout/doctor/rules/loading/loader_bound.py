@@ -1,0 +1,102 @@
+"""FO105 loader-bound
+
+What it does
+Finds a training loader whose workers cannot keep up, so that the step waits for its batches.
+
+Why it costs
+A step can be no shorter than a worker's time for a batch divided by the number of workers. While the queue is
+empty the device has nothing to do.
+
+Evidence
+The wait is at least 10 % of the step, the loader has workers, and steps on cached batches are faster with
+the whole 95 % interval above 1.05×. A collate that explains the time is a finding of its own and this one
+is left out. The ceiling is measured: steps with another number of workers where that
+was tried and helps, else steps on cached batches, which cost the loader nothing; it is no more than the wait
+that was seen. The workers' own stacks name the lines in which they make a batch, and their time on a core
+tells work from waiting.
+
+Fix
+Where workers wait for storage, take more of them, also beyond the number of cores:
+
+```python
+loader = DataLoader(dataset, batch_size=64, num_workers=8, persistent_workers=True, prefetch_factor=4)
+```
+
+Where they compute, make samples cheaper: do once what does not change between epochs, decode at the size
+that is needed, or move the work to the device.
+
+Fix safety
+Exact: the same samples in the same order. Random numbers drawn inside the dataset come from other workers'
+generators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flatout.doctor import loading
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, wait_share
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.doctor.rules.loading import concatenating_collate
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Counterfactual, Evidence, Loader
+
+RULE = title_of(__doc__)
+LEAST_WAIT_SHARE = 0.10
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    cached = evidence.counterfactual("cached")
+    if cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
+        return []
+    findings = []
+    for loader in evidence.loaders:
+        share = wait_share(evidence, loader)
+        if concatenating_collate.detect(replace(evidence, loaders=(loader,))):
+            continue
+        if loader.trains and loader.num_workers and share is not None and share >= LEAST_WAIT_SHARE:
+            findings += _finding(evidence, loader, share=share, cached=cached)
+    return findings
+
+
+def _finding(evidence: Evidence, loader: Loader, *, share: float, cached: Counterfactual) -> list[Finding]:
+    workers = arm_at(evidence, "workers", loader.place)
+    helps = workers is not None and workers.speedup_low > RESOLVABLE_SPEEDUP
+    cores = evidence.host.cores or 0.0
+    figures = [
+        f"waiting for batches takes {show_share(share)} of the step",
+        f"on cached batches the step takes {show_seconds(cached.step_s)}",
+        f"the job may use {cores:g} cores" if cores else "the number of cores is unknown",
+    ]
+    if workers is not None:
+        figures.append(f"with {_count(workers)} workers the step takes {show_seconds(workers.step_s)}")
+    ready_s = loading.batch_s(loader)
+    if ready_s is not None:
+        figures.append(f"one worker makes a batch in {show_seconds(ready_s)}")
+    return RULE.proven(
+        evidence,
+        loader.place,
+        f"{loader.num_workers} workers cannot keep up: waiting for them is {show_share(share)} of the step",
+        arms=("workers", "cached") if helps else ("cached",),
+        figures=[*figures, *loading.figures(loader, cores)],
+        share=share,
+        observed_share=share,
+        fix=_fix(loader, workers if helps else None, tried=workers is not None, cores=cores),
+        safety="exact",
+    )
+
+
+def _fix(loader: Loader, workers: Counterfactual | None, *, tried: bool, cores: float) -> str:
+    if workers is not None:
+        return f"give this DataLoader num_workers={_count(workers)}"
+    most = loading.most_workers(loader, int(cores))
+    if not tried and (loader.num_workers or 0) + (0 if loading.waits(loader, cores) else 1) < most:
+        return f"give this DataLoader more workers, up to num_workers={most}"
+    lines = loading.slow_lines(loader, most=1)
+    where = f", above all at {lines[0][0]}" if lines else ""
+    return f"make samples cheaper{where}: more workers would share the {cores:g} cores of this job"
+
+
+def _count(workers: Counterfactual) -> str:
+    return f"{workers.value:g}" if isinstance(workers.value, (int, float)) else str(workers.value)

@@ -1,0 +1,80 @@
+"""FO701 straggler-rank
+
+What it does
+Finds a rank for which the others wait in every step.
+
+Why it costs
+Ranks meet when gradients are exchanged. All of them take as long as the slowest, so what one rank does more
+than the others costs the whole job, however many GPUs it has.
+
+Evidence
+What each rank does on its own, outside backward and the optimizer, where it waits for the others. The
+slowest takes at least 1.1 times the median of the others, and the difference is at least 5 % of the step. No
+arm takes a rank's extra work away, so there is a share and no ceiling.
+
+Fix
+See in which phase the rank differs. A longer wait: its shard or its disk; a longer forward: its batches are
+larger or longer; a longer rest: logging, evaluation or checkpoints that only this rank does:
+
+```python
+sampler = DistributedSampler(dataset, drop_last=True)   # equal shards
+if rank == 0 and step % 1000 == 0:                      # seldom, or in a thread
+    log(metrics)
+```
+
+Fix safety
+Lossy: balanced shards change which samples meet in a batch.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from flatout.doctor.ceilings import share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.readings import own_work_s, straggler
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_ratio, show_seconds, show_share
+from flatout.measure.evidence import Evidence, Rank
+
+RULE = title_of(__doc__)
+LEAST_SHARE = 0.05
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    found = straggler(evidence.ranks)
+    if found is None:
+        return []
+    rank, excess = found
+    others = [other for other in evidence.ranks if other.rank != rank.rank]
+    lost_s = own_work_s(rank) * (1 - 1 / excess)
+    share = share_of(lost_s, rank.step_s)
+    if share is None or share < LEAST_SHARE:
+        return []
+    phase, more_s = _phase(rank, others)
+    finding = RULE.finding(
+        None,
+        f"rank {rank.rank} makes the others wait {show_share(share)} of the step: outside backward and the "
+        f"optimizer it takes {show_ratio(excess)} the median of the others, most of it in {phase}",
+        figures=(
+            f"its {phase} takes {show_seconds(more_s)} more than the median of the others",
+            f"its own work is {show_seconds(own_work_s(rank))} of a step of {show_seconds(rank.step_s)}",
+        ),
+        share=share,
+        ceiling=None,
+        no_ceiling="no arm takes away what one rank does more than the others",
+        fix=f"find out what rank {rank.rank} does more in {phase}: data, batches, or work only it does",
+        safety="lossy",
+    )
+    return [finding]
+
+
+def _phase(rank: Rank, others: list[Rank]) -> tuple[str, float]:
+    """The phase in which a rank takes most more than the others, and how much."""
+    more_s = {
+        phase: seconds - median(other.phases_s.get(phase, 0.0) for other in others)
+        for phase, seconds in rank.phases_s.items()
+        if phase not in ("backward", "optimizer")
+    }
+    longest = max(more_s, key=lambda phase: more_s[phase])
+    return longest, more_s[longest]
