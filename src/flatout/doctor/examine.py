@@ -12,6 +12,7 @@ from flatout.doctor.ceilings import for_the_job
 from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
+from flatout.doctor.rules.loading.slow_samples import explains_samples
 from flatout.doctor.rules.waits.costly_block import explains
 from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
@@ -61,10 +62,15 @@ def examine(evidence: Evidence) -> tuple[Finding, ...]:
     """Every rule's findings, one for each cause, the one that would free most of the job first."""
     findings = [finding for rule in all_rules() for finding in rule.detect(evidence)]
     unexplained = [
-        finding for finding in findings if not any(explains(finding, other, evidence) for other in findings)
+        finding for finding in findings if not any(_explains(finding, other, evidence) for other in findings)
     ]
     of_the_job = [_for_the_job(finding, evidence) for finding in unexplained]
     return tuple(sorted(_by_cause(of_the_job, evidence), key=_rank))
+
+
+def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
+    """Whether `other` names the cause of what `finding` only names the place of."""
+    return explains(finding, other, evidence) or explains_samples(finding, other)
 
 
 def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:

@@ -1,0 +1,116 @@
+"""FO105 slow-samples
+
+What it does
+Finds the line of a dataset or of a collate function in which a batch spends its time, while the step waits.
+A sample that is decoded, tokenised or joined in Python is the usual case.
+
+Why it costs
+The device has nothing to do until the batch is there. Workers share the work but do not make it less: on
+as many cores as there are, only cheaper samples help.
+
+Evidence
+The stack of the process that makes batches was looked at up to a thousand times a second: one function holds
+the step up for at least 23 % of its time, which is what 1.3 times the speed would take, and the line that is
+named holds most of it. The ceiling is measured: steps without those lines, or else on cached batches; never
+more than the share of the wait that the function holds.
+
+Fix
+Do it once, in one operation, or in a compiled library:
+
+```python
+counts = np.bincount(document, minlength=num_words)   # instead of a loop over words
+tokens = np.load("tokens.npy", mmap_mode="r")         # made once, before training
+```
+
+Fix safety
+Exact where the same numbers come out: what a sample is stays yours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from flatout.doctor.ceilings import loading_costs_nothing, wait_share
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Evidence, Loader, Place
+
+RULE = title_of(__doc__)
+ARMS = ("knock-out", "cached")
+LEAST_SHARE = 1 - 1 / 1.3  # of the step
+FEWEST_SAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotFunction:
+    """A function that makes batches, and the line of it that was found most often."""
+
+    place: Place
+    samples: int
+    line_samples: int
+    all_samples: int
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    if loading_costs_nothing(evidence):
+        return []
+    findings = []
+    for loader in evidence.loaders:
+        waiting = wait_share(evidence, loader) if loader.trains else None
+        hot = _hot_function(loader)
+        if waiting is None or hot is None:
+            continue
+        share = waiting * hot.samples / hot.all_samples
+        if share >= LEAST_SHARE:
+            findings += _finding(evidence, loader, hot, share=share)
+    return findings
+
+
+def _hot_function(loader: Loader) -> HotFunction | None:
+    all_samples = sum(line.samples for line in loader.lines)
+    by_function: Counter[tuple[str, str | None]] = Counter()
+    by_line: Counter[Place] = Counter()
+    for line in loader.lines:
+        if line.place is not None:
+            by_function[line.place.file, line.place.function] += line.samples
+            by_line[line.place] += line.samples
+    if all_samples < FEWEST_SAMPLES or not by_function:
+        return None
+    function, samples = by_function.most_common(1)[0]
+    place, line_samples = next(
+        (place, num) for place, num in by_line.most_common() if (place.file, place.function) == function
+    )
+    return HotFunction(place=place, samples=samples, line_samples=line_samples, all_samples=all_samples)
+
+
+def explains_samples(finding: Finding, other: Finding) -> bool:
+    """Whether `other`, of another rule, speaks of a line of the function that `finding` names."""
+    if finding.code != RULE.code or other.code == RULE.code or not finding.place or not other.place:
+        return False
+    return (finding.place.file, finding.place.function) == (other.place.file, other.place.function)
+
+
+def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float) -> list[Finding]:
+    name = f"{hot.place.function}()" if hot.place.function else "the code around this line"
+    where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
+    at_line = f"in {hot.line_samples} of them at this line"
+    figures = [
+        f"on the stack in {hot.samples} of {hot.all_samples} looks while batches were made, {at_line}",
+        f"batches are made by {where}; the step takes {show_seconds(evidence.step_s)}",
+    ]
+    if loader.cpu_s is not None and loader.fetch_s is not None and loader.collate_s is not None:
+        made_s = loader.fetch_s.mean_s + loader.collate_s.mean_s
+        figures.append(f"a batch takes {show_seconds(made_s)}, {show_seconds(loader.cpu_s)} of it on a core")
+    return RULE.proven(
+        evidence,
+        hot.place,
+        f"the step waits for {name}, most of the time at this line: {show_share(share)} of the step",
+        arms=ARMS,
+        figures=figures,
+        share=share,
+        observed_share=share,
+        fix="do this once before training, in one operation instead of a loop, or in a compiled library",
+        safety="exact",
+    )

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flatout.doctor.examine import examine
+from flatout.doctor.rules.loading.slow_samples import detect
+from flatout.measure.evidence import FetchLine
+
+
+def fetching(made, *lines, wait_share=0.6, cached=2.5, **changes):
+    return made.evidence(
+        steps=made.steps(wait_share=wait_share),
+        loaders=(made.loader(lines=lines, num_workers=2, **changes),),
+        counterfactuals=(made.counterfactual("cached", cached),),
+    )
+
+
+def line(made, number, samples, *, function="Samples.__getitem__", in_collate=False):
+    place = None if number is None else made.place(number, function=function)
+    return FetchLine(place=place, in_collate=in_collate, samples=samples)
+
+
+def test_the_function_that_holds_most_is_named_at_its_heaviest_line(made):
+    lines = (
+        line(made, 7, 35, function="collate", in_collate=True),
+        line(made, 20, 30),
+        line(made, 21, 25),
+        line(made, None, 10),
+    )
+    (finding,) = detect(fetching(made, *lines))
+    assert (finding.code, finding.name) == ("FO105", "slow-samples")
+    assert finding.place.line == 20
+    assert finding.share == pytest.approx(0.6 * 0.55)
+    assert finding.ceiling.speedup == pytest.approx(1 / (1 - 0.33))  # no more than its share of the wait
+    assert "55 of 100 looks" in finding.evidence[0]
+
+
+@pytest.mark.parametrize(("wait_share", "fires"), [(0.24, True), (0.22, False)])
+def test_it_must_be_worth_a_third_of_the_speed(made, wait_share, fires):
+    assert bool(detect(fetching(made, line(made, 20, 100), wait_share=wait_share))) == fires
+
+
+def test_look_alikes(made):
+    assert detect(fetching(made)) == []
+    assert detect(fetching(made, line(made, None, 100))) == []
+    assert detect(fetching(made, line(made, 20, 10))) == []  # thin evidence
+    assert detect(fetching(made, line(made, 20, 100), cached=1.0)) == []
+    assert detect(fetching(made, line(made, 20, 100), trains=False)) == []
+
+
+def test_a_rule_that_knows_the_cause_speaks_for_the_function(made):
+    job = fetching(
+        made,
+        line(made, 22, 100, function="collate", in_collate=True),
+        collate_s=made.spread(0.05),
+        fetch_s=made.spread(0.001),
+        calls=(made.call("numpy.pad", calls_per_batch=32.0),),
+    )
+    assert [finding.code for finding in detect(job)] == ["FO105"]
+    assert [finding.code for finding in examine(job)] == ["FO103"]
+    silent = dataclasses.replace(job, loaders=(dataclasses.replace(job.loaders[0], calls=()),))
+    assert [finding.code for finding in examine(silent)] == ["FO105"]
