@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
+MOST_OUTLIERS = 0.25  # of all timed steps
 FARTHEST = 2  # blocks: what is farther away ran at another time
 
 
@@ -126,8 +127,10 @@ def _kept_blocks(steps: Sequence[Step], arm: str) -> dict[int, list[float]]:
 def outliers(steps: Sequence[Step]) -> set[int]:
     """Indices of steps that hold something else: an evaluation, a checkpoint, a hiccup of the machine.
 
-    They show as time outside the loader far above what steps of the same arm take.  Waits are judged
-    by nobody: loaders with several workers wait in bursts, and those count.
+    They show as time outside the loader far above what the faster steps of the same arm take.  Waits are
+    judged by nobody: loaders with several workers wait in bursts, and those count.  Where many steps are
+    slow, that is how this machine runs: leaving them out of one arm and not of another would make a
+    difference of nothing.
     """
     import numpy as np
 
@@ -137,8 +140,8 @@ def outliers(steps: Sequence[Step]) -> set[int]:
         if len(of_arm) < 4:
             continue
         work_s = np.array([step.step_s - step.phases_s.get("wait", 0.0) for step in of_arm])
-        usual_s = float(np.median(work_s))
+        usual_s = float(np.percentile(work_s, 25))
         found |= {
             step.index for step, s in zip(of_arm, work_s, strict=True) if s > OUTLIER_FACTOR * usual_s > 0
         }
-    return found
+    return found if len(found) <= MOST_OUTLIERS * len(steps) else set()

@@ -47,11 +47,11 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 def _finding(evidence: Evidence, loader: Loader, *, share: float) -> list[Finding]:
     more = arm_at(evidence, ARMS[0], loader.place)
-    if more is None or more.value is None or more.value <= (loader.num_workers or 0):
-        return []
-    if more.speedup_low <= RESOLVABLE_SPEEDUP:
+    if more is None or more.value is None or more.speedup_low <= RESOLVABLE_SPEEDUP:
         return []
     num_workers = int(more.value)
+    if num_workers <= (loader.num_workers or 0):
+        return []
     instead = f"{show_seconds(more.step_s)} instead of {show_seconds(more.baseline_step_s)}"
     figures = [
         f"waiting for batches takes {show_share(share)} of the step",
