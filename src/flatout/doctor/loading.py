@@ -1,7 +1,8 @@
 """What is known of a loader: in which lines its time goes, and how many workers could share its work.
 
-A process that makes batches is either on a core or waits, for storage or the network.  Those that compute
-share the cores, so more of them than cores bring nothing; those that wait leave their core to others.
+A process that makes batches is on a core, in line for one, or blocked, by storage or the network.  Those that
+compute share the cores, so more of them than cores bring nothing; those that are blocked leave their core to
+others.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from flatout.doctor.ceilings import share_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Loader, Place
 
-WAITING = 0.5  # of a batch's time on a core: below it, its maker waits
-MOST_PER_CORE = 4  # workers that wait
+BLOCKED = 0.5  # of a batch's time: above it, its maker leaves the core to others
+MOST_PER_CORE = 4  # workers that are blocked
 FEWEST_SAMPLES = 20
 LEAST_SHOWN = 0.1  # of a batch's time, a line
 
@@ -23,20 +24,19 @@ def batch_s(loader: Loader) -> float | None:
     return loader.fetch_s.mean_s + loader.collate_s.mean_s
 
 
-def core_share(loader: Loader) -> float | None:
-    """The part of a batch's time that its maker is on a core; None where it is unknown."""
-    return share_of(loader.cpu_s, batch_s(loader))
+def blocked_share(loader: Loader) -> float | None:
+    """The part of a batch's time in which its maker needs no core; None where it is unknown."""
+    return share_of(loader.blocked_s, batch_s(loader))
 
 
-def waits(loader: Loader, cores: float) -> bool:
-    """Whether making a batch is mostly waiting, and not for a core that other workers hold."""
-    share = core_share(loader)
-    return share is not None and share < WAITING and share * (loader.num_workers or 1) < 0.7 * cores
+def is_blocked(loader: Loader) -> bool:
+    """Whether making a batch is mostly waiting, and not for a core."""
+    return (blocked_share(loader) or 0.0) > BLOCKED
 
 
 def most_workers(loader: Loader, cores: int) -> int:
     """As many workers as can make batches at the same time."""
-    return cores * (MOST_PER_CORE if waits(loader, cores) else 1)
+    return cores * (MOST_PER_CORE if is_blocked(loader) else 1)
 
 
 def slow_lines(loader: Loader, *, most: int = 2) -> list[tuple[Place, float]]:
@@ -52,13 +52,13 @@ def slow_lines(loader: Loader, *, most: int = 2) -> list[tuple[Place, float]]:
     return [(place, share) for place, share in shares[:most] if share >= LEAST_SHOWN]
 
 
-def figures(loader: Loader, cores: float) -> list[str]:
+def figures(loader: Loader) -> list[str]:
     """What a batch's time is spent on, one line each."""
     lines = [f"{place} ({show_share(share)})" for place, share in slow_lines(loader)]
     found = [f"a batch's time is spent at {', '.join(lines)}"] if lines else []
-    if waits(loader, cores):
+    if is_blocked(loader):
         found.append(
-            f"making a batch is on a core for {show_share(core_share(loader))} of its time and otherwise "
-            "waits, for storage or the network: workers beyond the number of cores help"
+            f"making a batch is {show_share(blocked_share(loader))} waiting for storage or the network, and "
+            "that takes no core: more workers than cores help"
         )
     return found

@@ -9,7 +9,7 @@ from flatout.doctor.rules.loading import loader_bound, single_process_loading
 from flatout.measure.evidence import Evidence, FetchLine, Host, Loader
 
 
-def slow(made: Any, *, cpu_s: float | None = None, **changes: Any) -> Loader:
+def slow(made: Any, *, blocked_s: float | None = None, **changes: Any) -> Loader:
     """A loader whose batches take 100 ms each, of which 80 ms in one line."""
     lines = (
         FetchLine(place=made.place(41), in_collate=False, samples=60),
@@ -17,7 +17,7 @@ def slow(made: Any, *, cpu_s: float | None = None, **changes: Any) -> Loader:
         FetchLine(place=None, in_collate=True, samples=20),
     )
     fields = {"fetch_s": made.spread(0.09), "collate_s": made.spread(0.01), "lines": lines, **changes}
-    return made.loader(cpu_s=cpu_s, **fields)
+    return made.loader(blocked_s=blocked_s, **fields)
 
 
 def job(made: Any, loader: Loader, *arms: Any, cores: float = 2.0, wait_share: float = 0.9) -> Evidence:
@@ -35,51 +35,46 @@ def test_the_lines_that_hold_a_batchs_time_are_summed_and_named(made: Any) -> No
     assert loading.slow_lines(thin) == []
 
 
-@pytest.mark.parametrize(
-    ("cpu_s", "num_workers", "waits"),
-    [
-        (0.005, 2, True),
-        (0.09, 2, False),  # computes
-        (None, 2, False),
-        (0.02, 8, False),  # eight of them fill two cores: they wait for each other
-    ],
-)
-def test_who_waits_for_storage_needs_no_core(
-    made: Any, cpu_s: float | None, num_workers: int, waits: bool
-) -> None:
-    loader = slow(made, cpu_s=cpu_s, num_workers=num_workers)
-    assert loading.waits(loader, 2.0) == waits
-    assert loading.most_workers(loader, 2) == (8 if waits else 2)
-    assert any("storage" in figure for figure in loading.figures(loader, 2.0)) == waits
+@pytest.mark.parametrize(("blocked_s", "blocked"), [(0.09, True), (0.02, False), (None, False)])
+def test_who_waits_for_storage_needs_no_core(made: Any, blocked_s: float | None, blocked: bool) -> None:
+    loader = slow(made, blocked_s=blocked_s, num_workers=2)
+    assert loading.is_blocked(loader) == blocked
+    assert loading.most_workers(loader, 2) == (8 if blocked else 2)
+    assert any("storage" in figure for figure in loading.figures(loader)) == blocked
 
 
 def test_a_dataset_that_waits_is_advised_more_workers_than_cores(made: Any) -> None:
-    (computes,) = single_process_loading.detect(job(made, slow(made, cpu_s=0.09)))
-    (waits,) = single_process_loading.detect(job(made, slow(made, cpu_s=0.005)))
+    (computes,) = single_process_loading.detect(job(made, slow(made, blocked_s=0.001)))
+    (waits,) = single_process_loading.detect(job(made, slow(made, blocked_s=0.095)))
     assert "num_workers=2 " in computes.fix
     assert "num_workers=8 " in waits.fix
     assert any(str(made.place(41)) in figure for figure in waits.evidence)
 
 
 def test_workers_that_cannot_keep_up_are_a_finding(made: Any) -> None:
-    (finding,) = loader_bound.detect(job(made, slow(made, cpu_s=0.09, num_workers=2)))
+    (finding,) = loader_bound.detect(job(made, slow(made, blocked_s=0.001, num_workers=2)))
     assert (finding.code, finding.place) == ("FO105", made.place(10))
     assert finding.ceiling is not None and finding.ceiling.kind == "cached"
     assert finding.fix.startswith(f"make samples cheaper, above all at {made.place(41)}")
 
 
 def test_workers_that_wait_are_advised_more_of_them(made: Any) -> None:
-    (finding,) = loader_bound.detect(job(made, slow(made, cpu_s=0.005, num_workers=2)))
+    (finding,) = loader_bound.detect(job(made, slow(made, blocked_s=0.095, num_workers=2)))
     assert "up to num_workers=8" in finding.fix
 
 
-@pytest.mark.parametrize(("speedup", "fix"), [(3.0, "num_workers=6"), (1.0, "make samples cheaper")])
+@pytest.mark.parametrize(
+    ("speedup", "fix"), [(3.0, "num_workers=6"), (1.0, "make samples cheaper"), (1.1, "more workers")]
+)
 def test_a_run_with_other_workers_decides(made: Any, speedup: float, fix: str) -> None:
-    arms = made.counterfactual("cached", 8.0), made.counterfactual("workers", speedup, value=6.0)
-    (finding,) = loader_bound.detect(job(made, slow(made, cpu_s=0.005, num_workers=2), *arms))
+    arms = (
+        made.counterfactual("cached", 8.0),
+        made.counterfactual("workers", speedup, width=0.1 if speedup == 1.1 else 0.02, value=6.0),
+    )
+    (finding,) = loader_bound.detect(job(made, slow(made, blocked_s=0.095, num_workers=2), *arms))
     assert fix in finding.fix
     assert finding.ceiling is not None
-    assert finding.ceiling.kind == ("workers" if speedup > 1 else "cached")
+    assert finding.ceiling.kind == ("workers" if speedup == 3.0 else "cached")
 
 
 def test_a_loader_that_keeps_up_is_left_alone(made: Any) -> None:

@@ -79,19 +79,21 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cached: Counte
         loader.place,
         f"{loader.num_workers} workers cannot keep up: waiting for them is {show_share(share)} of the step",
         arms=("workers", "cached") if helps else ("cached",),
-        figures=[*figures, *loading.figures(loader, cores)],
+        figures=[*figures, *loading.figures(loader)],
         share=share,
         observed_share=share,
-        fix=_fix(loader, workers if helps else None, tried=workers is not None, cores=cores),
+        fix=_fix(loader, workers, cores=cores),
         safety="exact",
     )
 
 
-def _fix(loader: Loader, workers: Counterfactual | None, *, tried: bool, cores: float) -> str:
-    if workers is not None:
+def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str:
+    if workers is not None and workers.speedup_low > RESOLVABLE_SPEEDUP:
         return f"give this DataLoader num_workers={_count(workers)}"
     most = loading.most_workers(loader, int(cores))
-    if not tried and (loader.num_workers or 0) + (0 if loading.waits(loader, cores) else 1) < most:
+    in_vain = workers is not None and workers.speedup_high < RESOLVABLE_SPEEDUP
+    # workers that compute leave a core to the training process
+    if not in_vain and (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1) < most:
         return f"give this DataLoader more workers, up to num_workers={most}"
     lines = loading.slow_lines(loader, most=1)
     where = f", above all at {lines[0][0]}" if lines else ""

@@ -88,7 +88,7 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
         figures.append(f"fetching the samples of a batch takes {show_seconds(loader.fetch_s.mean_s)}")
     if loader.collate_s is not None:
         figures.append(f"collating them takes {show_seconds(loader.collate_s.mean_s)}")
-    figures += loading.figures(loader, cores)
+    figures += loading.figures(loader)
     return RULE.proven(
         evidence,
         loader.place,
