@@ -72,6 +72,7 @@ def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
 
 def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
     label, what = ARMS.get(found.label) or ARMS.get(found.kind) or (found.label, "what it leaves out")
+    what = _loading(found) if found.kind == "cached" else what
     if found.speedup_low > 1:
         words = f"{what} costs {show_share(1 - 1 / found.speedup)} of the step"
         if found.kind == "cached":
@@ -83,6 +84,11 @@ def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
     figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
     named = label.format(value=found.value or 0, place=found.place or UNKNOWN)
     return _reading(found, label=named, figure=figure, words=words)
+
+
+def _loading(cached: Counterfactual) -> str:
+    """What steps on cached batches are without."""
+    return "the loader" if cached.place is None else f"making the batch at {cached.place}"
 
 
 def _read_half(found: Counterfactual, evidence: Evidence) -> ArmReading:
@@ -338,6 +344,8 @@ def _unexplained_loading(evidence: Evidence) -> str | None:
 
 def _loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
     """What a free loader gains: no more than the step was seen to wait for it, or else why."""
+    if cached.place is not None:
+        return f"{_loading(cached)} costs {show_share(1 - 1 / cached.speedup)} of the step"
     wait = phase_shares(evidence).get("wait", 0.0)
     gain, least = 1 - 1 / cached.speedup, 1 - 1 / cached.speedup_low
     if least <= max(2 * wait, wait + NARROW):

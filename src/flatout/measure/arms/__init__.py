@@ -3,6 +3,7 @@
 arm               what an arm is, and what those who propose one may look at
 proposers         who proposes arms
 kept_batches      batches served again, whole or halved
+batch_statements  the same for batches that the training loop makes itself, without a DataLoader
 leave_out         a statement of the training loop left out: what the step would take if it were free
 reads_free        values read back from the GPU answered from memory
 precision         autocast and TF32 products

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure.evidence import Kernels, Memory, ModuleCall, Place, Site, Stacks
 
 if TYPE_CHECKING:
+    from flatout.measure.arms.batch_statements import BatchStatements
     from flatout.measure.arms.leave_out import LeaveOut
     from flatout.measure.clock import Clock
     from flatout.measure.loading.loaders import LoaderWatch
@@ -81,6 +82,7 @@ class ArmContext:
     num_backwards: Callable[[], int]  # so far
     outermost_types: frozenset[type]  # of the modules that the step calls
     seconds_left: float
+    batch_statements: BatchStatements
 
 
 Propose = Callable[[ArmContext], Iterable[Arm]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flatout.measure.arms import batch_statements
 from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.loading.loaders import LoaderWatch
 
@@ -34,8 +35,6 @@ class Half(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    arms = (Cached(), Half(context.loaders))
     if context.loaders.trained_on() is None:
-        for arm in arms:
-            arm.refusal = "no DataLoader batch was followed by a training step"
-    return arms
+        return batch_statements.propose(context)
+    return Cached(), Half(context.loaders)

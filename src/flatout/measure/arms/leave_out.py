@@ -19,7 +19,7 @@ import ast
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -45,6 +45,9 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+Rewrite = Callable[[ast.Module, str], None]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
     """A statement that can be left out."""
@@ -61,6 +64,7 @@ class LeaveOut:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self.statements: list[Statement] = []
+        self.rewrites: list[Rewrite] = []  # what else is changed in the sources of a training loop
 
     def install(self, patches: Patches) -> None:
         """Compile the user's sources with switches from here on."""
@@ -127,6 +131,8 @@ class LeaveOut:
             path = self._user_code.absolute(file)
             with warnings.catch_warnings(action="ignore"):
                 tree = ast.parse(source, file)
+                for rewrite in self.rewrites:
+                    rewrite(tree, path)
                 found = list(_add_switches(tree, path=path, first_number=len(self.statements)))
                 if not found:
                     return None
@@ -170,7 +176,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 def _add_switches(tree: ast.Module, *, path: str, first_number: int) -> Iterator[Statement]:
     """Put a switch around every statement of `tree` that can be left out, and yield these."""
     number = first_number
-    for suite, function, loops in _training_suites(tree):
+    for suite, function, loops in training_suites(tree):
         for position, statement in enumerate(suite):
             if not _can_be_left_out(statement, function=function, in_loop=loops):
                 continue
@@ -189,57 +195,63 @@ def _located(made: ast.If, original: ast.stmt) -> ast.If:
 
 
 def _define_switch(tree: ast.Module) -> None:
-    """Begin the module with `SWITCH = NOTHING`, behind its docstring and what must come first."""
+    """Begin the module with `SWITCH = NOTHING`."""
+    position = first_statement(tree)
+    made = ast.Assign(targets=[ast.Name(id=SWITCH, ctx=ast.Store())], value=ast.Constant(NOTHING))
+    tree.body.insert(position, ast.copy_location(made, tree.body[position]))
+
+
+def first_statement(tree: ast.Module) -> int:
+    """Where a module begins, behind its docstring and what must come first."""
     position = 0
     for position, statement in enumerate(tree.body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         if not (is_future or (position == 0 and is_text)):
             break
-    made = ast.Assign(targets=[ast.Name(id=SWITCH, ctx=ast.Store())], value=ast.Constant(NOTHING))
-    tree.body.insert(position, ast.copy_location(made, tree.body[position]))
+    return position
 
 
 Suite = tuple[list[ast.stmt], ast.AST, bool]
 
 
-def _training_suites(node: ast.AST, *, function: ast.AST | None = None, in_loop: bool = False) -> list[Suite]:
+def training_suites(node: ast.AST, *, function: ast.AST | None = None, in_loop: bool = False) -> list[Suite]:
     """(statements, the function around them, whether a loop of it is around them) beside a training call."""
     function = function or node
     found: list[Suite] = []
     for name in ("body", "orelse", "finalbody"):
         suite = getattr(node, name, None)
-        if isinstance(suite, list) and any(map(_trains, suite)) and not isinstance(node, ast.ClassDef):
+        if isinstance(suite, list) and any(map(trains, suite)) and not isinstance(node, ast.ClassDef):
             found.append((suite, function, in_loop or isinstance(node, LOOPS)))
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FUNCTIONS):
             if not child.decorator_list:  # what decorates it may compile, record or ship its code
-                found += _training_suites(child, function=child)
+                found += training_suites(child, function=child)
         elif isinstance(child, (ast.stmt, ast.excepthandler)):
-            found += _training_suites(child, function=function, in_loop=in_loop or isinstance(node, LOOPS))
+            found += training_suites(child, function=function, in_loop=in_loop or isinstance(node, LOOPS))
     return found
 
 
-def _trains(statement: ast.AST) -> bool:
+def trains(statement: ast.AST) -> bool:
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TRAINS
-        for node in _within(statement)
+        for node in within(statement)
     )
 
 
-def _within(node: ast.AST) -> Iterator[ast.AST]:
+def within(node: ast.AST) -> Iterator[ast.AST]:
     """A node and what it holds, functions and classes defined in it left out."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            yield from _within(child)
+            yield from within(child)
 
 
 def _can_be_left_out(statement: ast.stmt, *, function: ast.AST, in_loop: bool) -> bool:
     nodes = list(ast.walk(statement))
     if not isinstance(statement, ELIGIBLE) or not any(isinstance(node, ast.Call) for node in nodes):
         return False
-    if _trains(statement) or any(isinstance(node, LEAVES) for node in nodes) or _breaks_out(statement):
+    if trains(statement) or any(isinstance(node, LEAVES) for node in nodes) or _breaks_out(statement):
         return False
     if in_loop:
         return True

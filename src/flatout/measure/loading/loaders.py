@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from flatout.measure.batches import LEAST_HALVED, KeptBatch, halve, num_bytes, num_rows
+from flatout.measure.batches import LEAST_HALVED, KeptBatch, arrays_of, halve, num_bytes, num_rows
 from flatout.measure.clock import EXCLUDED, WAIT, Clock, ident, now
 from flatout.measure.evidence import EpochStart, Loader, Place
 from flatout.measure.loading.fetch_stacks import ENOUGH_LOOKS
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_KEPT_BYTES = 2 << 30
+
+END = object()
 
 
 class LoaderWatch:
@@ -84,7 +87,7 @@ class LoaderWatch:
             watch._note_loader(loader, *watch.user_code.place(sys._getframe(1)))
 
         def iterate(loader: Any) -> Any:
-            if watch.unwatched or not watch._is_training_thread():
+            if watch.unwatched or not watch.is_training_thread():
                 return loader_iter(loader)
             record = watch._record(loader)
             region = EXCLUDED if watch.serving and record.trains else WAIT
@@ -111,7 +114,7 @@ class LoaderWatch:
             watch.iterators.add(iterator)
 
         def next_timed(iterator: Any) -> Any:
-            if not watch._is_training_thread() or not hasattr(iterator, "_flatout_record"):
+            if not watch.is_training_thread() or not hasattr(iterator, "_flatout_record"):
                 return next_batch(iterator)
             watch.clock.enter(WAIT)
             try:
@@ -141,15 +144,29 @@ class LoaderWatch:
                 # by proxy: the iterator's end is what ends its workers
                 iterator._process_data = functools.partial(process_data, weakref.proxy(iterator))
 
-    def _is_training_thread(self) -> bool:
+    def is_training_thread(self) -> bool:
         return ident() == self.clock.owner and os.getpid() == self.pid
 
-    def watch_iterable(self, iterable: Any) -> Iterator[Any]:
+    def watch_if_it_makes_batches(self, iterable: Any) -> Iterator[Any]:
+        """Iterate what a training loop iterates, watched unless a DataLoader is behind it."""
+        iterator, num_before = iter(iterable), self.num_batches
+        first = next(iterator, END)
+        if first is END:
+            return
+        if self.num_batches != num_before or not arrays_of(first) or not self.is_training_thread():
+            yield first
+            yield from iterator
+            return
+        record = self._plain_record(iterable)
+        record.place, _ = self.user_code.place(sys._getframe(1))
+        yield from self.watch_iterable(iterable, itertools.chain((first,), iterator))
+
+    def watch_iterable(self, iterable: Any, begun: Iterator[Any] | None = None) -> Iterator[Any]:
         """Iterate something that is not a DataLoader under the same watch."""
         self.clock.enter(WAIT)
         start = now()
         record = self._plain_record(iterable)
-        iterator = _PlainIterator(iter(iterable), record)
+        iterator = _PlainIterator(iter(iterable) if begun is None else begun, record)
         self._begin_epoch(record, now() - start)
         self.training_epoch_began = True
         self.clock.leave()

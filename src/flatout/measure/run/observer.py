@@ -14,6 +14,7 @@ from typing import Any
 
 from flatout.measure.arms import kept_batches
 from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
+from flatout.measure.arms.batch_statements import BatchStatements
 from flatout.measure.arms.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.arms.watchdog import Watchdog
@@ -78,6 +79,7 @@ class Observer:
         self.agreement = Agreement()
         self.tools = Passes(self.user_code, self.clock)
         self.left_out = LeaveOut(self.user_code)
+        self.batch_statements = BatchStatements(self.user_code, self.loaders)
         self.watchdog = Watchdog()
         self.deadline_s = time.monotonic() + options.seconds
         self.optimizer: Any = None
@@ -109,6 +111,7 @@ class Observer:
     def install_switches(self) -> None:
         """Before the job's own sources are compiled."""
         if self.options.counterfactuals:
+            self.batch_statements.install(self.left_out, self.patches)
             self.left_out.install(self.patches)
 
     def install(self) -> None:
@@ -349,6 +352,7 @@ class Observer:
             num_backwards=lambda: self.num_backwards,
             outermost_types=frozenset(self.outermost_types),
             seconds_left=self.seconds_left,
+            batch_statements=self.batch_statements,
         )
 
     def _propose(self, proposers: Iterable[Propose]) -> Iterable[Arm]:

@@ -86,6 +86,7 @@ def context(watch: LoaderWatch) -> Iterator[MakeContext]:
         "clock": watch.clock,
         "patches": patches,
         "left_out": None,
+        "batch_statements": None,
         "num_backwards": lambda: 0,
         "outermost_types": frozenset(),
         "seconds_left": 60.0,

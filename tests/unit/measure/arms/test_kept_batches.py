@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flatout.measure.arms import kept_batches
+from flatout.measure.arms.batch_statements import NotMade
 
 
 def context(trained_on: Any) -> Any:
@@ -16,9 +17,15 @@ def test_batches_are_served_again_whole_and_halved() -> None:
     assert (half.serves, half.baseline, half.refusal) == ("half", "cached", None)
 
 
-def test_without_a_loader_both_say_why_they_do_not_run() -> None:
-    for arm in kept_batches.propose(context(None)):
-        assert arm.refusal == "no DataLoader batch was followed by a training step"
+def test_without_a_loader_the_statements_that_make_the_batch_are_looked_for() -> None:
+    def find(_context: Any) -> Any:
+        raise NotMade("the model is called in a loop of its own")
+
+    made = context(None)
+    made.batch_statements = SimpleNamespace(find=find)
+    cached, half = kept_batches.propose(made)
+    assert (cached.kind, half.kind) == ("cached", "half")
+    assert cached.refusal == "no DataLoader is trained on, and the model is called in a loop of its own"
 
 
 def test_batches_that_cannot_be_halved_give_the_arm_up() -> None:

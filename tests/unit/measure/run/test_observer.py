@@ -290,7 +290,7 @@ def test_a_loop_without_a_loader_is_served_no_batches(observer: Observer) -> Non
         optimizer.step()
     assert not {"cached", "half"} & {block.arm for block in observer.blocks}
     reasons = {arm.label: arm.reason for arm in observer.arms_not_run(())}
-    assert "no DataLoader batch" in reasons["cached"]
+    assert "no DataLoader is trained on" in reasons["cached"]
 
 
 def test_warm_up_can_be_decided_elsewhere() -> None:

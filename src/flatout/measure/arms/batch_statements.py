@@ -1,0 +1,423 @@
+"""Batches that no DataLoader makes, served again: `x, y = get_batch()`, and loops over a generator.
+
+The sources of the job are compiled with a switch around the statements of its training loop that assign to
+names.  In a block of an arm those that make the batch run in its first step, which is never timed; from then
+on what they made is assigned again, whole or halved.  Inputs and targets are halved together, wherever the
+loss is computed.  A loop over an iterable that is no DataLoader is watched as one.
+
+The statements that make the batch are found by the names they pass on: back from the call of `.backward()`,
+through the statement that calls the model, to assignments that need nothing a model computed.  A simulator
+that is stepped with the model's actions is none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.measure.arms.arm import Arm, ArmContext
+from flatout.measure.arms.leave_out import (
+    FUNCTIONS,
+    LEAVES,
+    LOOPS,
+    LeaveOut,
+    first_statement,
+    training_suites,
+    trains,
+)
+from flatout.measure.batches import KeptBatch, arrays_of, halve, num_rows
+from flatout.measure.clock import EXCLUDED
+from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+SWITCH = "_flatout_batch"
+PRELUDE = f"{SWITCH} = getattr(__import__('sys').modules.get({__name__!r}), 'installed', None)"
+PLAIN = (range, list, tuple, dict, set, frozenset, str, bytes)  # their items cost nothing to make
+
+installed: BatchStatements | None = None  # of this process; the job's modules look it up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A statement of a training loop, and the names that it passes on."""
+
+    first_line: int
+    last_line: int
+    loads: frozenset[str]
+    stores: frozenset[str]
+    number: int | None  # of its switch, where it can be served
+    is_loop: bool
+    goes_back: bool  # it calls .backward()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """Statements one after the other, `.backward()` among them."""
+
+    path: str
+    items: tuple[Item, ...]
+
+
+class NotMade(Exception):
+    """Why no statement can be said to make the batch."""
+
+
+class BatchStatements:
+    """The statements of a job that may make its batch, and what they made."""
+
+    def __init__(self, user_code: UserCode, loaders: LoaderWatch) -> None:
+        self.user_code, self.loaders = user_code, loaders
+        self.suites: list[Suite] = []
+        self._num_switches = 0
+        self._arm: ServedStatements | None = None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a function that is sent to another process runs there as it is
+
+    def install(self, left_out: LeaveOut, patches: Patches) -> None:
+        """Have the job's sources compiled with switches from here on."""
+        left_out.rewrites.append(self.rewrite)
+        patches.replace(sys.modules[__name__], "installed", self)
+
+    def begin(self, arm: ServedStatements | None) -> None:
+        self._arm = arm
+
+    # -- what the switches of the job's sources ask for
+
+    def serves(self, number: int) -> bool:
+        return self._arm is not None and self._arm.has(number)
+
+    def keep(self, number: int, values: Any) -> None:
+        if self._arm is not None:
+            self._arm.keep(number, values)
+
+    def give(self, number: int) -> Any:
+        assert self._arm is not None  # `serves` said so
+        return self._arm.give(number)
+
+    def watched(self, iterable: Any) -> Any:
+        """What a training loop iterates, watched where it makes batches and no DataLoader does."""
+        if isinstance(iterable, PLAIN) or not self.loaders.is_training_thread():
+            return iterable
+        from torch.utils.data import DataLoader
+
+        if isinstance(iterable, DataLoader) or hasattr(iterable, "shape"):
+            return iterable
+        return self.loaders.watch_if_it_makes_batches(iterable)
+
+    # -- the sources
+
+    def rewrite(self, tree: ast.Module, path: str) -> None:
+        """Put switches around the statements of `tree` that may make a batch."""
+        for loop in list(_training_loops(tree)):
+            loop.iter = _watched(loop.iter)
+        for suite, _function, _in_loop in training_suites(tree):
+            if not any(map(_goes_back, suite)):
+                continue  # the loop is further in
+            items = []
+            for position, statement in enumerate(suite):
+                number = None
+                if _can_be_served(statement):
+                    number = self._num_switches
+                    self._num_switches += 1
+                    suite[position] = _switched(statement, number)
+                items.append(_item(statement, number))
+            self.suites.append(Suite(path=path, items=tuple(items)))
+        if self._num_switches:
+            position = first_statement(tree)
+            tree.body[position:position] = [
+                _placed(each, tree.body[position]) for each in ast.parse(PRELUDE).body
+            ]
+
+    def find(self, context: ArmContext) -> tuple[Suite, list[Item], str | None]:
+        """The statements that make the batch, and why half of it would not do."""
+        lines = _lines_of_models(context)
+        inner: tuple[Suite, list[Item]] | None = None
+        for suite in self.suites:
+            calling = [item for item in suite.items if self._holds(suite, item, lines)]
+            if calling and any(item.goes_back for item in suite.items):
+                inner = suite, calling  # loops come before the loops inside them
+        if inner is None:
+            raise NotMade("no statement that calls the model was found beside one that calls .backward()")
+        suite, calling = inner
+        behind = _behind_gradients(suite)
+        made = making(suite, calling)
+        exposed = frozenset().union(*(item.loads for item in calling if item in behind))
+        carried = exposed & _computed(suite, calling)
+        half = f"the model is also given what an earlier step made ({', '.join(sorted(carried))})"
+        return suite, made, half if carried else None
+
+    def _holds(self, suite: Suite, item: Item, lines: set[tuple[str, int]]) -> bool:
+        return any(
+            item.first_line <= line <= item.last_line and self.user_code.path(file) == suite.path
+            for file, line in lines
+        )
+
+
+class ServedStatements(Arm):
+    """Steps in which the statements that make the batch are passed over."""
+
+    def __init__(self, statements: BatchStatements, items: Sequence[Item], suite: Suite | None) -> None:
+        self._statements = statements
+        self._numbers = frozenset(item.number for item in items)
+        self._kept: dict[int, list[KeptBatch]] = {}
+        self._position: dict[int, int] = {}  # a statement may run several times in a step
+        self._rows: int | None = None
+        if suite is not None and items:
+            first = min(items, key=lambda item: item.first_line)
+            self.place = statements.user_code.place_at(suite.path, line=first.first_line)
+            self.last_line = first.last_line
+
+    def begin(self) -> None:
+        self._kept.clear()
+        self._rows = None
+        self.step_end()
+        self._statements.begin(self)
+
+    def step_end(self) -> None:
+        self._position = {}
+
+    def end(self) -> None:
+        self._statements.begin(None)
+        self._kept.clear()
+
+    release = end
+
+    def has(self, number: int) -> bool:
+        """Whether something is kept that the statement makes next."""
+        if number not in self._numbers or self.refusal is not None:
+            return False
+        kept, position = self._kept.get(number, []), self._position.get(number, 0)
+        return position < len(kept) and not kept[position].changed
+
+    def keep(self, number: int, values: Any) -> None:
+        if number not in self._numbers:
+            return
+        clock = self._statements.loaders.clock
+        clock.enter(EXCLUDED)
+        try:
+            kept = self._kept.setdefault(number, [])
+            position = self._position.get(number, 0)
+            self._position[number] = position + 1
+            self.fell_back = True
+            changed = position < len(kept)  # the script changed it in place: keep a copy
+            kept[position : position + 1] = [KeptBatch(self._changed(values), copies=changed)]
+        finally:
+            clock.leave()
+
+    def give(self, number: int) -> Any:
+        clock = self._statements.loaders.clock
+        clock.enter(EXCLUDED)
+        try:
+            position = self._position.get(number, 0)
+            self._position[number] = position + 1
+            return self._kept[number][position].serve()
+        finally:
+            clock.leave()
+
+    def _changed(self, values: Any) -> Any:
+        return values
+
+
+class CachedStatements(ServedStatements):
+    """Steps on the batch of the block's first step."""
+
+    kind = label = "cached"
+    suspicion = 1.0
+    fewest_rounds = 3
+
+
+class HalfStatements(ServedStatements):
+    """Steps on the first half of that batch."""
+
+    kind = label = "half"
+    baseline = "cached"
+    suspicion = 0.99
+    fewest_rounds = 3
+
+    def _changed(self, values: Any) -> Any:
+        if not arrays_of(values):
+            return values  # indices in a list, a word: what is made from them is halved
+        if self._rows is None:
+            self._rows = num_rows(values)
+        halved = halve(values, self._rows)
+        if halved is None:
+            self.refusal = (
+                "the batches have no common first dimension"
+                if self._rows is None
+                else f"batches of {self._rows} are too small for it"
+            )
+        return values if halved is None else halved
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Arms for a job that takes its batches from no DataLoader."""
+    statements = context.batch_statements
+    try:
+        suite, items, cannot_halve = statements.find(context)
+    except NotMade as reason:
+        arms = CachedStatements(statements, (), None), HalfStatements(statements, (), None)
+        for arm in arms:
+            arm.refusal = f"no DataLoader is trained on, and {reason}"
+        return arms
+    cached, half = CachedStatements(statements, items, suite), HalfStatements(statements, items, suite)
+    half.refusal = cannot_halve
+    return cached, half
+
+
+def making(suite: Suite, calling: Sequence[Item]) -> list[Item]:
+    """The statements of a suite that make the batch."""
+    if all(item.is_loop for item in calling):
+        raise NotMade("the model is called in a loop of its own, on what that loop makes")
+    computed = _computed(suite, calling)
+    made = [
+        item
+        for item in _behind_gradients(suite)
+        if item.number is not None and item not in calling and not item.loads & computed
+    ]
+    passed_on = frozenset().union(*(item.stores for item in made)) if made else frozenset()
+    if not any(item.loads & passed_on for item in calling if not item.is_loop):
+        raise NotMade("no statement of the training loop makes what the model is called with")
+    return sorted(made, key=lambda item: item.first_line)
+
+
+def _behind_gradients(suite: Suite) -> list[Item]:
+    """The statements that `.backward()` needs the results of."""
+    needed: set[str] = set()
+    found: list[Item] = []
+    todo = [item for item in suite.items if item.goes_back]
+    while todo:
+        item = todo.pop()
+        found.append(item)
+        needed |= item.loads
+        todo += [each for each in suite.items if each.stores & needed and each not in (*found, *todo)]
+    return found
+
+
+def _computed(suite: Suite, calling: Sequence[Item]) -> frozenset[str]:
+    """Names of what a model computed, in this step or in an earlier one."""
+    names = frozenset().union(*(item.stores for item in calling))
+    while True:
+        more = names.union(*(item.stores for item in suite.items if item.loads & names))
+        if more == names:
+            return names
+        names = more
+
+
+def _lines_of_models(context: ArmContext) -> set[tuple[str, int]]:
+    """Lines from which a model is called, and the lines that called these."""
+    lines = {(call.place.file, call.place.line) for call in context.module_calls if call.has_parameters}
+    if context.stacks is not None:
+        for path in context.stacks.paths:
+            if path.phase == "forward":
+                lines |= {(place.file, place.line) for place in path.places}
+    return lines
+
+
+# -- syntax trees
+
+
+def _training_loops(node: ast.AST) -> Iterator[ast.For]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, FUNCTIONS) and child.decorator_list:
+            continue  # what decorates it may compile, record or ship its code
+        if isinstance(child, ast.For) and any(map(trains, child.body)):
+            yield child
+        yield from _training_loops(child)
+
+
+def _can_be_served(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    if not _names_only(statement.targets[0]) or trains(statement):
+        return False
+    nodes = list(ast.walk(statement.value))
+    return any(isinstance(node, (ast.Call, ast.Subscript)) for node in nodes) and not any(
+        isinstance(node, (*LEAVES, ast.NamedExpr)) for node in nodes
+    )
+
+
+def _names_only(target: ast.expr) -> bool:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return all(map(_names_only, target.elts))
+    return isinstance(target, ast.Name)
+
+
+def _switched(statement: ast.stmt, number: int) -> ast.stmt:
+    assert isinstance(statement, ast.Assign)
+    target = ast.unparse(statement.targets[0])
+    made: Any = ast.parse(
+        f"if {SWITCH} is None or not {SWITCH}.serves({number}):\n"
+        f"    pass\n"
+        f"    if {SWITCH} is not None: {SWITCH}.keep({number}, ({target}))\n"
+        f"else:\n"
+        f"    {target} = {SWITCH}.give({number})\n"
+    ).body[0]
+    _placed(made, statement)
+    made.body[0] = statement
+    return made  # type: ignore[no-any-return]
+
+
+def _watched(iterable: ast.expr) -> ast.expr:
+    made: Any = ast.parse(f"{SWITCH}.watched(_) if {SWITCH} is not None else _", mode="eval").body
+    _placed(made, iterable)
+    made.body.args, made.orelse = [iterable], iterable  # one of them is evaluated
+    return made  # type: ignore[no-any-return]
+
+
+def _placed(made: Any, original: ast.AST) -> Any:
+    for node in ast.walk(made):
+        ast.copy_location(node, original)
+    return made
+
+
+def _item(statement: ast.stmt, number: int | None) -> Item:
+    return Item(
+        first_line=statement.lineno,
+        last_line=statement.end_lineno or statement.lineno,
+        loads=frozenset(_exposed(statement)),
+        stores=frozenset(_stored(statement)),
+        number=number,
+        is_loop=isinstance(statement, LOOPS),
+        goes_back=_goes_back(statement),
+    )
+
+
+def _goes_back(node: ast.AST) -> bool:
+    """Whether a node calls `.backward()`, not counting what loops inside it call."""
+    if isinstance(node, (*LOOPS, *FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        return False
+    if isinstance(node, ast.Attribute) and node.attr == "backward":
+        return True
+    return any(map(_goes_back, ast.iter_child_nodes(node)))
+
+
+def _exposed(statement: ast.stmt) -> set[str]:
+    """Names that a statement reads before it has assigned to them."""
+    if not isinstance(statement, ast.With):
+        return {
+            node.id
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name)
+            and (isinstance(node.ctx, ast.Load) or isinstance(statement, ast.AugAssign))
+        }
+    names: set[str] = set()
+    assigned: set[str] = set()
+    for item in statement.items:
+        names |= {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
+    for inner in statement.body:
+        names |= _exposed(inner) - assigned
+        assigned |= _stored(inner)
+    return names
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    return {
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
