@@ -1,4 +1,4 @@
-"""FO105 slow-samples
+"""FO106 slow-samples
 
 What it does
 Finds the line of a dataset or of a collate function in which a batch spends its time, while the step waits.
@@ -41,6 +41,7 @@ RULE = title_of(__doc__)
 ARMS = ("knock-out", "cached")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
+LOADER_BOUND = "FO105"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +87,16 @@ def _hot_function(loader: Loader) -> HotFunction | None:
 
 
 def explains_samples(finding: Finding, other: Finding) -> bool:
-    """Whether `other`, of another rule, speaks of a line of the function that `finding` names."""
-    if finding.code != RULE.code or other.code == RULE.code or not finding.place or not other.place:
+    """Whether `other`, of another rule, speaks of a line of the function that `finding` names.
+
+    A loader that no number of workers makes faster is explained by the line that makes it slow.
+    """
+    if finding.code == LOADER_BOUND and other.code == RULE.code:
+        return finding.ceiling is None or finding.ceiling.kind != "workers"
+    if finding.code != RULE.code or other.code in (RULE.code, LOADER_BOUND) or not other.place:
         return False
-    return (finding.place.file, finding.place.function) == (other.place.file, other.place.function)
+    place = finding.place
+    return place is not None and (place.file, place.function) == (other.place.file, other.place.function)
 
 
 def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float) -> list[Finding]:

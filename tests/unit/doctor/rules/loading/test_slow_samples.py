@@ -30,7 +30,7 @@ def test_the_function_that_holds_most_is_named_at_its_heaviest_line(made):
         line(made, None, 10),
     )
     (finding,) = detect(fetching(made, *lines))
-    assert (finding.code, finding.name) == ("FO105", "slow-samples")
+    assert (finding.code, finding.name) == ("FO106", "slow-samples")
     assert finding.place.line == 20
     assert finding.share == pytest.approx(0.6 * 0.55)
     assert finding.ceiling.speedup == pytest.approx(1 / (1 - 0.33))  # no more than its share of the wait
@@ -58,7 +58,15 @@ def test_a_rule_that_knows_the_cause_speaks_for_the_function(made):
         fetch_s=made.spread(0.001),
         calls=(made.call("numpy.pad", calls_per_batch=32.0),),
     )
-    assert [finding.code for finding in detect(job)] == ["FO105"]
+    assert [finding.code for finding in detect(job)] == ["FO106"]
     assert [finding.code for finding in examine(job)] == ["FO103"]
     silent = dataclasses.replace(job, loaders=(dataclasses.replace(job.loaders[0], calls=()),))
-    assert [finding.code for finding in examine(silent)] == ["FO105"]
+    assert [finding.code for finding in examine(silent)] == ["FO106"]
+
+
+def test_a_loader_that_more_workers_make_faster_is_a_finding_beside_its_line(made):
+    job = fetching(made, line(made, 20, 100))
+    assert [finding.code for finding in examine(job)] == ["FO106"]
+    workers = made.counterfactual("workers", 1.8, value=4.0)
+    helped = dataclasses.replace(job, counterfactuals=(*job.counterfactuals, workers))
+    assert sorted(finding.code for finding in examine(helped)) == ["FO105", "FO106"]
