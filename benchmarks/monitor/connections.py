@@ -153,7 +153,8 @@ def main() -> None:
     idle, streams = result["idle"], result["streams"]
     print(
         f"{idle['connections']} idle connections: the page answers {idle['page_status']} after "
-        f"{idle['page_answers_after_s']:.2f} s; {idle['closed']} closed after {idle['all_closed_after_s']:.1f} s"
+        f"{idle['page_answers_after_s']:.2f} s; {idle['closed']} closed after "
+        f"{idle['all_closed_after_s']:.1f} s"
     )
     print(
         f"{streams['asked']} streams: {streams['given']} given, {streams['refused']} refused within "

@@ -8,7 +8,7 @@ which some kernel ran, however small: at 100 % a GPU may still do a tenth of its
 `merge` makes one sample of many: a minute of a log, an hour, or the window a verdict looks at.  A float
 becomes its mean, anything else its last value; fields that differ say so in their metadata.  Means are over
 time and over the samples that knew the value: a GPU that was lost for half a minute has the mean of the other
-half, not half the mean.
+half, not half the mean.  The lowest and the highest of what charts show are kept beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -36,6 +36,10 @@ EVERY = {"merge": "every"}  # each distinct text once
 EMPTY_BY_DEFAULT = ("gpus", "processes", "notes")
 MOST_NOTES = 16
 UNWEIGHTED_S = 1.0  # a first sample has no span
+# What charts show over time
+HOST_FIGURES = ("cpu_share", "memory_used_bytes")
+JOB_FIGURES = ("steps_per_s", "loss", "allocated_bytes", "reserved_bytes")
+GPU_FIGURES = ("utilisation_share", "sm_active_share", "memory_used_bytes", "power_w")
 
 Row = TypeVar("Row")
 
@@ -168,6 +172,8 @@ class Sample:
     job: JobSample | None = None
     notes: tuple[str, ...] = field(default=(), metadata=EVERY)  # what happened: a gap, a GPU lost or back
     missing: dict[str, str] = field(default_factory=dict)
+    low: dict[str, float] = field(default_factory=dict, metadata=LAST)  # of many samples, by path
+    high: dict[str, float] = field(default_factory=dict, metadata=LAST)
 
     @property
     def start_s(self) -> float:
@@ -240,7 +246,27 @@ def merge(samples: Sequence[Sample]) -> Sample:
     first, last = samples[0], samples[-1]
     merged = _merged(samples, [sample.span_s or UNWEIGHTED_S for sample in samples])
     span_s = last.time_s - first.time_s + (first.span_s or 0.0)
-    return dataclasses.replace(merged, time_s=last.time_s, span_s=span_s, notes=merged.notes[-MOST_NOTES:])
+    low: dict[str, float] = {}
+    high: dict[str, float] = {}
+    for sample in samples:
+        for path, value in charted(sample):
+            low[path] = min(low.get(path, math.inf), sample.low.get(path, value))
+            high[path] = max(high.get(path, -math.inf), sample.high.get(path, value))
+    notes = merged.notes[-MOST_NOTES:]
+    return dataclasses.replace(merged, time_s=last.time_s, span_s=span_s, notes=notes, low=low, high=high)
+
+
+def charted(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Yield the known figures that charts show, by path: gpu/0/power_w."""
+    groups: list[tuple[str, Any, tuple[str, ...]]] = [("host", sample.host, HOST_FIGURES)]
+    groups += [(f"gpu/{gpu.label}", gpu, GPU_FIGURES) for gpu in sample.gpus]
+    if sample.job is not None:
+        groups.append(("job", sample.job, JOB_FIGURES))
+    for group, row, names in groups:
+        for name in names:
+            value = getattr(row, name)
+            if value is not None and math.isfinite(value):
+                yield f"{group}/{name}", value
 
 
 @functools.cache

@@ -2,4 +2,5 @@
 
 verdict.py   the questions, in order of urgency;  window.py  a verdict and the samples it looks at
 alarms.py    memory that runs out, a job that stands still, clocks held down
+change.py    since when the run has another speed
 """

@@ -2,7 +2,8 @@
 
 server.py        `serve`: starlette and uvicorn in a thread;  access.py  who may read, by which headers
 page_process.py  the page of a script that runs under watch, in a process beside it
-feed.py          one broadcaster for all browsers, and the list of runs it offers
+feed.py          one broadcaster for all browsers;  run_list.py  the runs it offers
+connections.py   closes connections that hold a place and do nothing
 run_stream.py    one run as events, encoded once for all browsers, the older the coarser
 rule_page.py     the doctor's rules, for the links of a verdict;  static/  the page itself, with uPlot
 """

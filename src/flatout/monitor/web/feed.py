@@ -1,12 +1,11 @@
-"""One broadcaster for all browsers, and the list of the runs it offers.
+"""One broadcaster for all browsers.
 
 A browser is not given a queue.  It has a position in each run it shows, and a flag that says there is more;
 when its connection takes data again, it is sent what is then the latest, or the columns of all it missed.
 So a browser that never reads costs its connection's buffer and nothing that grows, and fifty that do read
 share the bytes of each event.
 
-The list of runs holds the sampler's own, the folders it was given, and those of the folder of runs.  A
-browser names a run by its key, which is looked up and never becomes a path.
+A browser names a run by its key in the list of runs, which is looked up and never becomes a path.
 
 Everything here runs in the server's event loop; `hear` alone is called from the sampler's thread.
 """
@@ -15,100 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from flatout.ground.errors import BadInput
-from flatout.ground.runs import Run, list_runs, read_run, show_state, state_of
 from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
+from flatout.monitor.web.run_list import RunList
 from flatout.monitor.web.run_stream import BEAT, RETRY, Position, RunStream, event
 
-MACHINE = "machine"
-MOST_LISTED = 200
-SENT = ("pid", "rank", "world_size", "started_s", "ended_s")  # of a run, where they are known
 MOST_CLIENTS = 200
 MOST_OPEN = 4  # runs side by side
 POLL_S = 1.0
 LIST_EVERY_POLLS = 5
 BEAT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One run of the list; without a run, this machine."""
-
-    key: str
-    run: Run | None = None
-
-    @property
-    def name(self) -> str:
-        return "this machine" if self.run is None else self.run.name
-
-    @property
-    def state(self) -> str:
-        return "running" if self.run is None else state_of(self.run)
-
-    @property
-    def ending(self) -> str:
-        return "running" if self.run is None else show_state(self.run)
-
-    def to_json(self) -> dict[str, Any]:
-        known = {name: value for name in SENT if (value := getattr(self.run, name, None)) is not None}
-        return {"key": self.key, "name": self.name, "state": self.state, "ending": self.ending, **known}
-
-
-class RunList:
-    """Keys and folders of runs; `read` looks again."""
-
-    def __init__(
-        self, *, sampler: Sampler | None = None, folders: Sequence[Path] = (), root: Path | None = None
-    ) -> None:
-        self._given = tuple(folders)
-        self._root = root
-        self._own_folder = None if sampler is None else sampler.job_folder
-        self.own_key: str | None = None
-        if sampler is not None:
-            self.own_key = MACHINE if self._own_folder is None else self._own_folder.name
-        self.folders: dict[str, Path] = {}
-        self.entries: tuple[Entry, ...] = ()
-        self.read()
-
-    @property
-    def first(self) -> list[str]:
-        """The runs to open by default: the sampler's job, the given folders, or a running one.
-
-        If there is none of these: the machine alone, or the last run.
-        """
-        if self._own_folder is not None:
-            return [self._own_folder.name]
-        given = [key for key, folder in self.folders.items() if folder in self._given]
-        under_way = (entry.key for entry in self.entries if entry.key != MACHINE and entry.state == "running")
-        machine = [] if self.own_key is None else [self.own_key]
-        return given or [*under_way][:1] or machine or list(self.folders)[:1]
-
-    def read(self) -> tuple[Entry, ...]:
-        found: dict[Path, tuple[Path, Run]] = {}
-        for folder in (*([] if self._own_folder is None else [self._own_folder]), *self._given):
-            try:
-                found.setdefault(folder.resolve(), (folder, read_run(folder)))
-            except BadInput:
-                continue
-        for folder, run in list_runs(self._root, kind="watch")[:MOST_LISTED]:
-            found.setdefault(folder.resolve(), (folder, run))
-        entries = [Entry(key=MACHINE)] if self.own_key == MACHINE else []
-        folders: dict[str, Path] = {}
-        for folder, run in found.values():
-            key = folder.name
-            while key in folders or key == MACHINE:
-                key += "~"  # two folders of one name, from two places
-            folders[key] = folder
-            entries.append(Entry(key=key, run=run))
-        self.folders, self.entries = folders, tuple(entries)
-        return self.entries
 
 
 class Client:
@@ -205,8 +125,10 @@ class Feed:
         self._list_runs()
 
     def _list_runs(self) -> None:
-        entries = [entry.to_json() for entry in self.run_list.entries]
-        shown = event("runs", {"runs": entries, "first": self.run_list.first, "most": MOST_OPEN})
+        listed = self.run_list
+        entries = [entry.to_json() for entry in listed.entries]
+        document = {"runs": entries, "first": listed.first, "most": MOST_OPEN, "folder": str(listed.folder)}
+        shown = event("runs", document)
         if shown != self._runs:
             self._runs = shown
             self._wake()
@@ -257,7 +179,7 @@ class Feed:
             client.positions[stream.key] = stream.position
             yield stream.whole() if after_s is None else stream.again(after_s)
         times = [position.time_s for position in client.positions.values() if position.time_s is not None]
-        shown = {"runs": [stream.key for stream in client.streams]}
+        shown = {"runs": [stream.key for stream in client.streams], "now_s": round(time.time(), 1)}
         yield event("ready", shown, time_s=max(times, default=None))
 
     def _news(self, client: Client) -> bytes:

@@ -27,16 +27,14 @@ from typing import Any
 
 from flatout.ground.codec import encode, rounded
 from flatout.measure import PHASES
-from flatout.monitor.sample import Sample, lean, merge
+from flatout.monitor.sample import Sample, charted, lean, merge
+from flatout.monitor.verdicts.change import Change, find_change
 from flatout.monitor.verdicts.verdict import WINDOW_S, verdicts
 from flatout.monitor.verdicts.window import Verdict
 
 DIGITS = 5
 MOST_NOTES = 40
 HOLE_S = 5.0  # longer between two samples, and no line is drawn from one to the other
-HOST_FIGURES = ("cpu_share", "memory_used_bytes")
-JOB_FIGURES = ("steps_per_s", "loss", "allocated_bytes", "reserved_bytes")
-GPU_FIGURES = ("utilisation_share", "sm_active_share", "memory_used_bytes", "power_w")
 BEAT = b"event: beat\ndata: {}\n\n"
 RETRY = b"retry: 1000\n\n"
 VERDICT_EVERY_S = 5.0  # a sentence stays for long enough to be read
@@ -65,6 +63,7 @@ class RunStream:
         self._window: deque[Sample] = deque()  # as the terminal judges it: with the processes of the job
         self._count = 0
         self._verdicts: tuple[Verdict, ...] = ()
+        self._change: Change | None = None
         self._judged_s: float | None = None
         self._judged_state: str | None = None
         self._event: bytes | None = None
@@ -109,7 +108,7 @@ class RunStream:
 
     def _sample_event(self, sample: Sample) -> bytes:
         if self._event is None:
-            document = sample_document(sample, run=self.key, verdicts=self._judged())
+            document = self._document(sample)
             self._event = event("sample", document, time_s=sample.time_s)
         return self._event
 
@@ -117,8 +116,13 @@ class RunStream:
         if self.latest is None:
             latest: dict[str, object] = {"run": self.key, "sample": None, "verdicts": []}
         else:
-            latest = sample_document(self.latest, run=self.key, verdicts=self._judged())
+            latest = self._document(self.latest)
         return event("history", history_json(samples, is_whole=is_whole, latest=latest), time_s=time_s)
+
+    def _document(self, sample: Sample) -> dict[str, Any]:
+        verdicts = self._judged()
+        change = None if self._change is None else str(self._change)
+        return {**sample_document(sample, run=self.key, verdicts=verdicts), "change": change}
 
     def _judged(self) -> tuple[Verdict, ...]:
         assert self.latest is not None
@@ -126,6 +130,10 @@ class RunStream:
         is_fresh = self._judged_s is not None and 0.0 <= now_s - self._judged_s < VERDICT_EVERY_S
         if not is_fresh or state != self._judged_state:
             self._verdicts, self._judged_s, self._judged_state = verdicts(self._window), now_s, state
+            samples = self._past.samples
+            rates = [(each, each.job.steps_per_s) for each in samples if each.job is not None]
+            points = [(each.time_s, each.span_s or 1.0, rate) for each, rate in rates if rate is not None]
+            self._change = find_change(points, start_s=samples[0].start_s)
         return self._verdicts
 
 
@@ -210,40 +218,43 @@ def history_json(samples: Sequence[Sample], *, is_whole: bool, latest: Mapping[s
     head = json.dumps(
         _plain({**latest, "is_whole": is_whole, "notes": notes[-MOST_NOTES:]}), separators=(",", ":")
     )
-    times, columns = _columns(samples)
+    times, rows = _rows(samples)
     start_s = times[0] if times else 0.0
     at_s = ",".join(f"{time_s - start_s:.2f}" for time_s in times)
-    shown = ",".join(f'"{path}":[{",".join(values)}]' for path, values in columns.items())
-    return f'{head[:-1]},"start_s":{start_s:.3f},"at_s":[{at_s}],"columns":{{{shown}}}}}'
+    tables = {
+        "columns": [{**dict(charted(row)), **dict(_phases(row))} if row is not None else {} for row in rows],
+        "low": [row.low if row is not None else {} for row in rows],
+        "high": [row.high if row is not None else {} for row in rows],
+    }
+    shown = ",".join(f'"{name}":{_columns(table)}' for name, table in tables.items())
+    return f'{head[:-1]},"start_s":{start_s:.3f},"at_s":[{at_s}],{shown}}}'
 
 
-def _columns(samples: Sequence[Sample]) -> tuple[list[float], dict[str, list[str]]]:
-    """Return times and, by path, the values as JSON; a hole in time is a row of nulls."""
-    rows: list[dict[str, float]] = []
+def _rows(samples: Sequence[Sample]) -> tuple[list[float], list[Sample | None]]:
+    """Return times and the sample of each; a hole in time is a row without one."""
+    rows: list[Sample | None] = []
     times: list[float] = []
     before_s: float | None = None
     for sample in samples:
         if before_s is not None and sample.start_s - before_s > HOLE_S:
             times.append((before_s + sample.start_s) / 2)
-            rows.append({})
+            rows.append(None)
         times.append(sample.time_s)
-        rows.append(dict(charted(sample)))
+        rows.append(sample)
         before_s = sample.time_s
+    return times, rows
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> str:
+    """Write rows as columns in JSON, by path; what a row does not know is null."""
     paths = dict.fromkeys(path for row in rows for path in row)
-    return times, {path: [f"{row[path]:.4g}" if path in row else "null" for row in rows] for path in paths}
+    columns = {path: [f"{row[path]:.4g}" if path in row else "null" for row in rows] for path in paths}
+    shown = (f'"{path}":[{",".join(values)}]' for path, values in columns.items())
+    return f"{{{','.join(shown)}}}"
 
 
-def charted(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Yield the known figures that charts show, by path: gpu/0/power_w."""
-    groups: list[tuple[str, Any, tuple[str, ...]]] = [("host", sample.host, HOST_FIGURES)]
-    groups += [(f"gpu/{gpu.label}", gpu, GPU_FIGURES) for gpu in sample.gpus]
-    if sample.job is not None:
-        groups.append(("job", sample.job, JOB_FIGURES))
-    for group, row, names in groups:
-        for name in names:
-            value = getattr(row, name)
-            if value is not None and math.isfinite(value):
-                yield f"{group}/{name}", value
+def _phases(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Yield the shares of the step by path: job/phases/wait."""
     for field in ("phases", "device_phases") if sample.job is not None else ():
         shares = getattr(sample.job, field) or {}
         yield from ((f"job/{field}/{phase}", shares[phase]) for phase in PHASES if phase in shares)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
+from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample, charted
 from flatout.monitor.verdicts.verdict import verdicts
 from flatout.monitor.web.run_stream import (
     MOST_OLDER,
@@ -21,7 +21,6 @@ from flatout.monitor.web.run_stream import (
     Past,
     Position,
     RunStream,
-    charted,
     event,
     history_json,
     identity_of,
@@ -189,8 +188,29 @@ def test_thinning_keeps_the_order_the_end_and_the_mean(gaps: list[float], most: 
 
 
 def test_a_slot_holds_the_mean_of_its_samples() -> None:
-    thinned = thin([small_sample(second, cpu=second % 2) for second in range(100)], most=10)
+    samples = [small_sample(second, cpu=second % 2) for second in range(100)]
+    thinned = thin(samples, most=10)
     assert [one.host.cpu_share for one in thinned] == [pytest.approx(0.5, abs=0.1)] * len(thinned)
+
+
+def test_what_is_merged_keeps_its_lowest_and_highest() -> None:
+    """Also where slots are merged again and again."""
+    past = Past()
+    for second in range(9000):
+        past.add(small_sample(second, cpu=0.9 if second == 100 else 0.1 if second == 2000 else 0.5))
+    text = history_json(past.samples, is_whole=True, latest={})
+    document = json.loads(text)
+    rows = len(document["at_s"])
+    assert len(document["low"]["host/cpu_share"]) == len(document["columns"]["host/cpu_share"]) == rows
+    assert max(value or 0 for value in document["high"]["host/cpu_share"]) == 0.9
+    assert min(value or 1 for value in document["low"]["host/cpu_share"]) == 0.1
+    assert document["high"]["host/cpu_share"][-1] is None  # the last minutes are as they were sampled
+
+
+def test_a_change_of_speed_is_told() -> None:
+    stream = RunStream("a", [sample(second, steps_per_s=6 if second < 108 else 3.6) for second in range(300)])
+    _, document = parsed(stream.whole())
+    assert "slower since 1:4" in document["change"]  # type: ignore[index]
 
 
 # Events: one line of JSON whatever the texts hold, and columns with nulls where nothing is known
@@ -244,7 +264,8 @@ def test_a_loss_that_is_no_number_is_sent_by_its_name() -> None:
 
 def test_phases_that_were_not_measured_have_no_column() -> None:
     one = Sample(time_s=1.0, job=JobSample(pid=1, phases={"wait": 0.0, "rest": 1.0}))
-    assert {path for path, _ in charted(one)} == {"job/phases/wait", "job/phases/rest"}
+    columns = json.loads(history_json([one], is_whole=True, latest={}))["columns"]
+    assert columns.keys() == {"job/phases/wait", "job/phases/rest"}
 
 
 def test_columns_have_a_value_or_null_for_every_time() -> None:
@@ -281,7 +302,7 @@ def test_a_history_is_compact() -> None:
     """Two bytes for a separator and few for a figure: a chart has no more than four digits."""
     samples = [sample(second) for second in range(600)]
     sent = history_json(samples, is_whole=True, latest={})
-    num_values = sum(1 for one in samples for _ in charted(one))
+    num_values = sum(len(values) for values in json.loads(sent)["columns"].values())
     assert len(sent) / num_values < 10
 
 

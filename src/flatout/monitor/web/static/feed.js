@@ -10,10 +10,11 @@ const EVENTS = ["runs", "history", "ready", "sample", "beat"];
 export class Feed {
   constructor({ hear, tell }) {
     this.hear = hear; // (event name, its document)
-    this.tell = tell; // "connecting", "live" or "lost"
+    this.tell = tell; // "connecting", "live", "lost" or "refused"
     this.source = null;
     this.lastId = null;
     this.heardAt = performance.now();
+    this.lastHeard_s = null; // since the epoch; null: there was no answer yet
     setInterval(() => this.check(), 1000);
   }
 
@@ -35,13 +36,14 @@ export class Feed {
       source.addEventListener(name, (event) => {
         if (source !== this.source) return;
         this.heardAt = performance.now();
+        this.lastHeard_s = Date.now() / 1000;
         if (event.lastEventId) this.lastId = event.lastEventId;
         this.hear(name, JSON.parse(event.data));
         this.tell("live");
       });
     }
     source.addEventListener("error", () => {
-      if (source === this.source) this.tell(source.readyState === EventSource.CLOSED ? "lost" : "connecting");
+      if (source === this.source) this.tellBreak();
     });
   }
 
@@ -50,8 +52,13 @@ export class Feed {
     const quiet = performance.now() - this.heardAt;
     const isClosed = this.source.readyState === EventSource.CLOSED;
     if ((isClosed && quiet > AGAIN_MS) || quiet > SILENT_MS) {
-      this.tell("connecting");
+      this.tellBreak();
       this.connect();
     }
+  }
+
+  tellBreak() {
+    if (this.source.readyState === EventSource.CLOSED) this.tell("refused");
+    else this.tell(this.lastHeard_s === null ? "connecting" : "lost");
   }
 }

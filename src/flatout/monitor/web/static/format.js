@@ -79,3 +79,9 @@ export function day(time_s) {
   const shown = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
   return `${shown} ${two(date.getHours())}:${two(date.getMinutes())}`;
 }
+
+export function elapsed(value) {
+  const seconds = Math.max(Math.round(value), 0);
+  const minutes = Math.floor(seconds / 60);
+  return minutes >= 60 ? `${Math.floor(minutes / 60)}:${two(minutes % 60)}:${two(seconds % 60)}` : `${minutes}:${two(seconds % 60)}`;
+}

@@ -8,7 +8,7 @@ import { fillGpus, fillProcesses } from "./tables.js";
 
 const PHASES = ["wait", "transfer", "forward", "backward", "optimizer", "rest"];
 const PHASE_SPAN_S = 60;
-const BOUNDS = {
+export const BOUNDS = {
   diverged: "loss is not a number",
   memory: "memory runs out",
   stalled: "stands still",
@@ -29,21 +29,47 @@ export const make = (name, text, className) => {
   return node;
 };
 
+export function makeCharts(place, options) {
+  return CHARTS.map((spec) => {
+    const card = document.getElementById("card").content.firstElementChild.cloneNode(true);
+    place.append(card);
+    return new Chart(card, spec, options);
+  });
+}
+
 export class Panel {
-  constructor(key, { close, peers, announce }) {
-    Object.assign(this, { key, peers, announce, entry: null, bound: null, said: "" });
+  constructor(key, { close, panels, announce, changed }) {
+    Object.assign(this, { key, announce, entry: null, bound: null, said: "", isRead: false });
     this.store = new Store();
     this.node = document.getElementById("run").content.firstElementChild.cloneNode(true);
     this.part = (selector) => this.node.querySelector(selector);
     this.part("h2").id = `run-${Math.random().toString(36).slice(2)}`;
     this.node.setAttribute("aria-labelledby", this.part("h2").id);
     this.part(".close").addEventListener("click", () => close(key));
-    this.charts = CHARTS.map((spec) => {
-      const card = document.getElementById("card").content.firstElementChild.cloneNode(true);
-      this.part(".charts").append(card);
-      return new Chart(card, spec, { store: this.store, peers, group: this.part("h2").id });
-    });
+    const { store } = this;
+    const source = {
+      isOverlay: false,
+      lines: (spec) => spec.lines(store).map((line) => ({ ...line, store, start_s: 0 })),
+      get end_s() {
+        return store.last_s ?? 0;
+      },
+      sharers: (name) => panels().map((panel) => panel.chart(name)),
+    };
+    this.charts = makeCharts(this.part(".charts"), { source, group: this.part("h2").id, changed });
     this.makePhases();
+  }
+
+  chart(name) {
+    return this.charts.find((chart) => chart.spec.name === name);
+  }
+
+  get start_s() {
+    return this.entry?.started_s ?? this.store.times[0] ?? 0;
+  }
+
+  get isOver() {
+    const state = this.store.sample?.job?.state;
+    return state === "ended" || state === "died" || (this.entry !== null && this.entry.state !== "running");
   }
 
   close() {
@@ -60,14 +86,18 @@ export class Panel {
     }
   }
 
-  update(range_s) {
+  prepare(range_s) {
+    this.showParts(this.store.sample);
+    for (const chart of this.charts) chart.prepare(range_s);
+  }
+
+  update({ isOverlay }) {
     const { sample } = this.store;
     this.showHead();
     this.showVerdict();
     this.showPhases();
     this.showFacts(sample);
-    this.showParts(sample);
-    for (const chart of this.charts) if (!chart.card.hidden) chart.update(range_s);
+    if (!isOverlay) for (const chart of this.charts) if (!chart.card.hidden) chart.update();
     fillGpus(this.part(".gpus table"), sample?.gpus ?? [], jobGpu(sample));
     fillProcesses(this.part(".processes table"), sample?.processes ?? []);
     this.showNotes();
@@ -98,7 +128,7 @@ export class Panel {
         if (last_s !== null) parts.push(format.duration((entry.ended_s ?? last_s) - entry.started_s));
       }
     }
-    if (this.store.sample === null) parts.push("no samples yet");
+    if (this.store.sample === null) parts.push(this.isRead ? "no samples" : "its log is being read");
     setText(this.part(".where"), parts.join(" · "));
     this.part(".close").setAttribute("aria-label", `Close ${this.name}`);
   }
@@ -106,9 +136,11 @@ export class Panel {
   showVerdict() {
     const [first, ...others] = this.store.verdicts;
     if (first === undefined) return;
-    const said = JSON.stringify(this.store.verdicts);
+    const said = JSON.stringify([this.store.verdicts, this.store.change]);
     if (said === this.said) return;
     this.said = said;
+    this.part(".change").hidden = this.store.change === null;
+    setText(this.part(".change"), this.store.change ?? "");
     this.part(".verdict").dataset.bound = first.bound;
     setText(this.part(".bound"), BOUNDS[first.bound] ?? first.bound);
     setText(this.part(".sentence"), first.sentence);

@@ -1,0 +1,154 @@
+"""The runs that a page offers: the sampler's own, the folders it was given, and those of the folder of runs.
+
+Of each the list tells how it ended, what bounded it last and its last loss.  These come from the end of its
+log, which is read once for a run that has ended, and again only where the log has grown.  A look reads a few
+logs at most, so that a folder of hundreds of runs is listed at once and filled in while it is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.ground.errors import BadInput
+from flatout.ground.runs import Run, list_runs, read_run, runs_folder, show_state, state_of
+from flatout.monitor.past.history import RAW, read_end, segments
+from flatout.monitor.sampler import Sampler
+from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, WINDOW_S, judge, stepping
+
+MACHINE = "machine"
+MOST_LISTED = 200
+SENT = ("pid", "rank", "world_size", "started_s", "ended_s")  # of a run, where they are known
+END_BYTES = 2**17  # of a log: some two minutes
+MOST_READ = 8  # logs at one look
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Glance:
+    """What the end of a run's log says."""
+
+    bound: str | None = None
+    loss: float | None = None
+    last_s: float | None = None  # the time of its last sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One run of the list; without a run, this machine."""
+
+    key: str
+    run: Run | None = None
+    glance: Glance = Glance()
+
+    @property
+    def name(self) -> str:
+        return "this machine" if self.run is None else self.run.name
+
+    @property
+    def state(self) -> str:
+        return "running" if self.run is None else state_of(self.run)
+
+    @property
+    def ending(self) -> str:
+        return "running" if self.run is None else show_state(self.run)
+
+    def to_json(self) -> dict[str, Any]:
+        known = {name: value for name in SENT if (value := getattr(self.run, name, None)) is not None}
+        for name in Glance.__slots__:
+            if (value := getattr(self.glance, name)) is not None:
+                known[name] = value
+        return {"key": self.key, "name": self.name, "state": self.state, "ending": self.ending, **known}
+
+
+class RunList:
+    """Keys and folders of runs; `read` looks again."""
+
+    def __init__(
+        self, *, sampler: Sampler | None = None, folders: Sequence[Path] = (), root: Path | None = None
+    ) -> None:
+        self._given = tuple(folders)
+        self._root = root
+        self._own_folder = None if sampler is None else sampler.job_folder
+        self._glances: dict[Path, tuple[tuple[int, int], Glance]] = {}  # with the size of its log
+        self.own_key: str | None = None
+        if sampler is not None:
+            self.own_key = MACHINE if self._own_folder is None else self._own_folder.name
+        self.folders: dict[str, Path] = {}
+        self.entries: tuple[Entry, ...] = ()
+        self.read()
+
+    @property
+    def folder(self) -> Path:
+        """Where runs are looked for."""
+        return (self._root or runs_folder()).absolute()
+
+    @property
+    def first(self) -> list[str]:
+        """The runs to open by default: the sampler's job, the given folders, or a running one.
+
+        If there is none of these: the machine alone, or the last run.
+        """
+        if self._own_folder is not None:
+            return [self._own_folder.name]
+        given = [key for key, folder in self.folders.items() if folder in self._given]
+        under_way = (entry.key for entry in self.entries if entry.key != MACHINE and entry.state == "running")
+        machine = [] if self.own_key is None else [self.own_key]
+        return given or [*under_way][:1] or machine or list(self.folders)[:1]
+
+    def read(self) -> tuple[Entry, ...]:
+        found: dict[Path, tuple[Path, Run]] = {}
+        for folder in (*([] if self._own_folder is None else [self._own_folder]), *self._given):
+            try:
+                found.setdefault(folder.resolve(), (folder, read_run(folder)))
+            except BadInput:
+                continue
+        for folder, run in list_runs(self._root, kind="watch")[:MOST_LISTED]:
+            found.setdefault(folder.resolve(), (folder, run))
+        self._look(list(found))
+        entries = [Entry(key=MACHINE)] if self.own_key == MACHINE else []
+        folders: dict[str, Path] = {}
+        for real, (folder, run) in found.items():
+            key = folder.name
+            while key in folders or key == MACHINE:
+                key += "~"  # two folders of one name, from two places
+            folders[key] = folder
+            _, glance = self._glances.get(real, (None, Glance()))
+            entries.append(Entry(key=key, run=run, glance=glance))
+        self.folders, self.entries = folders, tuple(entries)
+        return self.entries
+
+    def _look(self, folders: Sequence[Path]) -> None:
+        """Glance at the logs that have grown, a few of them."""
+        num_read = 0
+        for folder in folders:
+            size = _log_size(folder)
+            if size is not None and self._glances.get(folder, (None,))[0] != size and num_read < MOST_READ:
+                self._glances[folder] = (size, glance_at(folder))
+                num_read += 1
+        self._glances = {folder: self._glances[folder] for folder in folders if folder in self._glances}
+
+
+def _log_size(folder: Path) -> tuple[int, int] | None:
+    """The number of the last file of a log, and its size; None if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        number, path = max(segments(folder, RAW).items())
+        return number, path.stat().st_size
+    return None
+
+
+def glance_at(folder: Path) -> Glance:
+    """Read the end of a log: what bounded the run before it ended, and its last loss."""
+    samples = list(read_end(folder, RAW, most_bytes=END_BYTES))[-600:]
+    if not samples:
+        return Glance()
+    losses = [sample.job.loss for sample in samples if sample.job is not None and sample.job.loss is not None]
+    stepped = [
+        sample for sample in samples if sample.job is None or sample.job.state not in ("ended", "died")
+    ]
+    recent = [sample for sample in stepped if stepped[-1].time_s - sample.time_s <= WINDOW_S]
+    recent = list(stepping(recent)) if recent else []
+    bound = judge(recent)[0].bound if len(recent) >= ENOUGH_SAMPLES else None
+    return Glance(bound=bound, loss=losses[-1] if losses else None, last_s=round(samples[-1].time_s, 1))
