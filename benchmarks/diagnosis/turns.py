@@ -30,8 +30,8 @@ class Turns:
         self.ends_s: list[float] = []
 
     def step_end(self, *_unused: Any) -> None:
-        if os.getpid() != self.pid:
-            return
+        if os.getpid() != self.pid or os.environ.get("RANK", "0") != "0":
+            return  # a process of its own, or a rank that waits for the first one anyway
         if self.lasts_s >= 0:
             self.ends_s.append(time.perf_counter())
             if self.ends_s[-1] - self.began_s < self.lasts_s:

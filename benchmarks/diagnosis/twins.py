@@ -33,9 +33,9 @@ class Gain:
 class Job:
     """A script that takes steps when told."""
 
-    def __init__(self, script: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, script: Path, arguments: Sequence[str] = (), *, launcher: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(TURNS), script.name, *arguments],
+            [sys.executable, *launcher, str(TURNS), script.name, *arguments],
             cwd=script.parent,
             env={"OMP_NUM_THREADS": "1", **os.environ},
             stdin=subprocess.PIPE,

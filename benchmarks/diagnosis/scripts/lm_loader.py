@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=16)
+parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--dim", type=int, default=64)
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--max-length", type=int, default=96)
@@ -19,7 +19,7 @@ parser.add_argument("--mended", choices=["unbucketed-padding", "tokenizing", "co
 args = parser.parse_args()
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-VOCAB = ["<pad>", "<bos>", "<unk>", *(f"w{i}" for i in range(2000))]
+VOCAB = ["<pad>", "<bos>", "<unk>", *(f"w{i}" for i in range(1000))]
 word_to_id = {word: i for i, word in enumerate(VOCAB)}
 
 
@@ -28,7 +28,7 @@ def make_sentences(num):
     sentences = []
     for _ in range(num):
         length = max(4, min(args.max_length - 1, int(rng.lognormvariate(2.8, 0.6))))
-        sentences.append(" ".join(f"w{rng.randrange(2000)}" for _ in range(length)))
+        sentences.append(" ".join(f"w{rng.randrange(1000)}" for _ in range(length)))
     return sentences
 
 

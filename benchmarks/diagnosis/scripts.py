@@ -1,0 +1,222 @@
+"""Ordinary training scripts: is the job unharmed, and does mending a cause gain what its finding promises?
+
+    python benchmarks/diagnosis/scripts.py [--only NAME] [--seconds 90] [--save]
+
+Every script of scripts/ is diagnosed as it stands.  It takes `--mended CAUSE`, which removes that cause and
+nothing else; for each finding the script and its mended form take turns, and the ratio of their steps stands
+beside the ceiling.  A cause that no finding names is mended as well: what was missed is part of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from twins import Job, compare  # noqa: E402
+
+from flatout.doctor.examine import examine  # noqa: E402
+from flatout.doctor.finding import Finding  # noqa: E402
+from flatout.doctor.readings import is_of_the_job  # noqa: E402
+from flatout.measure.evidence import Evidence  # noqa: E402
+from flatout.measure.evidence_file import load_evidence  # noqa: E402
+
+SCRIPTS = HERE / "scripts"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+LAUNCHERS = {"ddp.py": TORCHRUN}
+# Where a script's causes are: the functions whose lines they are at, or the rules that see them.
+CAUSES: dict[str, dict[str, tuple[str, ...]]] = {
+    "convnet.py": {
+        "augmentation": ("Augment.__call__", "Images.__getitem__", "single-process-loading"),
+    },
+    "gan.py": {"sync-in-step": ("sync-in-step",)},
+    "vae.py": {
+        "respawned-workers": ("respawned-workers",),
+        "in-memory": ("single-process-loading", "loader-bound", "concatenating-collate"),
+        "sync-in-step": ("sync-in-step",),
+    },
+    "lm_loader.py": {
+        "unbucketed-padding": ("unbucketed-padding",),
+        "concatenating-collate": ("concatenating-collate", "collate"),
+        "tokenizing": ("encode", "Sentences.__getitem__", "single-process-loading"),
+    },
+    "lm_batches.py": {"evaluation": ("estimate_loss",), "attention": ("Attention.forward",)},
+    "lstm.py": {
+        "recurrent-cell-loop": ("recurrent-cell-loop", "row-indexing-in-loop", "CharModel.forward"),
+    },
+    "rl.py": {"rollout": ("rollout", "select_action", "main", "batch-of-one-forwards")},
+    "lightning_classifier.py": {"metric": ("per_class_accuracy", "Classifier.training_step")},
+    "hf_trainer.py": {"unbucketed-padding": ("unbucketed-padding",)},
+    "accelerate_ema.py": {"average": ("EMA.update", "main")},
+    "ddp.py": {
+        "preprocessing": ("preprocess", "Signals.__getitem__", "single-process-loading"),
+        "averaged-loss": ("sync-in-step",),
+    },
+    "compiled.py": {"graph-break": ("graph-break", "Layer.forward"), "costly-block": ("histogram", "main")},
+    "peft_lora.py": {
+        "accuracy": ("token_accuracy", "main", "row-indexing-in-loop", "sync-in-step"),
+        "no-mixed-precision": ("no-mixed-precision",),
+        "checkpointing": ("checkpointing",),
+    },
+}
+# Sizes at which a step keeps a large GPU at work; the defaults suit two cores.
+LARGE: dict[str, tuple[str, ...]] = {
+    "convnet.py": ("--batch-size", "512", "--width", "128", "--images", "20480"),
+    "gan.py": ("--batch-size", "256", "--features", "64"),
+    "vae.py": ("--hidden", "4096", "--digits", "25600"),
+    "lm_loader.py": ("--batch-size", "64", "--dim", "512", "--layers", "6", "--max-length", "256"),
+    "lm_batches.py": ("--batch-size", "32", "--block-size", "256", "--layers", "8", "--dim", "512"),
+    "lstm.py": ("--batch-size", "64", "--hidden", "512"),
+    "rl.py": ("--hidden", "256", "--horizon", "200"),
+    "lightning_classifier.py": ("--batch-size", "512", "--hidden", "4096"),
+    "hf_trainer.py": ("--batch-size", "32", "--dim", "512", "--layers", "8", "--max-length", "256"),
+    "accelerate_ema.py": ("--batch-size", "512", "--dim", "512"),
+    "ddp.py": ("--batch-size", "128", "--hidden", "2048"),
+    "compiled.py": ("--batch-size", "2048", "--dim", "1024"),
+    "peft_lora.py": ("--batch-size", "16", "--dim", "512", "--layers", "8", "--max-length", "256"),
+}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
+
+
+def study(name: str, *, seconds: float, large: bool, turn_s: float) -> dict[str, Any]:
+    """Diagnose one script, mend its causes one by one, and put both side by side."""
+    sizes = LARGE[name] if large else ()
+    found = diagnose(name, sizes, seconds=seconds)
+    if "evidence" not in found:
+        return {"script": name, **found}
+    evidence: Evidence = found.pop("evidence")
+    findings = examine(evidence)
+    gains = {cause: gain_of(name, cause, sizes, turn_s=turn_s) for cause in CAUSES[name]}
+    rows = [row_of(finding, name, gains) for finding in findings]
+    named = {row["cause"] for row in rows}
+    missed = [cause for cause in CAUSES[name] if cause not in named]
+    rows += [
+        {"cause": cause, "finding": None, "place": None, "ceiling": None, **gains[cause]} for cause in missed
+    ]
+    return {"script": name, **found, "step_s": evidence.step_s, "rows": rows}
+
+
+def diagnose(name: str, sizes: tuple[str, ...], *, seconds: float) -> dict[str, Any]:
+    """Run `flatout diagnose`; `harm` names what a script must not suffer by it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "evidence.json"
+        command = ("-m", "flatout", "diagnose", "--seconds", str(seconds), "--save", str(path), name, *sizes)
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, *LAUNCHERS.get(name, ()), *command],
+            cwd=SCRIPTS,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        result: dict[str, Any] = {"took_s": time.monotonic() - began_s, "code": done.returncode, "harm": None}
+        if "skipped: " in said:
+            return {**result, "skipped": said[said.index("skipped: ") :].partition("\n")[0]}
+        if path.exists():
+            result["evidence"] = evidence = load_evidence(path)
+        if done.returncode not in (0, 1) or not path.exists() or evidence.job.ended != "measured":
+            result["harm"] = f"ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+        elif "Traceback" in said:
+            result["harm"] = said[said.index("Traceback") :][:500]
+        return result
+
+
+def gain_of(name: str, cause: str, sizes: tuple[str, ...], *, turn_s: float) -> dict[str, Any]:
+    script, launcher = SCRIPTS / name, LAUNCHERS.get(name, ())
+    jobs = [Job(script, (*sizes, *options), launcher=launcher) for options in ((), ("--mended", cause))]
+    found = asdict(compare(*jobs, turn_s=turn_s))
+    return {"real": found["gain"], "real_low": found["low"], "real_high": found["high"]}
+
+
+def row_of(finding: Finding, name: str, gains: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A finding with its ceiling, for the job where it speaks of the job, and what mending really gained."""
+    function = finding.place.function if finding.place is not None else None
+    names = {finding.name, function, *(other.name for other in finding.also)}
+    cause = next((cause for cause, where in CAUSES[name].items() if names.intersection(where)), None)
+    row: dict[str, Any] = {"cause": cause, "finding": finding.name, "place": str(finding.place or "")}
+    ceiling = finding.ceiling
+    row |= {"ceiling": None, "share": finding.share, "reason": finding.no_ceiling}
+    if ceiling is not None:
+        of_job = is_of_the_job(ceiling)
+        row |= {"ceiling": ceiling.job_speedup if of_job else ceiling.speedup, "arm": ceiling.kind}
+        row |= {"low": ceiling.speedup_low, "high": ceiling.speedup_high, "of": "job" if of_job else "step"}
+    return {**row, **gains.get(cause or "", {"real": None, "real_low": None, "real_high": None})}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The table of the docs."""
+    lines = ["| script | finding | ceiling | mended by hand | real gain |", "|---|---|--:|---|--:|"]
+    for result in results:
+        script = result["script"].removesuffix(".py")
+        if "rows" not in result:
+            lines.append(f"| {script} | {result.get('skipped') or result['harm']} | | | |")
+            continue
+        for row in result["rows"]:
+            finding = f"{row['finding']} at {row['place']}" if row["finding"] else "none"
+            ceiling = _times(row["ceiling"], row.get("low"), row.get("high"))
+            if row["ceiling"] is None and row["finding"] and row["share"] is not None:
+                ceiling = f"share {row['share']:.0%}"
+            real = _times(row["real"], row["real_low"], row["real_high"])
+            lines.append(f"| {script} | {finding} | {ceiling} | {row['cause'] or ''} | {real} |")
+    return "\n".join(lines)
+
+
+def _times(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", help="a script by its name, without .py; may be repeated")
+    parser.add_argument("--seconds", type=float, default=90.0, help="for one diagnosis (default: 90)")
+    parser.add_argument(
+        "--turn-seconds", type=float, default=2.0, help="of one turn of two jobs (default: 2)"
+    )
+    parser.add_argument("--large", action="store_true", help="sizes for a large GPU")
+    parser.add_argument("--save", action="store_true", help="write results/scripts_HARDWARE_DATE.json")
+    options = parser.parse_args()
+    results = []
+    for name in CAUSES:
+        if options.only is None or name.removesuffix(".py") in options.only:
+            results.append(
+                study(name, seconds=options.seconds, large=options.large, turn_s=options.turn_seconds)
+            )
+            print(table(results[-1:]).split("\n", 2)[-1], file=sys.stderr, flush=True)
+    print(table(results))
+    import torch
+
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu-{os.cpu_count()}-cores"
+    result = {
+        "benchmark": "scripts",
+        "hardware": hardware,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "scripts": results,
+    }
+    print(json.dumps(result))
+    if options.save:
+        slug = "".join(c if c.isalnum() else "-" for c in hardware.lower())
+        path = HERE / "results" / f"scripts_{slug}_{datetime.date.today().isoformat()}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
