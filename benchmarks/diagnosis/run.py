@@ -42,7 +42,7 @@ from flatout.measure.evidence_file import load_evidence, save_evidence  # noqa: 
 
 # What costs memory and no time has no ceiling.
 WITHOUT_CEILING = ("graph_retained_across_steps",)
-SECONDS = 20.0  # for one diagnosis of a planted script
+SECONDS = 60.0  # for one diagnosis of a planted script; most need less
 DARKROOM_SECONDS = 120.0
 
 

@@ -101,9 +101,9 @@ def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:
 
 
 def loading_s(found: Counterfactual, evidence: Evidence) -> float:
-    """What the loader takes of a real step, which an arm on cached batches leaves as it is."""
+    """What the loader takes of a real step, which an arm on batches that were kept leaves as it is."""
     cached = evidence.counterfactual("cached")
-    if found.baseline != "cached" or found.kind == "half" or cached is None or cached.speedup_low <= 1:
+    if found.baseline == "real" or found.kind == "half" or cached is None or cached.speedup_low <= 1:
         return 0.0
     return max(0.0, cached.baseline_step_s - cached.step_s)
 

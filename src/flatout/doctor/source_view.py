@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from flatout.doctor.causal_map import MapBlock, flat
 from flatout.doctor.readings import show_interval
-from flatout.ground.units import show_ratio, show_seconds, show_share
+from flatout.ground.units import show_ratio, show_seconds
 from flatout.page.markup import NOTHING, Html, tag
 
 CONTEXT_LINES = 1  # of source above and below a block
@@ -28,12 +29,14 @@ def source_view(blocks: Sequence[MapBlock], sources: Mapping[str, Numbered]) -> 
 
 def _file(file: str, blocks: Sequence[MapBlock], numbered: Numbered) -> Html:
     rows = []
-    before = None
-    for line in _lines(blocks, numbered):
+    lines = list(_lines(blocks, numbered))
+    # Line by line: a hostile line may hold characters that split it.
+    texts = [" ".join(numbered[str(line)].expandtabs(4).splitlines()).rstrip() for line in lines]
+    dedented = textwrap.dedent("\n".join(texts)).split("\n")
+    for before, line, text in zip([None, *lines], lines, dedented, strict=False):
         if before is not None and line != before + 1:
-            rows.append(tag("tr", tag("th"), tag("td", class_="bar"), tag("td", "⋯", class_="gap")))
-        rows.append(_line(line, numbered[str(line)], blocks))
-        before = line
+            rows.append(tag("tr", tag("th"), tag("td"), tag("td"), tag("td", "⋯", class_="gap")))
+        rows.append(_line(line, text, blocks))
     heading = tag("p", tag("code", file), class_="where")
     return tag("div", heading, tag("div", tag("table", tag("tbody", *rows)), class_="source map scroll"))
 
@@ -54,21 +57,17 @@ def _line(line: int, text: str, blocks: Sequence[MapBlock]) -> Html:
     around = [block for block in blocks if block.place.line <= line <= block.last_line]
     inner = min(around, key=lambda block: (block.last_line - block.place.line, block.step_s), default=None)
     first = next((block for block in around if block.place.line == line), None)
-    shown = " ".join(text.expandtabs(4).splitlines()).rstrip()
     return tag(
         "tr",
         tag("th", str(line), scope="row"),
-        tag("td", *(_bar(inner) if inner else ()), class_="bar"),
-        tag("td", shown, *(_worth(first) if first else ())),
+        tag("td", _bar(inner) if inner else NOTHING, class_="bar"),
+        tag("td", show_ratio(first.speedup) if first else "", class_="number"),
+        tag("td", text),
         class_="guilty" if first is not None else None,
     )
 
 
-def _bar(block: MapBlock) -> Iterator[Html]:
-    words = f"without {block.where}: {show_seconds(block.step_s)}, {show_share(block.freed_share)} less"
-    yield tag("i", style=f"width: {100 * min(block.freed_share, 1.0):.1f}%", title=words)
-
-
-def _worth(block: MapBlock) -> Iterator[Html]:
+def _bar(block: MapBlock) -> Html:
     interval = show_interval(block.speedup_low, block.speedup_high)
-    yield tag("b", f"without it {show_seconds(block.step_s)}, {show_ratio(block.speedup)} {interval}")
+    words = f"without {block.where}: {show_seconds(block.step_s)}, {show_ratio(block.speedup)} {interval}"
+    return tag("i", style=f"width: {100 * min(block.freed_share, 1.0):.1f}%", title=words)

@@ -18,7 +18,8 @@ def test_lines_of_blocks_and_their_neighbours_are_shown_with_bars() -> None:
     html = source_view(causal_map(evidence), evidence.sources)
     assert numbers(html) == [*range(56, 63), 54, 55, 56]  # the model's, then the loop's
     assert len(re.findall(r'<i style="width', html)) == 7  # six lines of the model and one of the loop
-    assert html.count("without it") == 3
+    assert re.findall(r'class="number">([^<]+)<', html) == ["43.0×", "8.60×", "1.07×"]
+    assert "<td>rows = []</td>" in html  # without the indentation that all lines share
 
 
 def test_what_frees_next_to_nothing_is_not_drawn() -> None:
