@@ -91,6 +91,9 @@ class Autocast(Arm):
         self._num_backwards, self._num_expected = 0, 1
         for name in ("backward", "grad"):
             self._patches.replace(torch.autograd, name, self._outside(getattr(torch.autograd, name)))
+        functional = torch.nn.functional
+        cross_entropy = self._in_full(functional.binary_cross_entropy)
+        self._patches.replace(functional, "binary_cross_entropy", cross_entropy)
         self._turn_on()
 
     def step_end(self) -> None:
@@ -126,6 +129,19 @@ class Autocast(Arm):
         if self._context is not None:
             self._context.__exit__(None, None, None)
             self._context = None
+
+    def _in_full(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Of 32 bits: autocast raises on a loss of probabilities, and whoever turns it on writes this."""
+        import torch
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._context is None:
+                return function(*args, **kwargs)
+            with torch.autocast(self._device, enabled=False):
+                wide = [value.float() if isinstance(value, torch.Tensor) else value for value in args]
+                return function(*wide, **kwargs)
+
+        return run
 
     def _outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

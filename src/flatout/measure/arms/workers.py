@@ -33,7 +33,8 @@ MOST_OF_TIME = 0.25  # that is left, for starting
 MOST_PER_CORE = 4  # workers that are blocked
 BLOCKED = 0.5  # of a batch's time: above it, its worker leaves the core to others
 MOST_INDICES = 1024  # batches of the job's sampler, after which they come again
-LONGEST_S = 30.0  # for a batch
+LONGEST_S = 30.0  # for the first batch
+LONGEST_LATER_S, MANY = 4.0, 10  # for any other, and as a multiple of their pace
 PACE_S = 2.0  # for finding the pace
 
 
@@ -85,8 +86,10 @@ class Workers(Arm):
 
     def close(self) -> None:
         """End the worker processes."""
+        if os.getpid() != self._pid:
+            return  # in a fork of the job, where letting go of the iterator would end the job's workers
         iterator, self._iterator = self._iterator, None
-        if iterator is not None and os.getpid() == self._pid:  # a fork of the job has no workers
+        if iterator is not None:
             iterator._shutdown_workers()
 
     def _start(self) -> None:
@@ -114,6 +117,7 @@ class Workers(Arm):
             self._take()
             num += 1
         self._pace_s = self._period_s = (now() - start) / num
+        self._iterator._timeout = max(LONGEST_LATER_S, MANY * self._pace_s)  # before the block is given up
 
     def _take(self) -> Any:
         batch = next(self._iterator)

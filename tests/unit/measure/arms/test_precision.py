@@ -72,6 +72,16 @@ def test_every_forward_of_an_accumulating_step_is_narrow(job: Job, arm: Autocast
     assert job.seen[-1] == ("optimizer", False)
 
 
+def test_a_loss_of_probabilities_stays_in_32_bits(job: Job, arm: Autocast) -> None:
+    before = torch.nn.functional.binary_cross_entropy
+    arm.begin()
+    out = torch.sigmoid(job.model(torch.ones(4, 8)))
+    loss = torch.nn.BCELoss()(out, torch.ones(4, 8))
+    assert out.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    arm.end()
+    assert torch.nn.functional.binary_cross_entropy is before
+
+
 def test_cast_weights_follow_the_optimizer(job: Job, arm: Autocast) -> None:
     arm.begin()
     outputs = []

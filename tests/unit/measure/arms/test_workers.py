@@ -52,7 +52,7 @@ def states() -> tuple[Any, ...]:
 
 
 def test_batches_come_from_the_workers_until_the_end(
-    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = keep(DataLoader(Slow(), batch_size=4, shuffle=True))
     arm, before, processes = make(watch), states(), psutil.Process().children()
@@ -69,6 +69,12 @@ def test_batches_come_from_the_workers_until_the_end(
     assert next(batches)[1].all()
     end(arm)
     assert len(psutil.Process().children()) == len(processes) + 2
+    monkeypatch.setattr(workers.os, "getpid", lambda: -1)
+    arm.close()  # in a fork of the job
+    monkeypatch.undo()
+    begin(arm)
+    assert next(batches)[1].all()
+    end(arm)
     arm.close()
     assert psutil.Process().children() == processes
     assert len(watch.records) == num_loaders and not watch.unwatched
