@@ -13,6 +13,7 @@ from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
 from flatout.doctor.rules.loading.slow_samples import explains_samples
+from flatout.doctor.rules.loops.launch_bound_step import explains_launches
 from flatout.doctor.rules.waits.costly_block import explains
 from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
@@ -70,7 +71,11 @@ def examine(evidence: Evidence) -> tuple[Finding, ...]:
 
 def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
     """Whether `other` names the cause of what `finding` only names the place of."""
-    return explains(finding, other, evidence) or explains_samples(finding, other)
+    return (
+        explains(finding, other, evidence)
+        or explains_samples(finding, other)
+        or explains_launches(finding, other)
+    )
 
 
 def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:

@@ -298,7 +298,7 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
     """The time in which the GPU is idle, or without one the time outside the model and the optimizer."""
     shares = phase_shares(evidence)
     busy = evidence.kernels.busy_share if evidence.kernels else None
-    wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0) * (1 - _loss_share(evidence))
+    wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0) * (1 - loss_share(evidence))
     unexplained = wait + rest if busy is None else 1 - busy
     if unexplained < LEAST_UNEXPLAINED:
         return None
@@ -310,7 +310,7 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
     return f"{words}; between the phases the time is spent at {', '.join(lines)}." if lines else f"{words}."
 
 
-def _loss_share(evidence: Evidence) -> float:
+def loss_share(evidence: Evidence) -> float:
     """The part of the time between the phases that lines of the loss take: they are the model's."""
     if evidence.stacks is None or not evidence.stacks.samples_by_phase.get("rest"):
         return 0.0

@@ -214,6 +214,15 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorCalls:
+    """Operators that one kind of module, or an optimizer's step, calls; on a GPU each launches kernels."""
+
+    caller: str  # "Attention", "AdamW.step"
+    place: Place | None  # of its forward; None where it is a library's
+    calls_per_step: float  # the backward pass not counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
     """One kind of kernel (GPU) or operator (CPU), by total time."""
 
@@ -391,6 +400,7 @@ class Evidence:
     loaders: tuple[Loader, ...] = ()
     sites: tuple[Site, ...] = ()
     module_calls: tuple[ModuleCall, ...] = ()
+    operator_calls: tuple[OperatorCalls, ...] = ()  # the most frequent callers
     attributed_step_s: float | None = None  # the step under attribution; site seconds are shares of it
     kernels: Kernels | None = None
     memory: Memory | None = None

@@ -28,7 +28,7 @@ def fit(num_steps=1500):
     for step in range(num_steps):
         signal = signals(device)
         noisy = signal + 0.3 * torch.randn_like(signal)
-        denoised = model(noisy)
+        denoised = model(noisy)  # also: launch-bound-step on cuda
         loss = nn.functional.mse_loss(denoised, signal)
         optimizer.zero_grad()
         loss.backward()

@@ -38,7 +38,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for step in range(5000):
         frames, labels = gestures(64, device)
-        logits, guesses = model(frames)
+        logits, guesses = model(frames)  # also: launch-bound-step on cuda
         loss = nn.functional.cross_entropy(logits, labels) + guesses.diff(dim=1).square().mean()
         optimizer.zero_grad()
         loss.backward()

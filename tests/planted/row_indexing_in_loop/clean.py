@@ -34,7 +34,9 @@ class Trainer:
     def step(self):
         documents, lengths = self.batch()
         relevance = (documents[:, 0] > 250).float()
-        loss = nn.functional.binary_cross_entropy_with_logits(self.model(documents, lengths), relevance)
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            self.model(documents, lengths), relevance
+        )  # also: launch-bound-step on cuda
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

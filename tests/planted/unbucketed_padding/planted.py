@@ -47,7 +47,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
     for epoch in range(30):
         for step, (words, labels) in enumerate(loader):
-            loss = criterion(model(words.to(device)), labels.to(device))
+            loss = criterion(model(words.to(device)), labels.to(device))  # also: launch-bound-step on cuda
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -7,13 +7,18 @@ numbers it consumed: the backward nodes carry the same numbers, so the profiler'
 charged to the line whose forward call caused them.  A tensor created in a loop makes more work than its
 creation: calls on the same line that see nothing but such tensors and parameters (an embedding of a
 constant) go away with it, and are charged to the creation as *derived*.
+
+Every call that makes the device work is also counted for the module that makes it: a step of many small
+calls is bound by launching them.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from flatout.measure.clock import now
-from flatout.measure.evidence import Place, Site, SiteKind
+from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.user_code import UserCode
 
 CREATE = {
@@ -45,7 +50,17 @@ KINDS: dict[str, SiteKind] = {
     **dict.fromkeys(CELL, "cell"),
     **dict.fromkeys(COPY, "copy"),
 }
+# Views and questions: nothing runs on the device.
+NO_WORK = {
+    "__get__", "__set__", "__len__", "__hash__", "__iter__", "size", "dim", "ndimension", "stride", "numel",
+    "view", "view_as", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "expand_as",
+    "flatten", "unflatten", "split", "chunk", "unbind", "narrow", "detach", "requires_grad_", "backward",
+    "is_contiguous", "is_floating_point", "is_complex", "is_pinned", "get_device", "data_ptr",
+    "untyped_storage", "register_hook",
+}  # fmt: skip
 MOST_SITES = 200
+MOST_CALLERS = 8
+OUTSIDE_MODULES = "outside the model's modules"
 MOST_DERIVED = 2  # calls in a row on one line; a whole model fed from here is not the creation's fault
 
 BackwardSeconds = Callable[[list[tuple[int, int]]], float]
@@ -75,6 +90,8 @@ class CallSites(TorchFunctionMode):
         self.user_code = user_code
         self.sites: dict[Key, SiteCounts] = {}
         self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
+        self.callers: Counter[CodeType | str] = Counter()  # of operators: a module's forward, an optimizer
+        self._kinds: dict[CodeType, str] = {}  # the class whose forward a code is
         self.num_steps = 0
         self.attributing = False
         # tensors made from constants in this step, by identity, each with the creation it goes back to
@@ -104,6 +121,8 @@ class CallSites(TorchFunctionMode):
             kind = _refine(kind, name, args)
         site = self._site(kind, name, args, result) if kind is not None else None
         if not self.attributing:
+            if name not in NO_WORK:
+                self.callers[self._caller(sys._getframe(2))] += 1
             if site is not None:
                 site[1].calls += 1
             if self._sequence() > before and (place := self.user_code.place(sys._getframe(2))[0]) is not None:
@@ -120,6 +139,36 @@ class CallSites(TorchFunctionMode):
                     self._follow(result, counts, place, 0)
             elif self._derived:
                 self._note_derived((*args, *kwargs.values()), result, spent_s, sequences)
+
+    def _caller(self, frame: FrameType | None) -> CodeType | str:
+        """Whose forward calls an operator: the user's module, else a library's; or which optimizer."""
+        library: str | None = None
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name in ("forward", "step") and code.co_varnames[:1] == ("self",):
+                owner = frame.f_locals.get("self")
+                if isinstance(owner, torch.optim.Optimizer):
+                    return f"{type(owner).__name__}.step"
+                if isinstance(owner, torch.nn.Module):
+                    if self.user_code.is_user(code):
+                        self._kinds[code] = type(owner).__name__
+                        return code
+                    library = library or type(owner).__name__
+            frame = frame.f_back
+        return library or OUTSIDE_MODULES
+
+    def operator_calls(self) -> tuple[OperatorCalls, ...]:
+        """Who calls most operators, per step."""
+        return tuple(
+            OperatorCalls(
+                caller=caller if isinstance(caller, str) else self._kinds[caller],
+                place=None
+                if isinstance(caller, str)
+                else self.user_code.place_in(caller, line=caller.co_firstlineno),
+                calls_per_step=calls / max(1, self.num_steps),
+            )
+            for caller, calls in self.callers.most_common(MOST_CALLERS)
+        )
 
     def _note_derived(
         self, values: tuple[Any, ...], result: Any, spent_s: float, sequences: list[tuple[int, int]]

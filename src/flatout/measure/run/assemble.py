@@ -78,6 +78,7 @@ class Assembly:
             loaders=loaders,
             sites=sites,
             module_calls=modules,
+            operator_calls=tools.sites.operator_calls() if tools.sites is not None else (),
             attributed_step_s=tools.attributed_step_s,
             kernels=tools.kernels,
             memory=tools.memory,
@@ -228,6 +229,7 @@ def _missing(observer: Observer) -> list[str]:
 def _places(evidence: Evidence) -> list[Place | None]:
     places: list[Place | None] = [site.place for site in evidence.sites]
     places += [call.place for call in evidence.module_calls]
+    places += [calls.place for calls in evidence.operator_calls]
     for loader in evidence.loaders:
         places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
     if evidence.stacks is not None:

@@ -308,3 +308,37 @@ def test_without_attribution_seconds_are_unknown() -> None:
     (site,) = counted(work).values()
     assert site.host_s is None
     assert site.backward_s is None
+
+
+class Gate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # at: gate
+        return torch.sigmoid(x) * x.view(-1)  # a view runs nothing
+
+
+class Gates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = Gate(), Gate(), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.first(x))) + 1
+
+
+def test_operators_are_counted_for_the_module_that_calls_them() -> None:
+    x = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([x], lr=0.1, foreach=False)
+    sites = CallSites(UserCode(str(HERE.parent)))
+    model, alone = Gates(), nn.Tanh()
+    with sites:
+        for _ in range(2):
+            loss = alone(model(x)).sum()
+            loss.backward()
+            optimizer.step()
+    sites.num_steps = 2
+    calls = {each.caller: each for each in sites.operator_calls()}
+    assert calls["Gate"].calls_per_step == 4
+    assert calls["Gates"].calls_per_step == 2  # its own sum, and the norm's, which is a library's
+    assert calls["Tanh"].calls_per_step == 1
+    assert calls["SGD.step"].calls_per_step >= 1
+    assert calls["Gate"].place is not None and calls["Tanh"].place is None
+    assert calls["Gate"].place.line == line("gate")
