@@ -93,6 +93,10 @@ class UserCode:
         known = self._kinds.get(id(code))
         return (known[0] if known is not None else self._judge(code)) == _USER
 
+    def codes(self) -> list[CodeType]:
+        """The user's code objects that were seen so far."""
+        return [code for kind, code in list(self._kinds.values()) if kind == _USER]
+
     def is_library(self, code: CodeType) -> bool:
         """Whether `code` is a library's that the user calls by name; plumbing and our own is not."""
         known = self._kinds.get(id(code))

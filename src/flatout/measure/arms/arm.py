@@ -39,7 +39,8 @@ class Arm:
     roofline_s: float | None = None
     parent: str | None = None
     suspicion: float = 0.0  # the share of the step that it may free
-    serves: str | None = None  # "cached" or "half": the batches that its steps are given again
+    serves: str | None = None  # "cached", "half", "one": the batches that its steps are given again
+    only_baseline: bool = False  # it shows nothing by itself, and runs beside those that need it
     fewest_rounds: int = 1  # also where the first shows no gain
     refusal: str | None = None  # why it cannot run, or gave itself up: its steps do not count from then on
     fell_back: bool = False  # the step under way ran as it is, at least in part: it does not count
@@ -75,6 +76,8 @@ class ArmContext:
     memory: Memory | None
     loaders: LoaderWatch
     optimizer: Any
+    optimizers: tuple[Any, ...]  # all that stepped
+    attributed_step_s: float | None  # the step that the sites' seconds are of
     user_code: UserCode
     clock: Clock
     patches: Patches  # for what is patched for an arm; undone with the instruments

@@ -91,7 +91,7 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kept: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         ctx.kinds = [(each.shape, each.dtype, each.device) for each in inputs]
-        return kept.view_as(kept)
+        return kept.detach()  # unlike a view it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

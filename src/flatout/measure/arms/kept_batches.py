@@ -8,6 +8,8 @@ from flatout.measure.arms import batch_statements
 from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.loading.loaders import LoaderWatch
 
+ONE_BATCH = "one-batch"
+
 
 class Cached(Arm):
     """Steps on the batches of the real block before."""
@@ -16,6 +18,14 @@ class Cached(Arm):
     serves = "cached"
     suspicion = 1.0
     fewest_rounds = 3
+
+
+class OneBatch(Arm):
+    """Steps on one and the same batch, for arms that need inputs of the same shapes in every step."""
+
+    kind = label = ONE_BATCH
+    serves = "one"
+    only_baseline = True
 
 
 class Half(Arm):
@@ -37,4 +47,4 @@ class Half(Arm):
 def propose(context: ArmContext) -> Iterable[Arm]:
     if context.loaders.trained_on() is None:
         return batch_statements.propose(context)
-    return Cached(), Half(context.loaders)
+    return Cached(), Half(context.loaders), OneBatch()

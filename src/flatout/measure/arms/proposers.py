@@ -5,6 +5,7 @@ from __future__ import annotations
 from flatout.measure.arms import (
     batched_call,
     kept_batches,
+    knock_out,
     leave_out,
     precision,
     reads_free,
@@ -17,6 +18,7 @@ from flatout.measure.arms.arm import Propose
 
 PROPOSERS: tuple[Propose, ...] = (
     kept_batches.propose,
+    knock_out.propose,
     leave_out.propose,
     reads_free.propose,
     precision.propose,

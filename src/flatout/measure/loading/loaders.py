@@ -286,7 +286,7 @@ class LoaderWatch:
             return None
         kept = record.kept[record.served % len(record.kept)]
         batch, self.rows = kept.serve(), kept.rows
-        record.served += 1
+        record.served += self.serving != "one"
         record.stood_in += 1
         if self.serving == "half":
             rows = num_rows(batch, record.config["batch_size"])
@@ -316,7 +316,7 @@ class LoaderWatch:
             raise
 
     def begin_serving(self, arm: str | None) -> None:
-        """Serve kept batches from here on (arm "cached" or "half"), or real ones (None)."""
+        """Serve kept batches from here on (arm "cached", "half" or "one"), or real ones (None)."""
         self.serving = arm
         for record in self.records:
             record.served = 0

@@ -115,7 +115,8 @@ class Assembly:
 def _counterfactuals(observer: Observer) -> tuple[Counterfactual, ...]:
     found = []
     for arm in observer.arms.values():
-        measured = observer.measured(arm) if arm.refusal is None else None
+        counts = arm.refusal is None and not arm.only_baseline
+        measured = observer.measured(arm) if counts else None
         if measured is not None:
             found.append(
                 replace(

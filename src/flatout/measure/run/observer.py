@@ -19,7 +19,7 @@ from flatout.measure.arms.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.arms.watchdog import Watchdog
 from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
-from flatout.measure.evidence import ArmNotRun, Counterfactual
+from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches
@@ -28,7 +28,7 @@ from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import Agreement
 from flatout.measure.run.rows import StepRow, build_steps
-from flatout.measure.run.schedule import Rounds, StepBlock, WarmUp, plan_passes, plan_rounds
+from flatout.measure.run.schedule import FOR_PASSES, Rounds, StepBlock, WarmUp, plan_passes, plan_rounds
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode
@@ -83,6 +83,7 @@ class Observer:
         self.watchdog = Watchdog()
         self.deadline_s = time.monotonic() + options.seconds
         self.optimizer: Any = None
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
         self.finished = False
@@ -158,7 +159,9 @@ class Observer:
         return True
 
     def note_optimizer(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
+        if self.optimizer is not optimizer:
+            self.optimizer = optimizer
+            self.optimizers.add(optimizer)
         self.loaders.num_steps += 1
 
     def after_model_call(self, key: Key, name: str) -> None:
@@ -287,6 +290,8 @@ class Observer:
         self.block_number += 1
         self.position = 0
         self.on_block_end()
+        if not self.agreement.shared:
+            self._drop_passes()
         if self.block_number == len(self.blocks) and not late:
             self.blocks += self._next_blocks()
         if self.block_number == len(self.blocks) or late:
@@ -325,6 +330,15 @@ class Observer:
             blocks += plan_rounds(step_s, seconds=self.seconds_left, labels=labels)
         return blocks
 
+    def _drop_passes(self) -> None:
+        """Leave the second half of the time to the arms, whatever the instruments took."""
+        if self.seconds_left < (1 - FOR_PASSES) * self.options.seconds:
+            dropped = [block.arm for block in self.blocks[self.block_number :] if block.arm in INSTRUMENTS]
+            self.blocks[self.block_number :] = [
+                block for block in self.blocks[self.block_number :] if block.arm not in INSTRUMENTS
+            ]
+            self.tools.missing += [f"{name}: no time was left for this pass" for name in dropped]
+
     # -- arms
 
     def _context(self) -> ArmContext:
@@ -345,6 +359,8 @@ class Observer:
             memory=tools.memory,
             loaders=self.loaders,
             optimizer=self.optimizer,
+            optimizers=tuple(self.optimizers),
+            attributed_step_s=tools.attributed_step_s,
             user_code=self.user_code,
             clock=self.clock,
             patches=self.patches,

@@ -27,6 +27,7 @@ MOST_STEPS_PER_BLOCK = 40
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 8, 6.0
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
+FOR_PASSES = 0.5  # of all the time: an instrument may slow a step more than anybody can foresee
 SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
 GAIN = 1.05  # less is not worth a round
 NARROW = 0.1  # an interval this wide, as a share of the speed-up, says enough
@@ -76,10 +77,11 @@ class WarmUp:
 def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list[str]]:
     """A real block and the instruments' for a job whose step takes `step_s`; and those it has no time for."""
     long = step_s >= LONG_STEP_S
+    few = 1 if step_s >= SHORT_STEP_S else 2
     passes = [
-        StepBlock(arm="count", num_steps=1 if long else 2),
+        StepBlock(arm="count", num_steps=few),
         StepBlock(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
-        StepBlock(arm="kernels", num_steps=1 if long else 2),
+        StepBlock(arm="kernels", num_steps=few),
         StepBlock(arm="memory", num_steps=4),
         # never next to the kernels' pass: a profiler session that begins in the very hook in which
         # another one ended can crash in torch's profiler
@@ -158,7 +160,7 @@ class Rounds:
     def _wanted(self, found: Mapping[str, Counterfactual | None], seconds_left: float) -> list[Arm]:
         """Arms that are to run, the first ones first."""
         self._refuse_without_baseline()
-        able = [arm for arm in self.arms.values() if arm.refusal is None]
+        able = [arm for arm in self.arms.values() if arm.refusal is None and not arm.only_baseline]
         new = [arm for arm in able if not self._num_blocks[arm.label]]
         new.sort(key=lambda arm: -arm.suspicion)
         open_ = [arm for arm in able if self._num_blocks[arm.label] and not self._is_settled(arm, found)]
@@ -179,7 +181,7 @@ class Rounds:
         if num < arm.fewest_rounds or num >= MOST_ROUNDS:
             return num >= MOST_ROUNDS
         if gained is None:
-            return num >= FEWEST_ROUNDS
+            return num > FEWEST_ROUNDS  # one more than the others: it may have asked for another baseline
         if gained.speedup < GAIN:
             return num >= FEWEST_ROUNDS or gained.speedup_high < GAIN
         return num >= FEWEST_ROUNDS and gained.speedup_high - gained.speedup_low < NARROW * gained.speedup
@@ -196,7 +198,7 @@ class Rounds:
                 last_line=arm.last_line,
             )
             for label, arm in self.arms.items()
-            if label not in done
+            if label not in done and not arm.only_baseline
         )
 
 

@@ -1,0 +1,277 @@
+"""Blocks of the user's code that can be taken away, by their words.
+
+A block is a whole function, or a run of statements of one.  Its results are the names that it binds and that
+are read elsewhere.  A list that a loop fills is not a result: what consumes it (`torch.stack(rows)`) belongs
+to the block, because that cost goes with the loop.  So a run begins at a statement and goes on until what
+it filled has been used.
+
+Left alone are blocks that train or step an environment, write files, bind global names, yield, or leave a
+loop around them; each with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SUITES = ("body", "orelse", "finalbody")
+FILLS = frozenset(("append", "extend", "insert", "add", "update", "setdefault", "appendleft"))
+TRAINS = frozenset(("backward", "step"))
+WRITES = frozenset(
+    ("save", "savez", "dump", "write", "writelines", "write_text", "write_bytes", "to_csv", "mkdir")
+)
+DEEPEST_CALLS = 3  # functions of the same file that are looked into
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Statements in a row of one function."""
+
+    first_line: int
+    last_line: int
+    start: tuple[int, int]  # line and column of the first statement, by which it is found in another tree
+    num_statements: int
+    results: tuple[str, ...]  # names and attributes (`self.hidden`) that it binds and others read
+    inputs: tuple[str, ...]  # names that it reads
+    is_tail: bool  # it goes on to the function's end, and its result is what the function returns
+    refusal: str | None = None
+
+
+def find_function(tree: ast.AST, name: str, first_line: int) -> FunctionNode | None:
+    """The function whose code object has this name and first line."""
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS) and node.name == name:
+            lines = [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
+            if min(lines) == first_line:
+                return node
+    return None
+
+
+def whole_block(function: FunctionNode, tree: ast.AST) -> Block:
+    """All statements of a function."""
+    first = 1 if ast.get_docstring(function) is not None and len(function.body) > 1 else 0
+    made = _block(function, function.body, first, len(function.body) - 1, tree)
+    return replace(made, first_line=function.lineno)
+
+
+def inner_blocks(function: FunctionNode, block: Block, tree: ast.AST) -> list[Block]:
+    """The blocks right inside a block, in order; those that can only be taken away with others are opened."""
+    suite, first = find_statements(function, block)
+    last = first + block.num_statements - 1
+    found: list[Block] = []
+    position = first
+    while position <= last:
+        made = _run_at(function, suite, position, tree)
+        same = (made.num_statements, made.start) == (block.num_statements, block.start)
+        if same or made.refusal is not None:
+            found += _opened(function, suite[position], tree)
+            position += 1
+        else:
+            found.append(made)
+            position += made.num_statements
+    return found
+
+
+def find_statements(function: FunctionNode, block: Block) -> tuple[list[ast.stmt], int]:
+    """The suite of `function` that holds a block, and the position of its first statement."""
+    for suite in _suites(function):
+        for position, statement in enumerate(suite):
+            if (statement.lineno, statement.col_offset) == block.start:
+                return suite, position
+    raise LookupError(f"line {block.start[0]} is not in {function.name}")
+
+
+def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements below a node; functions and classes defined in it are left out."""
+    for name in SUITES:
+        suite = getattr(node, name, None)
+        if isinstance(suite, list):
+            yield suite
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.excepthandler)) and not isinstance(
+            child, (*FUNCTIONS, ast.ClassDef)
+        ):
+            yield from _suites(child)
+
+
+def _opened(function: FunctionNode, statement: ast.stmt, tree: ast.AST) -> list[Block]:
+    """The blocks of the suites of a compound statement."""
+    if isinstance(statement, (*FUNCTIONS, ast.ClassDef, ast.Try)):
+        return []
+    found: list[Block] = []
+    for name in SUITES:
+        suite = getattr(statement, name, None)
+        if isinstance(suite, list) and suite:
+            position = 0
+            while position < len(suite):
+                made = _run_at(function, suite, position, tree)
+                if made.refusal is not None:
+                    found += _opened(function, suite[position], tree)
+                    position += 1
+                else:
+                    found.append(made)
+                    position += made.num_statements
+    return found
+
+
+def _run_at(function: FunctionNode, suite: list[ast.stmt], position: int, tree: ast.AST) -> Block:
+    """The smallest run that begins at a statement and has used what it filled."""
+    last = position
+    while last + 1 < len(suite) and _filled(suite[position : last + 1]) & _loaded(suite[last + 1 :]):
+        last += 1
+    return _block(function, suite, position, last, tree)
+
+
+def _block(function: FunctionNode, suite: list[ast.stmt], first: int, last: int, tree: ast.AST) -> Block:
+    run = suite[first : last + 1]
+    inside = {id(node) for statement in run for node in ast.walk(statement)}
+    outside = [node for node in ast.walk(function) if id(node) not in inside]
+    is_tail = suite is function.body and last == len(suite) - 1
+    read_outside = _names(outside, ast.Load) | _attributes(outside, ast.Load)
+    bound = _stored(run)
+    local = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
+    local |= _stored(function.body)
+    # an attribute is state: whoever reads it may be another function
+    results = sorted(name for name in bound if name in read_outside or "." in name)
+    return Block(
+        first_line=run[0].lineno,
+        last_line=run[-1].end_lineno or run[-1].lineno,
+        start=(run[0].lineno, run[0].col_offset),
+        num_statements=len(run),
+        results=tuple(results),
+        inputs=tuple(sorted(_loaded(run) & local)),
+        is_tail=is_tail,
+        refusal=_refusal(function, run, is_tail=is_tail, tree=tree)
+        or ("what it fills is used outside it" if _filled(run) & _names(outside, ast.Load) else None),
+    )
+
+
+# -- names
+
+
+def _names(nodes: Iterable[ast.AST], context: type) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+
+
+def _attributes(nodes: Iterable[ast.AST], context: type) -> set[str]:
+    """`self.hidden`, where it stands in a context."""
+    return {
+        f"{node.value.id}.{node.attr}"
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and isinstance(node.ctx, context)
+    }
+
+
+def _own(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of statements that run with them: not the inside of functions and classes defined there."""
+    for node in statements:
+        yield node
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            continue
+        yield from _own(ast.iter_child_nodes(node))
+
+
+def _stored(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names and attributes that statements bind; variables of comprehensions are their own."""
+    found: set[str] = set()
+
+    def walk(node: ast.AST) -> None:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            found.add(node.name)
+            return
+        if isinstance(node, ast.Lambda):
+            return
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            found.update(_names([node.value], ast.Load))  # `out[i] = value` changes what the name holds
+        found.update(_names([node], ast.Store) | _attributes([node], ast.Store))
+        for child in ast.iter_child_nodes(node):
+            if not (isinstance(node, ast.comprehension) and child is node.target):
+                walk(child)
+
+    for statement in statements:
+        walk(statement)
+    return found
+
+
+def _loaded(statements: Iterable[ast.stmt]) -> set[str]:
+    return _names((node for statement in statements for node in ast.walk(statement)), ast.Load)
+
+
+def _filled(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names of lists and other collections that statements fill."""
+    found: set[str] = set()
+    for node in _own(statements):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLS:
+            if isinstance(node.func.value, ast.Name):
+                found.add(node.func.value.id)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, COMPREHENSIONS):
+            found |= _names(node.targets, ast.Store)
+    return found
+
+
+# -- what is left alone
+
+
+def _refusal(function: FunctionNode, run: list[ast.stmt], *, is_tail: bool, tree: ast.AST) -> str | None:
+    """Why a run of statements cannot be taken away."""
+    own = list(_own(run))
+    if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, ast.Await) for node in own):
+        return "it is asynchronous"
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own(function.body)):
+        return "it is a generator"
+    if any(isinstance(node, ast.Return) for node in own) and not is_tail:
+        return "it may return from the function"
+    if any(_leaves_loop(statement) for statement in run):
+        return "it leaves or goes on with a loop around it"
+    if any(isinstance(node, (ast.Delete, ast.Import, ast.ImportFrom)) for node in own):
+        return "it imports or deletes names"
+    declared = {
+        name
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Global, ast.Nonlocal))
+        for name in node.names
+    }
+    if declared & _stored(run):
+        return "it binds names of another scope"
+    if not any(isinstance(node, (ast.Call, ast.BinOp, ast.Subscript)) for node in own):
+        return "it computes nothing"
+    return _effect(run, tree, depth=DEEPEST_CALLS)
+
+
+def _leaves_loop(node: ast.AST, *, in_loop: bool = False) -> bool:
+    if isinstance(node, (ast.Break, ast.Continue)):
+        return not in_loop
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        return False
+    return any(
+        _leaves_loop(child, in_loop=in_loop or isinstance(node, LOOPS))
+        for child in ast.iter_child_nodes(node)
+    )
+
+
+def _effect(run: Iterable[ast.AST], tree: ast.AST, *, depth: int) -> str | None:
+    """What a run of statements, or a function of the same file that it calls, does outside."""
+    called: set[str] = set()
+    for node in _own(run):
+        if not isinstance(node, ast.Call):
+            continue
+        name = str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+        if name in TRAINS and isinstance(node.func, ast.Attribute):
+            return "it trains, or steps an environment"
+        if name in WRITES or name == "open":
+            return "it writes or opens files"
+        called.add(name)
+    if depth:
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS) and node.name in called:
+                effect = _effect(node.body, tree, depth=depth - 1)
+                if effect is not None:
+                    return effect
+    return None

@@ -1,0 +1,247 @@
+"""What a block computed, kept in a step and given in its place in later ones.
+
+A given tensor is tied to the tensors that the block would have read: gradients of zero flow on to them, and
+none into the block.  Each call of a step has its own results, and so have calls with inputs of other shapes:
+where nothing is known for them, the block runs and the step does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.measure.arms.blocks import Block
+from flatout.measure.arms.call_results import attached, tensors_in
+from flatout.measure.clock import ident
+
+MOST_CALLS = 5000  # in a step
+MOST_KEPT = 20_000
+DEEPEST = 4
+PLAIN = (int, float, complex, bool, str, bytes, type(None), slice, range)
+UNBOUND = object()
+
+Shapes = tuple[Any, ...]
+Key = tuple[int, Shapes]
+
+
+class NotPlain(Exception):
+    """Says which result cannot be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor of a kept result."""
+
+    tensor: Any
+    requires_grad: bool
+    input: int | None  # the number of the input that it is
+
+
+@dataclass(slots=True)
+class _Kept:
+    bound: tuple[Any, ...]
+    returned: Any = None
+
+
+class KeptResults:
+    """Answers the switch around one block; on other threads than the training thread the block runs."""
+
+    def __init__(
+        self,
+        block: Block,
+        *,
+        owner: Callable[[], int],
+        class_name: str | None = None,
+        on_begin: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+        on_fall_back: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.results = [_mangled(name, class_name) for name in block.results]
+        self.inputs = [_mangled(name, class_name) for name in block.inputs]
+        self._owner, self._on_begin, self._on_end = owner, on_begin, on_end
+        self._on_fall_back = on_fall_back
+        self.giving = False
+        self.failure: str | None = None
+        self.num_bytes = 0  # of the inputs and results of one step
+        self.requires_grad = False
+        self._kept: dict[Key, _Kept] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """A step is over."""
+        self.num_calls = 0
+        self.num_unknown = 0  # of them, calls for which nothing was kept
+        self._under_way: list[tuple[Key, list[Any]] | None] = []
+        self._given: tuple[_Kept, list[Any]] | None = None
+
+    def forget(self) -> None:
+        self._kept.clear()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._kept
+
+    # -- called by the rewritten function
+
+    def is_free(self) -> bool:
+        """Whether the block's results are known, so that it need not run."""
+        if ident() != self._owner() or self.failure is not None:
+            return False
+        if self._under_way:  # the block calls its own function
+            self._under_way.append(None)
+            return False
+        variables = sys._getframe(1).f_locals
+        values = [variables.get(name) for name in self.inputs]
+        key = (self.num_calls, _shapes(values))
+        self.num_calls += 1
+        known = self._kept.get(key) if self.giving else None
+        if known is not None:
+            self._given = (known, values)
+            return True
+        self._on_fall_back()
+        self.num_unknown += self.giving
+        if self.num_calls > MOST_CALLS or len(self._kept) > MOST_KEPT:
+            self.failure = f"it runs more than {MOST_CALLS} times in a step"
+            return False
+        self._under_way.append((key, values))
+        self._on_begin()
+        return False
+
+    def note(self) -> None:
+        """The block ran: keep what it bound."""
+        self._note(sys._getframe(1).f_locals, None)
+
+    def note_returned(self, value: Any) -> Any:
+        self._note(sys._getframe(1).f_locals, value)
+        return value
+
+    def give(self) -> tuple[Any, ...]:
+        """What the block would have bound."""
+        assert self._given is not None
+        known, values = self._given
+        return tuple(_give(held, values) for held in known.bound)
+
+    def give_returned(self) -> Any:
+        assert self._given is not None
+        known, values = self._given
+        return _give(known.returned, values)
+
+    def _note(self, variables: Mapping[str, Any], returned: Any) -> None:
+        if ident() != self._owner() or not self._under_way:
+            return
+        entry = self._under_way.pop()
+        if entry is None:
+            return
+        self._on_end()
+        key, values = entry
+        inputs = list(tensors_in(values))
+        try:
+            bound = [_value(variables, name) for name in self.results]
+            kept = _Kept(
+                tuple(_hold(value, inputs, name) for value, name in zip(bound, self.results, strict=True)),
+                _hold(returned, inputs, "what it returns"),
+            )
+        except NotPlain as error:
+            self.failure = str(error)
+            return
+        self._kept[key] = kept
+        self._measure(inputs, [*tensors_in(bound), *tensors_in(returned)])
+
+    def _measure(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        if not self.giving:
+            unique = {id(tensor): tensor for tensor in (*inputs, *results)}
+            self.num_bytes += sum(int(tensor.nbytes) for tensor in unique.values())
+            self.requires_grad |= any(tensor.requires_grad for tensor in results)
+
+
+def _mangled(name: str, class_name: str | None) -> str:
+    """A name as a function of a class stores it: `self.__state` is `self._Model__state`."""
+    if class_name is None:
+        return name
+    return ".".join(
+        f"_{class_name.lstrip('_')}{part}" if part.startswith("__") and not part.endswith("__") else part
+        for part in name.split(".")
+    )
+
+
+def _value(variables: Mapping[str, Any], name: str) -> Any:
+    first, _, attribute = name.partition(".")
+    value = variables.get(first, UNBOUND)
+    return getattr(value, attribute, UNBOUND) if attribute else value
+
+
+def _shapes(values: Sequence[Any]) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in _direct(values))
+
+
+def _direct(values: Sequence[Any]) -> Iterator[Any]:
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)) and len(value) < 8:
+            yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+def _hold(value: Any, inputs: Sequence[Any], name: str, depth: int = DEEPEST) -> Any:
+    """A value with its tensors taken off the graph; raises NotPlain."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        which = next((number for number, tensor in enumerate(inputs) if tensor is value), None)
+        if isinstance(value, torch.nn.Parameter):
+            return value
+        return _Held(value.detach(), value.requires_grad, which)
+    if value is UNBOUND or isinstance(value, (*PLAIN, torch.dtype, torch.device, torch.Size)):
+        return None if value is UNBOUND else value
+    if type(value).__module__ == "numpy":
+        return value
+    if depth and (isinstance(value, dict) or dataclasses.is_dataclass(value)):
+        items = value if isinstance(value, dict) else vars(value)
+        return _Mapping(
+            type(value), {key: _hold(item, inputs, name, depth - 1) for key, item in items.items()}
+        )
+    if depth and isinstance(value, (list, tuple)):
+        return _Sequence(type(value), [_hold(item, inputs, name, depth - 1) for item in value])
+    raise NotPlain(f"its result {name} is a {type(value).__name__}, not a tensor or a plain value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    kind: Any
+    items: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    kind: Any
+    items: dict[Any, Any]
+
+
+def _give(held: Any, values: Sequence[Any]) -> Any:
+    if isinstance(held, _Held):
+        return _tensor(held, values)
+    if isinstance(held, _Sequence):
+        items = [_give(item, values) for item in held.items]
+        return held.kind(*items) if hasattr(held.kind, "_fields") else held.kind(items)
+    if isinstance(held, _Mapping):
+        mapping = {key: _give(item, values) for key, item in held.items.items()}
+        return held.kind(mapping) if held.kind in (dict, OrderedDict) else held.kind(**mapping)
+    return held
+
+
+def _tensor(held: _Held, values: Sequence[Any]) -> Any:
+    import torch
+
+    inputs = list(tensors_in(values))
+    if held.input is not None and held.input < len(inputs):
+        return inputs[held.input]
+    if not held.requires_grad or not torch.is_grad_enabled():
+        return held.tensor.detach()
+    tied = attached(held.tensor, inputs)
+    return tied if tied.requires_grad else held.tensor.detach().requires_grad_()

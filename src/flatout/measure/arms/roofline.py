@@ -1,0 +1,78 @@
+"""What a block must take at least: its arithmetic and its bytes at the speed of this device.
+
+A block that is taken away takes along work that a fix has to do.  The products of its tensors and the bytes
+of its inputs and results, at the speed that a matrix product and a copy reach here, are a floor for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+PRODUCT_SIZE = {"cpu": 384, "cuda": 4096}
+COPY_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}
+REPEATS = 3
+BACKWARD = 3.0  # a product and its two gradients
+
+
+class FlopCount(TorchDispatchMode):
+    """Adds up the floating-point operations of matrix products, convolutions and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        count = flop_registry.get(getattr(function, "_overloadpacket", None))
+        if count is not None:
+            self.flops += float(count(*args, **(kwargs or {}), out_val=result))
+        return result
+
+
+def roofline_s(*, flops: float, num_bytes: float, with_backward: bool, device: str) -> float | None:
+    """Seconds that this arithmetic and these bytes take at least."""
+    speeds = device_speeds(device)
+    if speeds is None:
+        return None
+    flops_per_s, bytes_per_s = speeds
+    factor = BACKWARD if with_backward else 1.0
+    return factor * max(flops / flops_per_s, num_bytes / bytes_per_s)
+
+
+@functools.cache
+def device_speeds(device: str) -> tuple[float, float] | None:
+    """(floating-point operations, bytes) per second, as a matrix product and a copy reach them."""
+    if device not in PRODUCT_SIZE:
+        return None
+    try:
+        size, length = PRODUCT_SIZE[device], COPY_BYTES[device]
+        with torch.no_grad():
+            left, right = (torch.ones(size, size, device=device) for _ in range(2))
+            product_s = _fastest_s(lambda: left @ right, device)
+            source, target = (torch.zeros(length, dtype=torch.uint8, device=device) for _ in range(2))
+            copy_s = _fastest_s(lambda: target.copy_(source), device)
+    except torch.OutOfMemoryError:
+        return None
+    return 2 * size**3 / product_s, 2 * length / copy_s
+
+
+def _fastest_s(work: Any, device: str) -> float:
+    times_s = []
+    for _ in range(1 + REPEATS):
+        _wait(device)
+        start_s = time.perf_counter()
+        work()
+        _wait(device)
+        times_s.append(time.perf_counter() - start_s)
+    return max(1e-9, min(times_s[1:]))
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
