@@ -146,8 +146,7 @@ def _block(function: FunctionNode, suite: list[ast.stmt], first: int, last: int,
         results=tuple(results),
         inputs=tuple(sorted(_loaded(run) & local)),
         is_tail=is_tail,
-        refusal=_refusal(function, run, is_tail=is_tail, tree=tree)
-        or ("what it fills is used outside it" if _filled(run) & _names(outside, ast.Load) else None),
+        refusal=_refusal(function, run, is_tail=is_tail, tree=tree) or _tie(run, outside),
     )
 
 
@@ -204,10 +203,14 @@ def _loaded(statements: Iterable[ast.stmt]) -> set[str]:
     return _names((node for statement in statements for node in ast.walk(statement)), ast.Load)
 
 
-def _filled(statements: Iterable[ast.stmt]) -> set[str]:
+def _filled(statements: Iterable[ast.AST]) -> set[str]:
     """Names of lists and other collections that statements fill."""
+    return _filled_by(_own(statements))
+
+
+def _filled_by(nodes: Iterable[ast.AST]) -> set[str]:
     found: set[str] = set()
-    for node in _own(statements):
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLS:
             if isinstance(node.func.value, ast.Name):
                 found.add(node.func.value.id)
@@ -243,6 +246,13 @@ def _refusal(function: FunctionNode, run: list[ast.stmt], *, is_tail: bool, tree
     if not any(isinstance(node, (ast.Call, ast.BinOp, ast.Subscript)) for node in own):
         return "it computes nothing"
     return _effect(run, tree, depth=DEEPEST_CALLS)
+
+
+def _tie(run: list[ast.stmt], outside: list[ast.AST]) -> str | None:
+    """A list that is filled on one side of the border and used on the other."""
+    if _filled(run) & _names(outside, ast.Load):
+        return "what it fills is used outside it"
+    return "what it uses is filled outside it" if _filled_by(outside) & _loaded(run) else None
 
 
 def _leaves_loop(node: ast.AST, *, in_loop: bool = False) -> bool:

@@ -26,6 +26,7 @@ from flatout.measure.clock import Clock
 from flatout.measure.evidence import Place
 from flatout.measure.live_objects import live_objects
 from flatout.measure.patches import Patches
+from flatout.measure.phases import has_compiled
 
 if TYPE_CHECKING:
     import ast
@@ -216,7 +217,7 @@ class KnockOut(Arm):
 
     def _start_counting(self) -> None:
         """In the step whose results are kept; compiled code would be traced anew under a mode."""
-        if self._flops is None and not self._counting and not _anything_is_compiled():
+        if self._flops is None and not self._counting and not has_compiled():
             from flatout.measure.arms.roofline import FlopCount
 
             self._count = self._count or FlopCount()
@@ -339,15 +340,9 @@ def running_codes(context: ArmContext) -> Iterator[CodeType]:
     yield from (each.f_code for each in frames if each.f_code.co_name == "<module>")
 
 
-def _anything_is_compiled() -> bool:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"])
-
-
 def _is_compiled(code: CodeType) -> bool:
     """Whether dynamo has compiled this code."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
+    if not has_compiled():
         return False
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 

@@ -326,7 +326,8 @@ class Observer:
         blocks, left_out = plan_passes(step_s, seconds=self.seconds_left)
         self.tools.missing += [f"{name}: no time was left for this pass" for name in left_out]
         if self.agreement.is_needed and self.options.counterfactuals:
-            labels = [arm.label for arm in self._propose_for_ranks() if arm.refusal is None]
+            able = [arm for arm in self._propose_for_ranks() if arm.refusal is None]
+            labels = [arm.label for arm in able if not arm.only_baseline]
             blocks += plan_rounds(step_s, seconds=self.seconds_left, labels=labels)
         return blocks
 

@@ -25,12 +25,12 @@ SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
-FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 8, 6.0
+FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
 FOR_PASSES = 0.5  # of all the time: an instrument may slow a step more than anybody can foresee
 SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
 GAIN = 1.05  # less is not worth a round
-NARROW = 0.1  # an interval this wide, as a share of the speed-up, says enough
+NARROW = 0.2  # an interval this wide, as a share of the speed-up, says enough
 NO_TIME, UNTIMED = "no time was left for it", "its steps could not be timed"
 
 

@@ -82,6 +82,8 @@ def context(watch: LoaderWatch) -> Iterator[MakeContext]:
         "memory": None,
         "loaders": watch,
         "optimizer": None,
+        "optimizers": (),
+        "attributed_step_s": None,
         "user_code": watch.user_code,
         "clock": watch.clock,
         "patches": patches,

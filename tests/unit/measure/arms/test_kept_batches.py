@@ -12,9 +12,10 @@ def context(trained_on: Any) -> Any:
 
 
 def test_batches_are_served_again_whole_and_halved() -> None:
-    cached, half = kept_batches.propose(context(object()))
+    cached, half, one = kept_batches.propose(context(object()))
     assert (cached.serves, cached.baseline, cached.refusal) == ("cached", "real", None)
     assert (half.serves, half.baseline, half.refusal) == ("half", "cached", None)
+    assert (one.serves, one.baseline, one.only_baseline) == ("one", "real", True)
 
 
 def test_without_a_loader_the_statements_that_make_the_batch_are_looked_for() -> None:
@@ -30,7 +31,7 @@ def test_without_a_loader_the_statements_that_make_the_batch_are_looked_for() ->
 
 def test_batches_that_cannot_be_halved_give_the_arm_up() -> None:
     made = context(object())
-    _, half = kept_batches.propose(made)
+    _, half, _one = kept_batches.propose(made)
     made.loaders.cannot_halve = "batches of 3 are too small for it"
     half.step_end()
     assert half.refusal == "batches of 3 are too small for it"

@@ -1,0 +1,124 @@
+"""Blocks of a small job taken away in a whole diagnosis."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.measure.arms import knock_out
+from flatout.measure.arms.knock_out import keep_random_state
+from flatout.measure.arms.rewrite import KNOCK_OUT
+from flatout.measure.evidence import Counterfactual, Evidence
+from flatout.measure.run.assemble import Assembly, Ending
+from flatout.measure.run.observer import Observer, ObserverOptions
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        hidden = self.embed(x)
+        rows = []
+        for i in range(len(x)):  # at: loop
+            for _ in range(12):
+                row = hidden[i] * 2
+            rows.append(row)
+        joined = torch.stack(rows)
+        return self.out(joined)
+
+def noise(x):  # at: noise
+    for _ in range(150):
+        x = x + torch.rand(4)
+    return torch.distributions.Normal(x, 1.0)
+
+def train_step(model, optimizer, x):
+    loss = model(x + noise(x).mean).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def lines() -> dict[str, int]:
+    numbered = enumerate(textwrap.dedent(SOURCE).splitlines(), start=1)
+    return {text.partition("# at: ")[2]: number for number, text in numbered if "# at: " in text}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    path = tmp_path_factory.mktemp("job") / "job.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    spec = importlib.util.spec_from_file_location("job", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["job"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["job"]
+
+
+@pytest.fixture(scope="module")
+def evidence(job: ModuleType) -> Evidence:
+    folder = str(Path(str(job.__file__)).parent)
+    options = ObserverOptions(folder=folder, seconds=30.0, proposers=(knock_out.propose,))
+    observer = Observer(options, on_finished=lambda: None)
+    codes = (job.Model.forward.__code__, job.noise.__code__)
+    observer.install()
+    try:
+        model = job.Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        while not observer.finished:
+            job.train_step(model, optimizer, torch.ones(24, 4))
+    finally:
+        observer.remove()
+    assert (job.Model.forward.__code__, job.noise.__code__) == codes
+    assert not hasattr(job, KNOCK_OUT)
+    return Assembly(command=("job.py",), folder=folder).evidence(observer, Ending("measured", 0))
+
+
+def at(evidence: Evidence, name: str) -> Counterfactual:
+    (found,) = [each for each in evidence.counterfactuals if each.place and each.place.line == lines()[name]]
+    return found
+
+
+def test_the_loop_and_its_backward_pass_are_taken_away_whole(evidence: Evidence) -> None:
+    loop = at(evidence, "loop")
+    assert (loop.kind, loop.baseline, loop.last_line) == ("knock-out", "real", lines()["loop"] + 4)
+    assert loop.function == "Model.forward"
+    assert loop.speedup_low > 1.3
+    assert loop.roofline_s is not None and loop.roofline_s < loop.step_s
+    assert loop.parent is not None and loop.parent.startswith("knock-out job.py:")
+
+
+def test_a_block_whose_result_is_not_plain_says_so(evidence: Evidence) -> None:
+    (noise,) = [each for each in evidence.arms_not_run if each.place and each.place.line == lines()["noise"]]
+    assert noise.reason == "its result what it returns is a Normal, not a tensor or a plain value"
+
+
+def test_what_trains_is_opened_and_its_statements_tried(evidence: Evidence) -> None:
+    reasons = {arm.label: arm.reason for arm in evidence.arms_not_run}
+    trains = [label for label, reason in reasons.items() if reason == "it trains, or steps an environment"]
+    assert len(trains) == 1
+    assert any(each.function == "train_step" for each in evidence.counterfactuals)
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    put_back = keep_random_state()
+    drawn: list[Any] = [torch.rand(2).tolist(), random.random()]
+    put_back()
+    assert [torch.rand(2).tolist(), random.random()] == drawn
