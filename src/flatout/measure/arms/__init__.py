@@ -4,8 +4,7 @@ arm               what an arm is, and what those who propose one may look at
 proposers         who proposes arms
 kept_batches      batches served again, whole or halved
 batch_statements  the same for batches that the training loop makes itself, without a DataLoader
-knock_out         a block of the user's code taken away, with its backward pass
-leave_out         a statement of the training loop left out: what the step would take if it were free
+knock_out/        a block of the user's code taken away
 reads_free        values read back from the GPU answered from memory
 precision         autocast and TF32 products
 staged            batches in page-locked memory, or on the GPU already
@@ -15,11 +14,5 @@ batched_call      a module that is called with single rows, called once
 recurrence        a loop over a recurrent cell as one layer
 
 served_batches    the batches of a cached block, changed for one block
-blocks            which blocks can be taken away, by their words
-rewrite           a function's code with a switch around a block
-kept_results      what a block computed, given in its place
-lost_gradients    gradients for parameters that a block of steps computes none for
-roofline          what a block must take at least
 call_results      what is computed from the results of a call, and results that stand in
-watchdog          gives up on a block that does not end
 """

@@ -16,7 +16,7 @@ from flatout.measure.evidence import Kernels, Memory, ModuleCall, Place, Site, S
 
 if TYPE_CHECKING:
     from flatout.measure.arms.batch_statements import BatchStatements
-    from flatout.measure.arms.leave_out import LeaveOut
+    from flatout.measure.arms.knock_out.leave_out import LeaveOut
     from flatout.measure.clock import Clock
     from flatout.measure.loading.loaders import LoaderWatch
     from flatout.measure.patches import Patches

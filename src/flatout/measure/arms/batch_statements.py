@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.measure.arms.arm import Arm, ArmContext
-from flatout.measure.arms.leave_out import (
+from flatout.measure.arms.knock_out.leave_out import (
     FUNCTIONS,
     LEAVES,
     LOOPS,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from flatout.measure.arms import (
     batched_call,
     kept_batches,
-    knock_out,
-    leave_out,
     precision,
     reads_free,
     recurrence,
@@ -15,10 +13,11 @@ from flatout.measure.arms import (
     workers,
 )
 from flatout.measure.arms.arm import Propose
+from flatout.measure.arms.knock_out import function_blocks, leave_out
 
 PROPOSERS: tuple[Propose, ...] = (
     kept_batches.propose,
-    knock_out.propose,
+    function_blocks.propose,
     leave_out.propose,
     reads_free.propose,
     precision.propose,

@@ -15,9 +15,8 @@ from typing import Any
 from flatout.measure.arms import kept_batches
 from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
 from flatout.measure.arms.batch_statements import BatchStatements
-from flatout.measure.arms.leave_out import LeaveOut
+from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
-from flatout.measure.arms.watchdog import Watchdog
 from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
 from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.lines.lookout import Lookout
@@ -30,6 +29,7 @@ from flatout.measure.run.ranks import Agreement
 from flatout.measure.run.rows import StepRow, build_steps
 from flatout.measure.run.schedule import FOR_PASSES, Rounds, StepBlock, WarmUp, plan_passes, plan_rounds
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode
 

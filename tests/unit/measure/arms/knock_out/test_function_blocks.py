@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.measure.arms import knock_out
-from flatout.measure.arms.knock_out import keep_random_state
-from flatout.measure.arms.rewrite import KNOCK_OUT
+from flatout.measure.arms.knock_out import function_blocks
+from flatout.measure.arms.knock_out.function_blocks import keep_random_state
+from flatout.measure.arms.knock_out.rewrite import KNOCK_OUT
 from flatout.measure.evidence import Counterfactual, Evidence
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
@@ -75,7 +75,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 @pytest.fixture(scope="module")
 def evidence(job: ModuleType) -> Evidence:
     folder = str(Path(str(job.__file__)).parent)
-    options = ObserverOptions(folder=folder, seconds=30.0, proposers=(knock_out.propose,))
+    options = ObserverOptions(folder=folder, seconds=30.0, proposers=(function_blocks.propose,))
     observer = Observer(options, on_finished=lambda: None)
     codes = (job.Model.forward.__code__, job.noise.__code__)
     observer.install()

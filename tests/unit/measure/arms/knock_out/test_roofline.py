@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.measure.arms import roofline
-from flatout.measure.arms.roofline import FlopCount, device_speeds, roofline_s
+from flatout.measure.arms.knock_out import roofline
+from flatout.measure.arms.knock_out.roofline import FlopCount, device_speeds, roofline_s
 
 
 def test_products_are_counted() -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.measure.arms.blocks import Block
 from flatout.measure.arms.call_results import attached, tensors_in
+from flatout.measure.arms.knock_out.blocks import Block
 from flatout.measure.clock import ident
 
 MOST_CALLS = 5000  # in a step

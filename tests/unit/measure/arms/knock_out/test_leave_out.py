@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flatout.ground.script import main as main_script
-from flatout.measure.arms.leave_out import NOTHING, SWITCH, LeaveOut, Statement
+from flatout.measure.arms.knock_out.leave_out import NOTHING, SWITCH, LeaveOut, Statement
 from flatout.measure.evidence import Place, StackPath, Stacks
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from flatout.measure.arms.blocks import Block, find_function, find_statements, inner_blocks, whole_block
+from flatout.measure.arms.knock_out.blocks import (
+    Block,
+    find_function,
+    find_statements,
+    inner_blocks,
+    whole_block,
+)
 
 
 def parsed(source: str) -> tuple[Any, ast.Module]:

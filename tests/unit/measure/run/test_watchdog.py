@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from flatout.measure.arms.watchdog import Watchdog
+from flatout.measure.run.watchdog import Watchdog
 
 NEVER_S = 60.0
 

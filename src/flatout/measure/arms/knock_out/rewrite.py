@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from flatout.measure.arms.blocks import FUNCTIONS, Block, FunctionNode, find_function, find_statements
+from flatout.measure.arms.knock_out.blocks import (
+    FUNCTIONS,
+    Block,
+    FunctionNode,
+    find_function,
+    find_statements,
+)
 
 KNOCK_OUT = "_flatout_knock_out"  # one underscore: a name that begins with two is mangled inside a class
 

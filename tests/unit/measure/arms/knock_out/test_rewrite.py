@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flatout.measure.arms.blocks import find_function, inner_blocks, whole_block
-from flatout.measure.arms.rewrite import KNOCK_OUT, CannotRewrite, parse_file, rewritten
+from flatout.measure.arms.knock_out.blocks import find_function, inner_blocks, whole_block
+from flatout.measure.arms.knock_out.rewrite import KNOCK_OUT, CannotRewrite, parse_file, rewritten
 
 SOURCE = '''
 class Model:

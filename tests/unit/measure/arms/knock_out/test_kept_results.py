@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.measure.arms.blocks import Block
-from flatout.measure.arms.kept_results import KeptResults
+from flatout.measure.arms.knock_out.blocks import Block
+from flatout.measure.arms.knock_out.kept_results import KeptResults
 
 Pair = namedtuple("Pair", "first second")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from flatout.measure.arms.lost_gradients import keep_gradients
+from flatout.measure.arms.knock_out.lost_gradients import keep_gradients
 from flatout.measure.patches import Patches
 
 

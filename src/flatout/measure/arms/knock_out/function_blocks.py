@@ -19,9 +19,15 @@ from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.arms.arm import REAL, Arm, ArmContext
-from flatout.measure.arms.blocks import Block, FunctionNode, find_function, inner_blocks, whole_block
 from flatout.measure.arms.kept_batches import ONE_BATCH
-from flatout.measure.arms.rewrite import KNOCK_OUT, CannotRewrite, parse_file, rewritten
+from flatout.measure.arms.knock_out.blocks import (
+    Block,
+    FunctionNode,
+    find_function,
+    inner_blocks,
+    whole_block,
+)
+from flatout.measure.arms.knock_out.rewrite import KNOCK_OUT, CannotRewrite, parse_file, rewritten
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Place
 from flatout.measure.live_objects import live_objects
@@ -31,7 +37,7 @@ from flatout.measure.phases import has_compiled
 if TYPE_CHECKING:
     import ast
 
-    from flatout.measure.arms.kept_results import KeptResults
+    from flatout.measure.arms.knock_out.kept_results import KeptResults
 
 LEAST_SHARE = 0.05  # of the step
 ALWAYS = 0.05  # the suspicion of blocks that are tried whatever the host's samples say
@@ -141,7 +147,7 @@ class KnockOut(Arm):
     # -- a block of steps
 
     def begin(self) -> None:
-        from flatout.measure.arms.lost_gradients import keep_gradients
+        from flatout.measure.arms.knock_out.lost_gradients import keep_gradients
 
         if self._results is None:
             self._prepare()
@@ -193,7 +199,7 @@ class KnockOut(Arm):
         return propose_blocks(self._context, self._shares, self._function, self._block, parent=self.label)
 
     def _prepare(self) -> None:
-        from flatout.measure.arms.kept_results import KeptResults
+        from flatout.measure.arms.knock_out.kept_results import KeptResults
 
         clock: Clock = self._context.clock
         try:
@@ -218,7 +224,7 @@ class KnockOut(Arm):
     def _start_counting(self) -> None:
         """In the step whose results are kept; compiled code would be traced anew under a mode."""
         if self._flops is None and not self._counting and not has_compiled():
-            from flatout.measure.arms.roofline import FlopCount
+            from flatout.measure.arms.knock_out.roofline import FlopCount
 
             self._count = self._count or FlopCount()
             self._count.__enter__()
@@ -230,7 +236,7 @@ class KnockOut(Arm):
             self._counting = False
 
     def _set_roofline(self, results: KeptResults) -> None:
-        from flatout.measure.arms.roofline import roofline_s
+        from flatout.measure.arms.knock_out.roofline import roofline_s
 
         if self._count is not None:
             self._flops = self._count.flops

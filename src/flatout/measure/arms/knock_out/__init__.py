@@ -1,0 +1,10 @@
+"""A block of the user's own code taken away: what the step would take if it were free.
+
+function_blocks   blocks of functions that steps call, with their backward pass
+leave_out         statements of a training loop that runs all the while
+blocks            which blocks can be taken away, by their words
+rewrite           a function's code with a switch around a block
+kept_results      what a block computed, given in its place
+lost_gradients    gradients for parameters that a block of steps computes none for
+roofline          what a block must take at least
+"""
