@@ -18,11 +18,11 @@ demo: $(INSTALLED)
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
 
-# What judges time runs alone, and so does the page whose commands fill the cores by themselves; everything
-# else runs in $(JOBS) processes of one thread.  The files of tests/cli are the long ones: they come first and
-# in the order given, so that the many short files of tests/unit level the end.
+# What judges time runs alone; everything else runs in $(JOBS) processes of one thread.  The files of tests/cli
+# are the long ones: they come first and in the order given, so that the many short files of tests/unit level
+# the end.
 JOBS ?= 2
-ALONE := $(patsubst %,tests/cli/test_%.py,booked_time coverage_page readme_commands torchrun) tests/planted
+ALONE := $(patsubst %,tests/cli/test_%.py,booked_time torchrun) tests/planted
 TOGETHER := $(sort $(filter-out $(ALONE),$(wildcard tests/cli/test_*.py))) tests/unit tests/contract tests/gpu
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \

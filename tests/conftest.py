@@ -18,9 +18,11 @@ if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A deadline is an absolute time, and a shared machine has none to promise.  `make test` tries the same
-# examples every time, so that it fails for a change and not for a seed; `make fuzz` tries others, and what it
-# finds becomes an `@example` of its test.
-hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, print_blob=True)
+# examples every time, so that it fails for a change and not for a seed, and few of them; `make fuzz` tries
+# many others, and what it finds becomes an `@example` of its test.
+hypothesis.settings.register_profile(
+    "same", deadline=None, max_examples=30, derandomize=True, database=None, print_blob=True
+)
 hypothesis.settings.register_profile(
     "fuzz",
     deadline=None,

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from flatout.engines.adapters import verbs
 from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING, checkpoints_of
 from tests.support.adapters import save_tiny, tiny_settings
+from tests.support.warm_python import warm
 
 # Sums of more threads round in another order: the runs that are compared have one each.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -106,10 +107,9 @@ ACCELERATE = (
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
 def test_two_processes_arrive_where_one_does(launcher: str, model: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = ["-m", *launcher.split(), "-m", "flatout", "adapt", "train", str(config_file(model, out))]
-    done = subprocess.run(
-        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    flatout = warm().bin / "flatout"  # --no_python: it is a program
+    train = ["--no_python", flatout, "adapt", "train", config_file(model, out)]
+    done = warm().run("python", "-m", *launcher.split(), *train)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("phase3  step 4 of 4, finished") == 1
     assert done.stderr.count("phase1 6/6") == 1

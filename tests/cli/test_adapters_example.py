@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from flatout.engines.adapters import verbs
 from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks import known_tasks
+from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER, PAGE = ROOT / "examples" / "adapters", ROOT / "docs" / "adapters.md"
@@ -23,9 +22,7 @@ FOLDER, PAGE = ROOT / "examples" / "adapters", ROOT / "docs" / "adapters.md"
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder") / "tiny"
-    done = subprocess.run(
-        [sys.executable, FOLDER / "tiny_encoder.py", folder], capture_output=True, text=True, check=True
-    )
+    done = warm().run("python", FOLDER / "tiny_encoder.py", folder, check=True)
     (num_weights,) = re.findall(r"an encoder of ([\d,]+) weights", done.stdout)
     assert 450_000 < int(num_weights.replace(",", "")) < 550_000  # half a million, as the README has it
     return folder

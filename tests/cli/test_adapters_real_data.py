@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from flatout.engines.adapters.tasks import DataOptions, known_tasks, task_named
 from flatout.engines.adapters.tasks.translation import PACKAGES
 from flatout.ground import packages
+from tests.support.warm_python import warm
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "adapters" / "real_data.py"
 
@@ -88,8 +87,7 @@ def test_a_folder_becomes_files_that_the_tasks_read(example: Any, tmp_path: Path
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "none"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm().run("python", SCRIPT, tmp_path / "none", tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr.startswith("error: ") and "sentence_polarity.zip does not exist" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -151,7 +151,7 @@ def test_a_script_that_raises_in_step_three(tmp_path: Path) -> None:
     script = write_script(tmp_path / "train.py", body)
     ran = diagnose("--save", "e.json", "train.py", folder=tmp_path)
     line = one_line(ran)
-    assert "train.py raised ValueError: the labels are empty" in line
+    assert "train.py raised ValueError: the labels are empty after 1 measured steps" in line
     assert "e.json" in line
     # the traceback is the script's own: its frames and no other
     traceback = ran.stderr.splitlines()[:-1]
@@ -164,7 +164,8 @@ def test_a_script_that_raises_in_step_three(tmp_path: Path) -> None:
     assert frames[-1].endswith(f"line {raised_at}, in fail")
     # and what was known is kept
     kept = load_evidence(tmp_path / "e.json")
-    assert (kept.job.ended, kept.job.error) == ("crashed", "ValueError: the labels are empty")
+    assert (kept.job.ended, kept.job.exit_code) == ("crashed", 1)
+    assert kept.job.error == "ValueError: the labels are empty"
     assert len(kept.steps) == 1
     assert [loader.num_workers for loader in kept.loaders] == [1]
 

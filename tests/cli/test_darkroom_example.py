@@ -6,7 +6,6 @@ import ast
 import importlib
 import itertools
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+
+from tests.support.warm_python import warm
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "darkroom"
@@ -197,8 +198,8 @@ def test_script_repeats_itself_whatever_the_workers(
     darkroom: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--size", "small", "--goals", "2", "--batch-size", "2", "--steps", "3", "--log-every", "1"]
-    command = [sys.executable, "examples/darkroom/train.py", *flags, "--device", "cpu"]
-    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    command = ["python", "examples/darkroom/train.py", *flags, "--device", "cpu"]
+    script = warm().run(*command, cwd=ROOT, check=True)
     darkroom.train.main([*flags, "--workers", "0", "--device", "cpu"])
     losses = printed_losses(script.stdout)
     assert len(losses) == 3

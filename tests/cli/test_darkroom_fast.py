@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tests.support.gpu import no_synchronisation
+from tests.support.warm_python import warm
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "darkroom"
@@ -436,31 +436,15 @@ def torchrun(flags: list[str]) -> subprocess.CompletedProcess[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    return subprocess.run(
-        [*command, "examples/darkroom/train_fast.py", *flags, "--device", "cpu"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    launcher = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return warm().torchrun(*launcher, "examples/darkroom/train_fast.py", *flags, "--device", "cpu", cwd=ROOT)
 
 
 def test_benchmark_and_its_page(tmp_path: Path) -> None:
     """A run of a few steps: every arm is there, losses and gradients agree, and the page shows them."""
     flags = ["--size", "small", "--batch-size", "2", "--levers", "causal", "--curve-steps", "4"]
-    command = [sys.executable, "benchmarks/darkroom/run.py", *flags, "--device", "cpu", "--seconds", "1"]
-    done = subprocess.run(
-        [*command, "--save", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    flags += ["--device", "cpu", "--seconds", "1"]
+    done = warm().run("python", "benchmarks/darkroom/run.py", *flags, "--save", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     table, line = done.stdout.rstrip().rsplit("\n", 1)
     result = json.loads(line)

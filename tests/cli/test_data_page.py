@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.warm_python import warm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -16,7 +16,6 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     assert len(blocks) == 6
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks), encoding="utf-8")
-    command = [sys.executable, "-W", "error", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm().run("python", "-W", "error", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "host (computed" in done.stdout and "0 (measured" in done.stdout

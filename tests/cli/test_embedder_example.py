@@ -6,7 +6,6 @@ import importlib
 import itertools
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from flatout.ground import packages
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.jobs.step import make_parts, run_step
+from tests.support.warm_python import warm
 
 pytest.importorskip("transformers", reason="the example's encoders are transformers'")
 pytest.importorskip("peft", reason="the example's adapters are peft's")
@@ -226,22 +226,10 @@ def test_checkpointing_changes_no_gradient(example: SimpleNamespace) -> None:
 
 
 def test_the_loss_falls_offline_on_a_cpu() -> None:
-    command = [
-        sys.executable,
-        "examples/embedder/train.py",
-        "--conf",
-        "examples/embedder/conf",
-        "--stage",
-        "02",
-    ]
     flags = [flag for override in TINY for flag in ("--set", override)]
-    done = subprocess.run(
-        [*command, "--offline", "--json", "--device", "cpu", "--steps", "24", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    flags += ["--conf", "examples/embedder/conf", "--stage", "02", "--steps", "24"]
+    flags += ["--offline", "--json", "--device", "cpu"]
+    done = warm().run("python", "examples/embedder/train.py", *flags, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     losses = report["losses"]

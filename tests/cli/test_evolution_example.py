@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 from flatout.engines.evolution.settings import make_settings, read_settings
 from flatout.engines.evolution.training.trainer import evolve
+from tests.support.warm_python import warm
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "evolution"
 
@@ -36,12 +35,7 @@ def test_the_spirals_are_told_apart() -> None:
 
 
 def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, FOLDER / "tiny_model.py", tmp_path / "tiny"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = warm().run("python", FOLDER / "tiny_model.py", tmp_path / "tiny", check=True)
     (num_weights,) = re.findall(r"a model of (\d+) weights", done.stdout)
     given = read_settings(FOLDER / "digit_copy.yaml")
     assert f"{int(num_weights):,} random weights" in (FOLDER / "digit_copy.yaml").read_text()

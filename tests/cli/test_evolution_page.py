@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from flatout.engines.evolution.settings import EvolveSettings
 from flatout.engines.evolution.tasks.find_task import OWN
+from tests.support.warm_python import warm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evolution.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -22,8 +21,7 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     assert len(blocks) == 3
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks), encoding="utf-8")
-    command = [sys.executable, "-W", "error", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm().run("python", "-W", "error", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert " backwards is \nright: " in done.stdout
 

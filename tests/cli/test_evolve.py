@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 from flatout.engines.evolution.training.trainer import evolve
 from tests.support.evolution import save_tiny, tiny_settings
+from tests.support.warm_python import warm
 
 # Sums of more threads round in another order: the runs that are compared have one each.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -64,7 +64,7 @@ def config_file(model: Path, out: Path, **changes: Any) -> Path:
 
 
 def started(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flatout", "evolve", *map(str, arguments)]
+    command = [warm().bin / "flatout", "evolve", *map(str, arguments)]
     return subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -111,14 +111,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint(
 
 
 def torchrun(num_ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
-    return subprocess.run(
-        [sys.executable, *launch, *map(str, arguments)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm().torchrun("--standalone", "--nproc_per_node", str(num_ranks), *arguments)
 
 
 def test_two_ranks_arrive_where_one_does(model: Path, whole: dict[str, Any], tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -38,6 +36,7 @@ from benchmarks.memory.recommended import budget_of, forecast_of, judged, search
 from benchmarks.memory.recommended import summarize as recommended_summary
 from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_table, write_table
 from flatout.planner.fit.fit_settings import fit_settings
+from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATIONS = every_configuration()
@@ -212,8 +211,7 @@ def test_the_snippet_of_the_page_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text(block, encoding="utf-8")
-    command = [sys.executable, "-W", "error", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm().run("python", "-W", "error", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "optimizer state" in done.stdout and "allocated" in done.stdout
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -77,7 +78,7 @@ def test_commands_run_from_top_to_bottom() -> None:
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(block.text, encoding="utf-8")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm().run("python", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

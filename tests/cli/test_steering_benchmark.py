@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ pytest.importorskip("transformers", reason="the benchmark's models are transform
 
 from flatout.engines.steering.questions import read_questions
 from flatout.engines.steering.report.record import load_record
+from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "steering"
@@ -25,9 +24,8 @@ SMALL = ["--texts", "6", "--longest", "8", "--rows", "3", "--prompt", "4", "--ne
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, str(ROOT / "benchmarks" / "steering" / "run.py"), "--device", "cpu", *SMALL]
-    command += ["--models", "tiny", "--questions", "2", "--seconds", "0", "--save", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    flags = ["--models", "tiny", "--questions", "2", "--seconds", "0", "--device", "cpu", *SMALL]
+    done = warm().run("python", ROOT / "benchmarks" / "steering" / "run.py", *flags, "--save", folder)
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("steering-tiny_*.json")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -87,16 +85,7 @@ def test_questions_in_words(tmp_path: Path) -> None:
     source.write_text(json.dumps(asked), encoding="utf-8")
     for half in ("first", "second"):
         out = tmp_path / f"{half}.jsonl"
-        command = [
-            sys.executable,
-            str(EXAMPLE / "in_words.py"),
-            str(source),
-            "--half",
-            half,
-            "--out",
-            str(out),
-        ]
-        subprocess.run(command, check=True, capture_output=True)
+        warm().run("python", EXAMPLE / "in_words.py", source, "--half", half, "--out", out, check=True)
         found[half] = read_questions(out)
     questions = [*found["first"], *found["second"]]
     assert {one.prompt for one in questions} == {f"Is {number} a number?" for number in range(20)}

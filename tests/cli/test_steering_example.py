@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from flatout.engines.steering.settings import make_settings, read_settings
 from flatout.engines.steering.verbs import search
+from tests.support.warm_python import warm
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "steering"
 
 
 def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, FOLDER / "tiny_model.py", tmp_path], capture_output=True, text=True, check=True
-    )
+    done = warm().run("python", FOLDER / "tiny_model.py", tmp_path, check=True)
     (weights, questions) = re.findall(r"a model of (\d+) weights and (\d+) questions", done.stdout)[0]
     text = (FOLDER / "README.md").read_text()
     assert f"{int(weights):,} random weights" in (FOLDER / "tiny.yaml").read_text()

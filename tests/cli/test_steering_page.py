@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from flatout.cli.app import application
 from flatout.engines.steering.settings import METHODS, NAMES
 from flatout.engines.steering.trials.steering import WHERE
 from tests.support.steering import tiny_search, write_tiny
+from tests.support.warm_python import warm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"
 BLOCK = re.compile(r"^(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -30,8 +29,7 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     assert [bool(reason) for reason, _ in found] == [False, False, True]
     script = tmp_path / "page.py"
     script.write_text(found[1][1], encoding="utf-8")
-    command = [sys.executable, "-W", "error", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm().run("python", "-W", "error", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

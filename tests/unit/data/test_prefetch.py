@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 
 from flatout.data import prefetch
 from flatout.ground.errors import BadInput, FlatoutError
+from tests.support.warm_python import warm
 
 
 def threads() -> list[str]:
@@ -117,9 +116,7 @@ if __name__ == "__main__":
 def test_a_worker_that_dies_is_reported(background: bool, tmp_path: Path) -> None:
     script = tmp_path / "dies.py"  # torch reports by a signal, which may hit any line of the process
     script.write_text(DIES, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, script, str(background)], capture_output=True, text=True, check=False
-    )
+    done = warm().run("python", script, str(background))
     assert "DataLoader worker" in done.stdout + done.stderr
 
 

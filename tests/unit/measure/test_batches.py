@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure import batches as of_batches
@@ -89,7 +89,6 @@ def equal(one: Any, other: Any) -> bool:
     return skeleton(one) == skeleton(other) and all(same(a, b) for a, b in pairs)
 
 
-@settings(max_examples=30)
 @given(sized)
 def test_half_of_a_batch_has_its_structure_and_the_first_half_of_its_rows(made: tuple[int, Any]) -> None:
     rows, batch = made
@@ -105,7 +104,6 @@ def test_half_of_a_batch_has_its_structure_and_the_first_half_of_its_rows(made: 
     assert all(same(a, b) for a, b in zip(before, arrays_of(batch), strict=True))
 
 
-@settings(max_examples=30)
 @given(made=sized, copies=st.booleans())
 def test_the_served_batch_equals_the_kept_one(made: tuple[int, Any], copies: bool) -> None:
     _rows, batch = made
@@ -124,7 +122,6 @@ def test_keeping_copies_no_bytes_of_tensors() -> None:
     assert served["x"].requires_grad
 
 
-@settings(max_examples=30)
 @given(sized)
 def test_rows_and_bytes_of_any_structure(made: tuple[int, Any]) -> None:
     rows, batch = made

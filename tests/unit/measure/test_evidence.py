@@ -5,7 +5,7 @@ import json
 import typing
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure import evidence as module
@@ -47,7 +47,6 @@ def a(kind: Any) -> st.SearchStrategy[Any]:
 documents = a(Evidence).map(lambda made: dataclasses.replace(made, version=EVIDENCE_VERSION))
 
 
-@settings(max_examples=40)
 @given(evidence=documents)
 def test_any_evidence_survives_json(evidence: Evidence) -> None:
     text = json.dumps(evidence.to_json(), allow_nan=False)

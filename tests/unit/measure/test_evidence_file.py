@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ground.codec import encode
@@ -43,7 +43,6 @@ def unreadable(path: Path, text: str) -> str:
     return str(raised.value)
 
 
-@settings(max_examples=30)
 @given(share=st.floats(0.0, 1.0, exclude_max=True))
 def test_a_file_cut_anywhere_is_refused(share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = json.dumps(builders.evidence().to_json())

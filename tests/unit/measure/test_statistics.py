@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure.evidence import Step
@@ -37,7 +37,6 @@ def rounds(
     return steps
 
 
-@settings(max_examples=25)
 @given(speedup=st.floats(0.5, 10.0), noise=st.floats(0.0, 0.1), seed=st.integers(0, 10_000))
 def test_the_interval_surrounds_the_measured_speedup(speedup: float, noise: float, seed: int) -> None:
     found = compare(rounds(speedup=speedup, noise=noise, seed=seed), label="cached", baseline="real")

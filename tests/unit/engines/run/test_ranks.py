@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from torch import nn
 
 from flatout.engines.run.ranks import Ranks, choose_device
 from flatout.ground.errors import BadInput
+from tests.support.warm_python import warm
 
 
 def test_alone_everything_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +78,5 @@ with Ranks.join("cpu") as ranks:
 def test_two_ranks_fill_in_each_others_values(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
-    done = subprocess.run(launch, capture_output=True, text=True, check=False)
+    done = warm().torchrun("--standalone", "--nproc_per_node", "2", script)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.run.assemble import Ending
 from flatout.measure.run.session import JobOptions, Session
-from tests.support.measure import BY_HAND, FOREVER, PREAMBLE, Ran, diagnose, run, write_script
+from tests.support.measure import BY_HAND, PREAMBLE, Ran, diagnose, write_script
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,37 +94,6 @@ def test_its_workers_are_described(ended: Diagnosed) -> None:
     assert loader.place is not None and loader.place.file == "train.py"
 
 
-RUNS_ON = """
-losses = []
-for epoch in range(20):
-    for x, y in DataLoader(data, batch_size=16, shuffle=True, num_workers=1):
-        losses.append(train_step(x, y).item())
-print("sum", sum(losses), len(losses))
-sys.exit(7)
-"""
-
-
-@pytest.fixture(scope="module")
-def kept_running(tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
-    return diagnosed(tmp_path_factory.mktemp("kept"), RUNS_ON, "--keep-running")
-
-
-def test_a_job_that_runs_on_ends_with_its_own_code(kept_running: Diagnosed) -> None:
-    assert kept_running.ran.code == 7
-    assert (kept_running.evidence.job.ended, kept_running.evidence.job.exit_code) == ("measured", 7)
-    assert "flatout: measured; the script runs on" in kept_running.ran.said
-
-
-def test_a_job_that_runs_on_computes_what_it_would_have(kept_running: Diagnosed) -> None:
-    """Its losses are those of a run that nobody watched, down to the last bit."""
-    alone = run([sys.executable, "train.py"], folder=kept_running.folder)
-    assert alone.code == 7
-    (line,) = [line for line in alone.stdout.splitlines() if line.startswith("sum")]
-    assert line.endswith(" 320")
-    assert line in kept_running.ran.stdout
-    assert {step.arm for step in kept_running.evidence.steps}.isdisjoint({"cached", "half"})
-
-
 def test_a_module_that_swallows_everything_is_ended_by_force(tmp_path: Path) -> None:
     """And it runs as `python -m` runs it: in its package, from the working folder."""
     package = tmp_path / "pkg"
@@ -153,24 +121,6 @@ def test_a_module_that_swallows_everything_is_ended_by_force(tmp_path: Path) -> 
     assert "Traceback" not in ran.stderr
     evidence = load_evidence(tmp_path / "e.json")
     assert (evidence.job.ended, evidence.job.command) == ("measured", ("-m", "pkg.train", "--flag"))
-
-
-def test_a_script_that_fails_on_half_a_batch_is_measured_without_it(tmp_path: Path) -> None:
-    body = FOREVER.replace(
-        "        train_step", "        assert len(x) == 16, 'sixteen or nothing'\n        train_step"
-    )
-    found = diagnosed(tmp_path, body, preamble=BY_HAND)
-    assert found.ran.code in (0, 1)
-    assert any(
-        line.startswith("flatout: half: the script failed under it: ")
-        and line.endswith("; measuring again without it")
-        for line in found.ran.said
-    )
-    assert "Traceback" not in found.ran.stderr
-    assert found.evidence.counterfactual("cached") is not None
-    assert found.evidence.counterfactual("half") is None
-    (failed,) = [arm for arm in found.evidence.arms_not_run if arm.label == "half"]
-    assert failed.reason == "the script failed under it: AssertionError: sixteen or nothing"
 
 
 def test_options_are_what_the_launching_process_sends() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.memory.predict.allocator import (
@@ -247,7 +247,6 @@ def run(
     )
 
 
-@settings(max_examples=300)
 @given(sequences(), st.booleans(), st.one_of(st.none(), st.integers(2 * MIB, 400 * MIB)))
 def test_it_does_what_the_plain_one_does(
     sequence: tuple[list[int], list[int]], expandable: bool, cap: int | None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample, charted
@@ -175,7 +175,6 @@ def test_a_clock_that_was_set_back_goes_on_from_there() -> None:
     assert past.samples[-1].host.cpu_share == 0.9
 
 
-@settings(max_examples=40)
 @given(st.lists(st.floats(0.001, 1000.0), min_size=1, max_size=120), st.integers(1, 30))
 def test_thinning_keeps_the_order_the_end_and_the_mean(gaps: list[float], most: int) -> None:
     times = list(itertools.accumulate(gaps))

@@ -152,7 +152,6 @@ def materialised(projection: Projection, x: Tensor, rows: Rows, factors: Factors
     return torch.stack(out)
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.none() | st.integers(0, 3), st.sampled_from([1, -1])), min_size=1, max_size=6),
     st.integers(1, 3),

@@ -56,7 +56,7 @@ def one_at_a_time(requests: Sequence[Request], **options: object) -> dict[int, t
 ALONE = {temperature: one_at_a_time(REQUESTS, temperature=temperature) for temperature in (0.0, 1.0)}
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.permutations(REQUESTS), st.integers(1, 4), st.sampled_from([0.0, 1.0]))
 def test_packed_is_one_at_a_time_in_any_order(order: list[Request], slots: int, temperature: float) -> None:
     completions = make(slots, temperature=temperature).generate(order, max_new_tokens=12)
@@ -65,7 +65,7 @@ def test_packed_is_one_at_a_time_in_any_order(order: list[Request], slots: int, 
     assert all(len(one.tokens) == (one.request.max_new_tokens or 12) for one in completions)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.permutations(REQUESTS), st.integers(1, 4), st.integers(1, 20), st.booleans())
 def test_a_host_that_looks_while_steps_run_sees_the_same(
     order: list[Request], slots: int, ahead: int, with_stops: bool

@@ -94,20 +94,17 @@ def test_padding_bounds_a_batch() -> None:
     assert [[len(part.tokens) for part in batch] for batch in batches] == [[1, 2, 2000], [9000], [9000]]
 
 
-@pytest.mark.parametrize(
-    "samplings",
-    [
-        [Sampling()],
-        [Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 2**63)],
-        [Sampling(temperature=1.0, top_k=9, top_p=0.9, seed=5)],
-    ],
+SAMPLINGS = (
+    Sampling(),
+    *(Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 2**63)),
+    Sampling(temperature=1.0, top_k=9, top_p=0.9, seed=5),
 )
+
+
 @torch.no_grad()
-def test_compiled_steps_give_the_same_tokens(
-    samplings: list[Sampling], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_steps_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced and functionalised for real, each step's parts as whole graphs; only the C++ that would come of
-    it is left out: it takes long."""
+    it is left out: it takes long.  One decoder for all samplings, so that its block is compiled once."""
     whole = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     monkeypatch.setattr(torch, "compile", whole)
     torch._dynamo.reset()
@@ -119,17 +116,17 @@ def test_compiled_steps_give_the_same_tokens(
             zip(prompts_of([5, 3, 11]), (0, None, 1), (1, 1, -1), strict=True)
         )
     ]
-    for sampling in samplings:
+    for sampling in SAMPLINGS:
         tokens = {}
         for mode in ("eager", "compiled"):
             generator = Generator(
                 decoder, slots=2, max_tokens=40, factors=factors, mode=mode, sampling=sampling
             )
             tokens[mode] = [one.tokens for one in generator.generate(requests, max_new_tokens=8)]
-        assert tokens["compiled"] == tokens["eager"]
+        assert tokens["compiled"] == tokens["eager"], sampling
 
 
-@pytest.mark.parametrize("rank", [0, 1, 4])
+@pytest.mark.parametrize("rank", [0, 4])
 @torch.no_grad()
 def test_a_block_is_compiled_once_for_all_depths_and_buckets_of_a_model(
     rank: int, monkeypatch: pytest.MonkeyPatch

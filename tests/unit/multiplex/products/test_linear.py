@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -116,7 +116,6 @@ def row_tables(draw: st.DrawFn) -> Rows:
     return Rows(tuple(variants), tuple(signs))
 
 
-@settings(max_examples=150)
 @given(
     rows=row_tables(),
     middle=st.sampled_from([(), (1,), (3,), (2, 3), (0,)]),

@@ -53,7 +53,7 @@ def plainly(
     return y, a.grad, b.grad
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     path=st.sampled_from(PATHS),
     size=st.integers(1, 6),

@@ -99,7 +99,7 @@ def test_token_types_are_heeded() -> None:
         assert difference(encoder(given[:1])[0], encoder(blocks()[:1])[0], given[0]) > 1e-2
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(extra=st.integers(0, 9), more_rows=st.integers(0, 3))
 def test_padding_changes_no_row(extra: int, more_rows: int) -> None:
     import numpy as np

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -101,7 +101,6 @@ def test_lost_mass(batch: Batch, negligible: float) -> None:
     assert close(found, total / len(batch.probabilities))
 
 
-@settings(max_examples=60)
 @given(batches)
 def test_inconsistency(batch: Batch) -> None:
     rows = batch.features.tolist()

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,7 +57,6 @@ def calibration_error(confidence: Tensor, is_right: Tensor, *, bins: int = 10) -
     return error
 
 
-@settings(max_examples=40)
 @given(
     num_tasks=st.integers(1, 6),
     rows=st.integers(0, 9),

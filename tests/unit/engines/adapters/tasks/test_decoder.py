@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -41,7 +41,6 @@ def written_anew(decoder: TextDecoder, start: Tensor, states: Tensor, *, most: i
     return said
 
 
-@settings(max_examples=25)
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(0, 99))
 def test_batches_with_a_cache_write_what_single_rows_without_one_do(
     rows: int, length: int, seed: int

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.adapters.tasks.qa import QuestionAnswering, best_spans, token_span
@@ -50,7 +50,6 @@ def test_the_tokens_of_the_span_say_the_answer(record: dict[str, Any]) -> None:
     assert record["context"][span] == record["answer"]
 
 
-@settings(max_examples=60)
 @given(questions(), st.integers(12, 40))
 def test_a_window_holds_the_whole_answer_or_gives_no_target(record: dict[str, Any], max_length: int) -> None:
     task, tokenizer = QuestionAnswering(), tiny_tokenizer()

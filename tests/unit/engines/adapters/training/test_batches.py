@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.adapters.tasks import AdapterTask, Example, TaskBatch, encode_all, task_named
@@ -51,7 +51,6 @@ def rows_of(name: str, *, count: int = 30, adapter: int = 0, tokens: int = 400, 
 
 
 @given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=60), num_buckets=st.integers(1, 6))
-@settings(max_examples=50)
 def test_every_example_is_in_one_bucket_of_its_length(lengths: list[int], num_buckets: int) -> None:
     cut = cut_by_length(np.array(lengths), num_buckets=num_buckets)
     assert sorted(place for group in cut for place in group) == list(range(len(lengths)))

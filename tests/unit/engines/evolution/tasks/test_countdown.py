@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.evolution.tasks import EvolutionTask
@@ -23,7 +23,6 @@ class TestCountdown(EvolutionTaskContract):
         return Countdown()
 
 
-@settings(max_examples=25)
 @given(num_numbers=st.integers(2, 8), seed=st.integers(0, 10**6))
 def test_every_problem_has_the_solution_it_was_made_from(num_numbers: int, seed: int) -> None:
     task = Countdown(num_numbers=num_numbers)

@@ -20,6 +20,7 @@ from flatout.engines.steering.extract.store import ActivationStore, Origin, stor
 from flatout.engines.steering.extract.store_index import Shard
 from flatout.engines.steering.extract.tiers import Tier
 from flatout.ground.errors import BadInput
+from tests.support.warm_python import warm
 
 SPACE = Origin(weights="w", tokenizer="t", position="last", dtype="float32")
 LAYERS = (0, 2)
@@ -72,7 +73,7 @@ def put(store: ActivationStore, *numbers: int, space: Origin = SPACE) -> Path:
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), *map(str, arguments)],
+        [warm().bin / "python", "-c", WRITER, str(folder), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,

@@ -3,8 +3,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.ground.errors import BadInput
 from tests.support.multiplex import prompts_of
 from tests.support.steering import PLANTED, model, questions, study_in, tokenizer, vectors, words
+from tests.support.warm_python import warm
 
 NUM_QUESTIONS, TRIALS = 16, 12
 
@@ -168,10 +167,8 @@ def test_a_killed_driver_loses_no_finished_row(
         "own.searching(Path(sys.argv[1]), Killed(limit=17)).run(trials=own.TRIALS, batch_trials=6)\n"
     )
     root = Path(__file__).resolve().parents[4]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "cut"), str(root)], capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    done = warm().run("python", "-c", code, tmp_path / "cut", root)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(RowLog(tmp_path / "cut" / "rows")) == 17
     resumed = Computed()
     searching(tmp_path / "cut", resumed).run(trials=TRIALS, batch_trials=6)

@@ -6,7 +6,6 @@ import collections
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from flatout.engines.steering.search.search_worker import study_of
 from flatout.engines.steering.settings import make_settings, resume_settings
 from flatout.ground.errors import BadInput
 from tests.support.steering import tiny_search, write_tiny
+from tests.support.warm_python import warm
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -132,8 +132,7 @@ def test_a_killed_starter_goes_on_and_comes_to_the_same_end(
 ) -> None:
     out = tmp_path / "run"
     given = tiny_search(tiny, out)
-    command = [sys.executable, "-c", DYING_STARTER, json.dumps(given)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = warm().run("python", "-c", DYING_STARTER, json.dumps(given))
     assert done.returncode == -signal.SIGKILL, done.stderr
     kept = rows_of(out)["0"]
     assert len(kept) == 9
@@ -175,7 +174,9 @@ def test_what_a_killed_worker_left_open_is_taken_over(
     out.mkdir()
     os.mkfifo(out / "pipe")
     monkeypatch.setattr(
-        run_module, "joining_command", lambda path: [sys.executable, "-c", DYING_WORKER, str(path)]
+        run_module,
+        "joining_command",
+        lambda path: [str(warm().bin / "python"), "-c", DYING_WORKER, str(path)],
     )
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
