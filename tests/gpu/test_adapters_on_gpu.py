@@ -17,7 +17,7 @@ from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
 from flatout.engines.adapters.training.phase3_joint import JointStep
 from flatout.multiplex.products import side_stream
-from flatout.multiplex.products.ranges import Path, add_product, add_products
+from flatout.multiplex.products.ranges import Path, add_products
 from tests.support.adapters import opened, phase_run, save_tiny, tiny_settings
 from tests.support.adapters_packed import (
     Batch,
@@ -99,7 +99,7 @@ def test_products_are_added_in_float32_into_a_strided_view(dtype: torch.dtype) -
     torch.testing.assert_close(into, expected, rtol=1e-3, atol=1e-2)
     assert not wide[:, :, :128].any() and not wide[:, :, 192:].any()
     flat = torch.zeros(64, 512, device="cuda")
-    add_product(flat[:, :64], a[0], b[0].T)
+    add_products(flat[:, :64], a[0], b[0].T)
     torch.testing.assert_close(flat[:, :64], expected[0] / 4, rtol=1e-3, atol=1e-2)
 
 

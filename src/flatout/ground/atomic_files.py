@@ -53,7 +53,7 @@ def replace_whole(final: Path, content: bytes) -> None:
         raise
     finally:
         os.close(handle)
-    _flush(final.parent)
+    flush(final.parent)
 
 
 def open_to_append(path: Path) -> FileIO:
@@ -143,14 +143,14 @@ def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         yield partial
         for path in (*partial.iterdir(), partial):
-            _flush(path)
+            flush(path)
         if replace and final.exists():
             shutil.rmtree(final)
         partial.rename(final)
     except BaseException:  # what is left of it would fill a full disk further
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _flush(final.parent)
+    flush(final.parent)
 
 
 def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
@@ -180,7 +180,7 @@ def _locked(partial: Path) -> int:
         os.close(handle)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Hand a file, or the names of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -140,7 +140,7 @@ class Loop:
 
     def add_outer(self, gradient: FactorViews, coefficients: list[Tensor], x: list[Tensor]) -> None:
         for one, into, part, own in zip(self.ranges, gradient.plain, coefficients, x, strict=True):
-            add_product(into, part.T, own, alpha=self.scales[one.variant])
+            add_products(into, part.T, own, alpha=self.scales[one.variant])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +215,7 @@ class Dense:
         return torch.mm(coefficients, factor.plain)
 
     def add_outer(self, gradient: FactorViews, coefficients: Tensor, x: Tensor) -> None:
-        add_product(gradient.plain, coefficients.T, x)
+        add_products(gradient.plain, coefficients.T, x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,24 +286,15 @@ def _ascending(ranges: Sequence[VariantRange]) -> bool:
     return all(a.variant < b.variant for a, b in pairwise(ranges))
 
 
-def add_product(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> None:
-    """into += alpha * a b, where `into` may be wider than the operands."""
+def add_products(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> None:
+    """into += alpha * a b, of matrices or batches of them; `into` may be wider than the operands."""
+    add = torch.addmm if into.dim() == 2 else torch.baddbmm
     if into.dtype == a.dtype:
-        into.addmm_(a, b, alpha=alpha)
+        add(into, a, b, alpha=alpha, out=into)
     elif into.is_cuda and adds_into_wider(into.device, a.dtype):
-        torch.addmm(into, a, b, out_dtype=into.dtype, alpha=alpha, out=into)
+        add(into, a, b, out_dtype=into.dtype, alpha=alpha, out=into)
     else:
         into.add_(a @ b, alpha=alpha)
-
-
-def add_products(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> None:
-    """The same for batches."""
-    if into.dtype == a.dtype:
-        into.baddbmm_(a, b, alpha=alpha)
-    elif into.is_cuda and adds_into_wider(into.device, a.dtype):
-        torch.baddbmm(into, a, b, out_dtype=into.dtype, alpha=alpha, out=into)
-    else:
-        into.add_(torch.bmm(a, b), alpha=alpha)
 
 
 def wide_products(a: Tensor, b: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flatout.ground.atomic_files import flush
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value, check_editable, edit_scalars
@@ -342,7 +343,7 @@ def _rename_all(temporaries: Mapping[Path, Path], before: Mapping[Path, bytes | 
             os.replace(temporary, path)
             renamed.append(path)
         for folder in {path.parent for path in temporaries}:
-            _flush_folder(folder)
+            flush(folder)
     except BaseException:
         for path in renamed:
             _put_back(path, before[path])
@@ -356,11 +357,3 @@ def _put_back(path: Path, content: bytes | None) -> None:
     temporary = _temporary_beside(path)
     _fill(temporary, content, like=path)
     os.replace(temporary, path)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flatout.multiplex.products.ranges import (
-    add_product,
     add_products,
     adds_into_wider,
     choose_path,
@@ -21,7 +20,7 @@ def test_products_are_added_into_wider_numbers(dtype: torch.dtype) -> None:
     a, b = torch.randn(2, 4, 6).to(dtype), torch.randn(2, 6, 5).to(dtype)
     many, one = torch.ones(2, 4, 5), torch.ones(4, 5)
     add_products(many, a, b, alpha=2.0)
-    add_product(one, a[0], b[0], alpha=2.0)
+    add_products(one, a[0], b[0], alpha=2.0)
     expected = 1 + 2 * torch.bmm(a.float(), b.float())
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(many, expected, rtol=tolerance, atol=tolerance)
