@@ -32,7 +32,16 @@ class Patches:
             functools.update_wrapper(value, getattr(owner, name))
             _hide_from_dynamo(value.__code__)
         setattr(owner, name, value)
-        self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, before))
+
+        def put_back() -> None:
+            if vars(owner).get(name) is not value:
+                return  # the job replaced it in turn: its own function stays, and goes on through ours
+            if inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        self._undo.append(put_back)
 
     def on_undo(self, action: Callable[[], None]) -> None:
         self._undo.append(action)

@@ -64,7 +64,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
             observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__} call")
         return result
 
-    outermost.unwatched = call  # type: ignore[attr-defined]
+    outermost.unwatched = (outermost, call)  # type: ignore[attr-defined]
     patches.replace(module_type, "__call__", outermost)
     # dynamo remembers the __call__ it found at its own import as the unpatched one and then inlines
     # forward(); where it was imported earlier, tell it about this one
@@ -85,9 +85,9 @@ def narrow_modules(observer: Observer, patches: Patches) -> None:
 
     module_type = torch.nn.Module
     watched = module_type.__dict__["__call__"]
-    unwatched = getattr(watched, "unwatched", None)
-    if unwatched is None or not observer.outermost_types or has_compiled():
-        return
+    ours, unwatched = getattr(watched, "unwatched", (None, None))
+    if ours is not watched or not observer.outermost_types or has_compiled():
+        return  # a wrapper that the job put around ours has copied the attribute
     for kind in observer.outermost_types:
         if not any("__call__" in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(module_type)]):
             patches.replace(kind, "__call__", watched)

@@ -47,6 +47,16 @@ def test_an_inherited_attribute_is_not_left_behind_on_the_subclass() -> None:
     assert Child().method() == "base"
 
 
+def test_what_the_job_replaced_in_turn_stays() -> None:
+    patches = Patches()
+    patches.replace(Child, "method", lambda self: "ours")
+    ours = Child.method
+    Child.method = lambda self: f"theirs, {ours(self)}"  # type: ignore[method-assign]
+    patches.undo()
+    assert Child().method() == "theirs, ours"
+    del Child.method
+
+
 def test_modules_and_torch_types_are_restored() -> None:
     module = types.ModuleType("module")
     module.value = original = object()  # type: ignore[attr-defined]

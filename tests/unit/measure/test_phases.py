@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,6 +51,25 @@ def test_only_the_outermost_model_call_is_a_forward(observer: Observer) -> None:
     assert observer.num_forwards == 1
     assert observer.clock.stack == [REST]
     assert observer.clock.take()[FORWARD] > 0
+
+
+def test_a_wrapper_of_the_jobs_own_stays_around_every_module(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    call: Any = nn.Module.__call__
+
+    @functools.wraps(call)
+    def theirs(module: Any, *args: Any) -> Any:
+        called.append(type(module).__name__)
+        return call(module, *args)
+
+    monkeypatch.setattr(nn.Module, "__call__", theirs)
+    model = nn.Sequential(nn.Identity())
+    model(torch.ones(2))
+    observer.settle()
+    model(torch.ones(2))
+    assert called == ["Sequential", "Identity"] * 2
 
 
 def test_a_model_that_raises_leaves_the_clock_as_it_was(observer: Observer) -> None:

@@ -33,7 +33,7 @@ def observe_loop(
     """
     from torch.utils.data import DataLoader
 
-    options = ObserverOptions(folder=os.getcwd(), seconds=seconds)
+    options = ObserverOptions(folder=os.getcwd(), seconds=seconds, any_thread=False)
     observer = Observer(options, on_finished=lambda: None, on_progress=on_progress)
     name = getattr(step, "__qualname__", type(step).__name__)
     assembly = Assembly(command=(name,), folder=options.folder)

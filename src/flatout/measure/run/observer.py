@@ -47,6 +47,7 @@ class ObserverOptions:
     seconds: float = 60.0  # for the whole diagnosis, from here on
     counterfactuals: bool = True  # False where the job's own training is to be kept as it is
     skipped: Mapping[str, str] = field(default_factory=dict)  # arms under which the job failed, and how
+    any_thread: bool = True  # False where the thread that made the observer trains
     same: bool = False  # also measure steps under which nothing is changed
     proposers: tuple[Propose, ...] = PROPOSERS
 
@@ -152,7 +153,7 @@ class Observer:
         """True on the training thread; the first optimizer step says which one that is."""
         if ident() == self.clock.owner:
             return True
-        if self.begun or os.getpid() != self.loaders.pid:
+        if self.begun or not self.options.any_thread or os.getpid() != self.loaders.pid:
             return False
         self.clock.owner = ident()
         self.clock.restart()

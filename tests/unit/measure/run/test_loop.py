@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,20 @@ def test_every_kind_of_loader_has_a_place() -> None:
     for each in kinds:
         (noted,) = observe_loop(Training(), each, seconds=0.01).loaders
         assert noted.place is not None and noted.place.file.endswith("test_loop.py")
+
+
+def test_another_thread_that_trains_is_not_taken_for_the_callers() -> None:
+    stop, other = threading.Event(), Training()
+
+    def train_beside() -> None:
+        while not stop.is_set():
+            other((torch.randn(4, 3),))
+
+    thread = threading.Thread(target=train_beside)
+    thread.start()
+    try:
+        evidence = observe_loop(Training(), loader(), seconds=0.01)
+    finally:
+        stop.set()
+        thread.join()
+    assert (evidence.job.ended, evidence.job.anchor) == ("measured", "flatout.step")
