@@ -18,6 +18,7 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 from flatout.measure.arms.arm import Arm, ArmContext
@@ -99,12 +100,17 @@ class ReadsFree(Arm):
             if self._answering:
                 return self._answer((line, number), read, tensor, args, kwargs)
             value = read(tensor, *args, **kwargs)
-            if not (_is_whole(name, tensor) and is_size(frame.f_code.co_filename, frame.f_lineno)):
+            if not (_is_whole(name, tensor) and self._is_size(frame)):
                 kept = tensor.detach().cpu() if name == "tolist" else value
                 self._known[line, number] = ((tensor.shape, tensor.dtype), kept)
             return value
 
         return read_or_remember
+
+    def _is_size(self, frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        path = file if linecache.getlines(file) else self._user_code.absolute(file)
+        return is_size(path, frame.f_lineno)
 
     def _answer(self, key: tuple[Line, int], read: Read, tensor: Any, args: Any, kwargs: Any) -> Any:
         kind, kept = self._known.get(key, (None, None))

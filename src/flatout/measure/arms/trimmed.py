@@ -130,7 +130,7 @@ def trim(batches: list[PaddedBatch]) -> list[Any]:
 
 
 def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
-    """The rows of all batches in batches of similar length, of which short and long ones take turns."""
+    """The rows of all batches, in batches of similar length."""
     import torch
 
     first = batches[0]
@@ -147,14 +147,26 @@ def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
         for position in range(len(first.arrays))
     ]
     chosen = torch.argsort(ends).split([batch.rows for batch in batches])
-    turns = [rows for pair in zip(chosen, reversed(chosen), strict=True) for rows in pair][: len(chosen)]
     sorted_batches = []
-    for rows in turns[-1:] + turns[:-1]:  # the first one is never timed
+    for turn in take_turns([int(ends[rows].max()) for rows in chosen]):
         arrays = [
-            array if pool is None else pool[rows] for array, pool in zip(first.arrays, pools, strict=True)
+            array if pool is None else pool[chosen[turn]]
+            for array, pool in zip(first.arrays, pools, strict=True)
         ]
-        sorted_batches.append(first.around(arrays, width=int(ends[rows].max())))
+        sorted_batches.append(first.around(arrays, width=int(ends[chosen[turn]].max())))
     return sorted_batches
+
+
+def take_turns(widths: list[int]) -> list[int]:
+    """An order in which any few in a row are about as wide as all; the first one, never timed, comes last."""
+    mean = sum(widths) / len(widths)
+    left, taken = list(range(len(widths))), list[int]()
+    while left:
+        so_far = sum(widths[turn] for turn in taken)
+        nearest = min(left, key=lambda turn: abs((so_far + widths[turn]) / (len(taken) + 1) - mean))
+        taken.append(nearest)
+        left.remove(nearest)
+    return taken[-1:] + taken[:-1]
 
 
 CHANGES: dict[str, Callable[[list[PaddedBatch]], list[Any]]] = {"longest": trim, "similar": sort_by_length}

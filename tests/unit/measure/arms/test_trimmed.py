@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from flatout.measure.arms.arm import Arm
-from flatout.measure.arms.trimmed import Trimmed, propose
+from flatout.measure.arms.trimmed import Trimmed, propose, take_turns
 from flatout.measure.loading.loaders import LoaderWatch
 
 Keep = Callable[..., Iterator[Any]]
@@ -95,6 +95,15 @@ def test_batches_without_padding_are_refused(
     begin(arm)
     assert arm.refusal is not None and reason in arm.refusal
     end(arm)
+
+
+def test_a_few_batches_in_a_row_are_as_wide_as_all() -> None:
+    widths = [5, 6, 8, 11, 15, 22, 33, 60]
+    turns = take_turns(widths)
+    assert sorted(turns) == list(range(8))
+    for num in (1, 2, 4, 7):
+        timed = [widths[turn] for turn in turns[1 : 1 + num]]
+        assert sum(timed) / num == pytest.approx(20, rel=0.15)
 
 
 def test_padding_is_proposed_by_the_positions_it_takes(context: Any, keep: Keep) -> None:
