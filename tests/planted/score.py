@@ -21,6 +21,7 @@ and an error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,7 +29,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ from flatout.measure.evidence_file import decode_evidence, load_evidence, save_e
 PLANTED = Path(__file__).resolve().parent
 SCRIPTS = ("planted", "clean")
 LIMIT_S = 240
+TOGETHER = 2  # cases on as many cores
 SECONDS = 15.0  # of one diagnosis: enough for a script of which one fault is known
 
 _MARK = re.compile(
@@ -200,6 +204,44 @@ def slug(evidence: Evidence) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
 
 
+def run_together(cases: Sequence[Case], *, record: Path | None = None) -> Iterator[Future[Score]]:
+    """Judge the cases, two at a time where both leave the other a core; results in the order of the cases."""
+    cores = _Cores(TOGETHER)
+
+    def judge_one(case: Case) -> Score:
+        with cores.taken(0 if case.recording else TOGETHER if _has_workers(case) else 1):
+            print(f"scoring {case.name}", file=sys.stderr, flush=True)
+            return run(case, record=record)
+
+    pool = ThreadPoolExecutor(TOGETHER)
+    for case in cases:
+        yield pool.submit(judge_one, case)
+    pool.shutdown(wait=False)
+
+
+def _has_workers(case: Case) -> bool:
+    return "num_workers" in case.script.read_text()
+
+
+class _Cores:
+    """Cores that cases take, one or all of them."""
+
+    def __init__(self, number: int) -> None:
+        self._free, self._changed = number, threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, number: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= number)
+            self._free -= number
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += number
+                self._changed.notify_all()
+
+
 class CannotScore(Exception):
     """A case that gave no findings to judge."""
 
@@ -244,7 +286,7 @@ def _refuse_stale(case: Case, evidence: Evidence) -> None:
 
 def _code(line: str) -> str:
     """A line without its marks: they may be corrected after a recording."""
-    return _MARK.sub("", line).rstrip()
+    return _MARK.sub("", line).removesuffix("# fmt: skip").rstrip()
 
 
 def unproven(scores: Sequence[Score]) -> list[str]:
@@ -292,10 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"nothing to score in {PLANTED}", file=sys.stderr)
         return 2
-    scores = []
-    for case in chosen:
-        print(f"scoring {case.name}", file=sys.stderr, flush=True)
-        scores.append(run(case, record=options.record))
+    scores = [future.result() for future in list(run_together(chosen, record=options.record))]
     print("\n".join(table(scores)))
     for rule in unproven(scores):
         print(f"unproven    {kebab(rule)}: no case on a device where its line counts as guilty")

@@ -105,7 +105,10 @@ def test_every_unit_test_has_its_module() -> None:
 
 
 def test_every_rule_has_a_planted_script_and_a_clean_twin() -> None:
-    rules = sorted(path.stem for path in RULES.rglob("*.py") if not path.stem.startswith("_"))
+    files = [
+        path for path in RULES.rglob("*.py") if path.parent.name != "ranks"
+    ]  # those need several processes
+    rules = sorted(path.stem for path in files if not path.stem.startswith("_"))
     assert len(rules) >= 12
     folder = ROOT / "tests" / "planted"
     planted = [str(path.relative_to(folder)) for path in folder.rglob("*.py")]

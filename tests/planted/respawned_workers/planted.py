@@ -17,15 +17,15 @@ class Signals(Dataset):
         return self.length
 
     def __getitem__(self, i):
-        phase = np.linspace(0, 6.28 * (1 + i % 7), 512, dtype=np.float32)
-        return np.sin(phase + i).astype(np.float32), i % 7
+        phase = np.linspace(0, 6.28 * (1 + i % 7), 512, dtype=np.float32)  # also: slow-samples
+        return np.sin(phase + i).astype(np.float32), i % 7  # also: slow-samples
 
 
 def train(num_epochs=2000):
     model = nn.Sequential(nn.Linear(512, 768), nn.GELU(), nn.Linear(768, 768), nn.GELU(), nn.Linear(768, 7))
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
-    loader = DataLoader(Signals(), batch_size=64, shuffle=True, num_workers=2)  # guilty
+    loader = DataLoader(Signals(), batch_size=64, shuffle=True, num_workers=2)  # guilty  # also: loader-bound
     best = float("inf")
     for epoch in range(num_epochs):
         total = torch.zeros((), device=device)

@@ -20,10 +20,10 @@ class Photos(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index):
-        image = np.fft.irfft2(self.spectra[index % 64])
+        image = np.fft.irfft2(self.spectra[index % 64])  # also: slow-samples
         if index % 2:
             image = image[:, :, ::-1]
-        image = (image - image.mean()) / image.std()
+        image = (image - image.mean()) / image.std()  # also: slow-samples
         return torch.from_numpy(image.astype(np.float32)[:, ::3, ::3].copy()), int(self.labels[index])
 
 
@@ -40,7 +40,7 @@ def main():
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    loader = DataLoader(
+    loader = DataLoader(  # also: loader-bound
         Photos(8192), batch_size=args.batch_size, shuffle=True, num_workers=2, persistent_workers=True
     )
     # Read once per epoch, and nothing trains on it: its workers would only sit in memory.

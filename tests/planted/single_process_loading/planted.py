@@ -20,10 +20,10 @@ class Photos(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index):
-        image = np.fft.irfft2(self.spectra[index % 64])
+        image = np.fft.irfft2(self.spectra[index % 64])  # also: slow-samples
         if index % 2:
             image = image[:, :, ::-1]
-        image = (image - image.mean()) / image.std()
+        image = (image - image.mean()) / image.std()  # also: slow-samples
         return torch.from_numpy(image.astype(np.float32)[:, ::3, ::3].copy()), int(self.labels[index])
 
 

@@ -12,7 +12,7 @@ class Rows(TensorDataset):
     """A dataset that is asked for whole batches."""
 
     def __getitems__(self, indices):
-        return self.tensors[0][indices]
+        return self.tensors[0][indices]  # also: slow-samples
 
 
 def autoencoder(width):
@@ -21,7 +21,7 @@ def autoencoder(width):
 
 def run(num_epochs=400, width=2048):
     spectrograms = torch.randn(4096, width)
-    loader = DataLoader(
+    loader = DataLoader(  # also: loader-bound
         Rows(spectrograms),
         batch_size=1024 if DEVICE == "cuda" else 128,
         shuffle=True,
