@@ -36,9 +36,7 @@ def train(settings):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(settings.steps):
         batch = molecules[torch.randint(0, len(molecules), (settings.batch_size,), device=settings.device)]
-        loss = nn.functional.huber_loss(
-            model(batch).squeeze(-1), reference(batch)
-        )  # also: launch-bound-step on cuda
+        loss = nn.functional.huber_loss(model(batch).squeeze(-1), reference(batch))  # also: launch-bound-step on cuda  # fmt: skip
         # Many calls on single rows, of a module without weights.
         spot_checks = torch.cat([reference(molecule) for molecule in batch[:16].split(1)])
         optimizer.zero_grad()

@@ -34,9 +34,7 @@ class Trainer:
     def step(self):
         documents, lengths = self.batch()
         relevance = (documents[:, 0] > 250).float()
-        loss = nn.functional.binary_cross_entropy_with_logits(
-            self.model(documents, lengths), relevance
-        )  # also: launch-bound-step on cuda
+        loss = nn.functional.binary_cross_entropy_with_logits(self.model(documents, lengths), relevance)  # also: launch-bound-step on cuda  # fmt: skip
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -19,9 +19,7 @@ history = []
 
 for step in range(6000):
     chosen = torch.randint(0, len(inputs), (512,), device=device)
-    loss = (model(inputs[chosen]) - targets[chosen]).pow(
-        2
-    ).mean() * temperature.item()  # also: launch-bound-step on cuda
+    loss = (model(inputs[chosen]) - targets[chosen]).pow(2).mean() * temperature.item()  # also: launch-bound-step on cuda  # fmt: skip
     optimizer.zero_grad()
     loss.backward()
     norms = torch.stack([parameter.grad.norm() for parameter in model.parameters()])

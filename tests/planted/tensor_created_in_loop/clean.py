@@ -46,9 +46,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters())
     for step in range(args.steps):
         boards, values = random_boards(96, rng)
-        loss = nn.functional.mse_loss(
-            model(boards), torch.tensor(values, device=device)
-        )  # also: launch-bound-step on cuda
+        loss = nn.functional.mse_loss(model(boards), torch.tensor(values, device=device))  # also: launch-bound-step on cuda  # fmt: skip
         # A dozen scalars on the host, some microseconds of the whole step.
         running = {name: torch.tensor(0.0) for name in "abcdefghijkl"}
         optimizer.zero_grad()

@@ -33,6 +33,7 @@ from flatout.measure.run.observer import Observer
 from flatout.measure.run.ranks import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
+MOST_SHOWN_LINES = 60  # of a block that was left out
 MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
 
 
@@ -240,5 +241,15 @@ def _places(evidence: Evidence) -> list[Place | None]:
         for growth in evidence.memory.growth:
             places += [growth.place, growth.holder_place]
         places += [graph.holder_place for graph in evidence.memory.graphs]
-    places += [found.place for found in evidence.counterfactuals]
+    for found in evidence.counterfactuals:
+        places += _lines(found)
     return places
+
+
+def _lines(found: Counterfactual) -> list[Place | None]:
+    """Every line of the block that an arm is about, as far as a page shows it."""
+    place = found.place
+    if place is None:
+        return []
+    last = min(found.last_line or place.line, place.line + MOST_SHOWN_LINES)
+    return [replace(place, line=line) for line in range(place.line, last + 1)]
