@@ -1,4 +1,4 @@
-"""The documentation can be read: its colours have contrast, its code fits, its front page shows what it is about."""
+"""The documentation can be read: its colours have contrast, its code fits, its front page shows a picture."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
-from flatout.cli.output import plain_console, plain_table, print_json, say
+from flatout.cli.output import plain_console, print_json, say
 from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.monitor.sample import Sample
 
 DEFAULT_SPEED = 60.0
-NARROW, WIDE = 64, 130
+SHORTEST_COMMAND, SHORTEST_NAME = 16, 24  # columns of the list
 
 
 def watch(
@@ -163,36 +163,55 @@ def _list(root: Path | None, *, json_output: bool) -> None:
         return
     import datetime
 
-    from rich.text import Text
-
     from flatout.ground.runs import show_state
     from flatout.ground.units import UNKNOWN, show_time
     from flatout.page.printable import printable
 
-    console = plain_console()
-    shown = ["state", "lasted"]  # a run begins with its date, and ends with its script
-    if console.width >= NARROW:
-        shown = ["verb", "state", "lasted", "started"]
-    if console.width >= WIDE:
-        shown += ["steps", "last"]
-    table = plain_table("run", *shown, whole=shown)  # names fold, because other verbs are given them whole
-    table.expand = True
-    if console.width >= NARROW:
-        table.add_column("command", overflow="ellipsis", ratio=1)  # has what is left
+    rows = []
     for each in found:
         started = datetime.datetime.fromtimestamp(each.run.started_s)
-        cells = {
+        row = {
+            "run": each.folder.name,
             "verb": each.run.kind,
             "state": show_state(each.run).partition(":")[0],
             "lasted": UNKNOWN if each.duration_s is None else show_time(each.duration_s),
             "started": f"{started:%Y-%m-%d %H:%M}",
             "steps": UNKNOWN if each.steps is None else str(each.steps),
             "last": "" if each.figure is None else f"{each.figure[0]} {each.figure[1]:.4g}",
+            "command": _shown(each.run.command),
         }
-        command = Text(printable(_shown(each.run.command)), no_wrap=True, overflow="ellipsis")
-        row = [Text(printable(text)) for text in (each.folder.name, *(cells[name] for name in shown))]
-        table.add_row(*[*row, command][: len(table.columns)])
-    console.print(table)
+        rows.append({name: printable(text) for name, text in row.items()})
+    for line in list_lines(rows, width=plain_console().width):
+        typer.echo(line)
+
+
+def list_lines(rows: Sequence[dict[str, str]], *, width: int) -> list[str]:
+    """Write a table without folds: what is dear goes first, then the middles of long names."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    names = list(widths)
+    widths["command"] = SHORTEST_COMMAND
+    for name in ("last", "steps", "started", "command", "verb", "lasted"):
+        if sum(widths[each] + 2 for each in names) - 2 <= width:
+            break
+        names.remove(name)
+    over = sum(widths[each] + 2 for each in names) - 2 - width
+    widths["run"] = max(widths["run"] - max(over, 0), SHORTEST_NAME)
+    if "command" in names:
+        widths["command"] -= over
+    shown = [dict(zip(names, names, strict=True)), *rows]
+    cells = ([_cut(row[name], widths[name], middle=name == "run") for name in names] for row in shown)
+    pad = [widths[name] for name in names]
+    return [
+        "  ".join(f"{cell:<{size}}" for cell, size in zip(row, pad, strict=True)).rstrip() for row in cells
+    ]
+
+
+def _cut(text: str, width: int, *, middle: bool) -> str:
+    """Shorten a text: at its end, or in its middle, as a run is found by its time and its process."""
+    if len(text) <= width:
+        return text
+    end = width // 3 if middle else 0
+    return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
 
 
 def _shown(command: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ FLAGS = {
     "report": "--html --png --log --json",
     "compare": "--log --json",
     "watch": "--pid --run -m --name --replay --speed --list --once --json --hz --log --jsonl --csv"
-    " --tensorboard --prometheus --web --host --port",
+    " --tensorboard --prometheus --web --host --port --token",
     "plan show": "--model --task --make-batch --gpu --gpu-memory --margin --ranks --mapping --knob --set"
     " --lengths --expandable-segments --no-expandable-segments --native --no-cache --json",
     "plan fit": "--model --task --make-batch --gpu --gpu-memory --margin --profile --effective --allow"

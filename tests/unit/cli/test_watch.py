@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from flatout.cli.watch import watch
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import end_run
+from flatout.ground.runs import end_run, find_run
 from flatout.monitor.sample import Sample
 from tests.support.monitor import HOSTILE, START_S, engine_run, epochs, kept_run, phases, story
 
@@ -90,7 +90,7 @@ def test_runs_are_listed_the_latest_first(runs: Path) -> None:
     kept_run(runs, story(seconds=3), pid=99999999, name=HOSTILE, ended=False)
     result = run("--list")
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["run", "verb", "state", "lasted", "started", "command"]
+    assert lines[0].split() == ["run", "verb", "state", "lasted", "command"]
     assert any("train-1 " in line and "ended" in line and "1:14" in line for line in lines)
     assert any("died" in line and "n/a" in line for line in lines)
     assert "\x1b" not in result.stdout
@@ -118,14 +118,24 @@ def test_runs_of_engines_stand_in_the_list(runs: Path) -> None:
     assert (documents["evolve"]["end"], documents["evolve"]["steps"]) == ("finished", 2)
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_a_list_is_whole_in_a_narrow_terminal(runs: Path, columns: int) -> None:
-    """A run whose name is cut off cannot be asked for."""
-    folder = kept_run(runs, story(seconds=75), pid=4711, name="a-job-with-a-name-that-goes-on-and-on")
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_list_does_not_fold(runs: Path, columns: int) -> None:
+    """A name that is cut keeps its beginning and its process, by which the run can be asked for."""
+    folder = kept_run(runs, story(seconds=75), pid=4711, name="a-job-with-a-name-that-goes-on-and-on-and-on")
+    kept_run(runs, story(seconds=75), pid=4712, name="short")
     lines = run("--list", columns=columns).stdout.splitlines()
+    assert len(lines) == 3
     assert all(len(line) <= columns for line in lines)
-    assert "".join(line.split()[0] for line in lines[1:] if line.strip()) == folder.name
-    assert "ended" in lines[1] and "1:14" in lines[1]
+    [row] = [line for line in lines if "4711" in line]
+    name = row.split()[0]
+    start, cut, end = name.partition("…")
+    assert folder.name.startswith(start) and folder.name.endswith(end)
+    assert find_run(start if cut else name) == find_run("-4711") == folder
+    assert "ended" in row
+    if columns >= 80:
+        assert not cut and "1:14" in row
+    if columns >= 120:
+        assert "started" in lines[0]
 
 
 def test_a_run_is_played_again_as_lines(runs: Path) -> None:
