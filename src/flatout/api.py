@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from flatout.planner.config.backups import Backup
     from flatout.planner.fit.fit_job import JobFit
     from flatout.planner.plan import ConfigFit, ConfigPlan, ForecastMaker, PlanOptions
+    from flatout.tuner.tune import Tuning
 
 OnText = Callable[[str], None]
 OnCount = Callable[[int, int], None]
@@ -96,6 +97,51 @@ def diagnose(
 
     evidence = observe_loop(step, loader, seconds=seconds, on_progress=on_progress)
     return Diagnosis(evidence=evidence, findings=examine(evidence))
+
+
+def tune_script(
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    allow_lossy: bool = False,
+    only: Sequence[str] = (),
+    evidence: Path | None = None,
+    seconds: float = 60.0,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> Tuning:
+    """Try what makes a script faster without a change of its code, and keep what is proven.
+
+    `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.
+    """
+    from flatout.ground.script.command import check_command
+    from flatout.measure.evidence_file import load_evidence
+    from flatout.tuner.tune import tune
+
+    check_command(command, module=module)
+    if evidence is not None:
+        known = load_evidence(evidence)
+    else:
+        on_progress("diagnosing the job")
+        known = diagnose_script(
+            command, module=module, seconds=seconds, script_stdout_to_stderr=True, on_progress=on_progress
+        ).evidence
+    return tune(known, command, module=module, allow_lossy=allow_lossy, only=only, on_progress=on_progress)
+
+
+def run_tuned(command: Sequence[str], *, module: bool = False, prescription: Path | None = None) -> NoReturn:
+    """Become a script under the treatments of a prescription, by default the one in this folder."""
+    from flatout.ground.script.command import check_command
+    from flatout.tuner.run import run
+
+    check_command(command, module=module)
+    run(command, module=module, prescription=prescription)
+
+
+def save_tuning(tuning: Tuning, path: Path) -> None:
+    """Write the prescription of a tuning."""
+    from flatout.tuner.prescription import save_prescription
+
+    save_prescription(tuning.prescription, path)
 
 
 def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:

@@ -5,6 +5,7 @@ flags        every option that several verbs share: one name, one meaning, one h
 output       messages on stderr, JSON documents and tables on stdout
 progress     how far, how fast and about how long: a live line, or lines in a pipe
 
-diagnose  rules  devices  plan  evolve  steer  adapt  watch  report     one verb each
-render_diagnosis  render_plan                                           reports for a terminal
+render/      reports for a terminal
+
+diagnose  rules  tune  run  devices  plan  evolve  steer  adapt  watch  report     one verb each
 """

@@ -113,6 +113,7 @@ def application() -> typer.Typer:
     from flatout.cli.plan import plan
     from flatout.cli.report import compare, report
     from flatout.cli.steer import steer
+    from flatout.cli.tune import run, tune
     from flatout.cli.watch import watch
 
     # Plain help: typer's rich help costs as much CPU time as everything else together.
@@ -126,9 +127,13 @@ def application() -> typer.Typer:
     app.callback()(top)
     # The script is part of what stands before ARGS: whatever follows it, options included, is the script's.
     to_the_script = {"allow_interspersed_args": False}
-    app.command(cls=Verb, options_metavar="[OPTIONS] (SCRIPT | -m MODULE)", context_settings=to_the_script)(
-        diagnose
-    )
+    of_a_script: dict[str, Any] = {
+        "options_metavar": "[OPTIONS] (SCRIPT | -m MODULE)",
+        "context_settings": to_the_script,
+    }
+    app.command(cls=Verb, **of_a_script)(diagnose)
+    app.command(cls=Verb, **of_a_script)(tune)
+    app.command(cls=Verb, **of_a_script)(run)
     for verb in (rules, devices, evolve, report, compare):
         app.command(cls=Verb)(verb)
     for name, group in (("plan", plan), ("steer", steer), ("adapt", adapt)):

@@ -132,7 +132,7 @@ def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: 
         if ran and diagnosis.evidence_path is not None:
             say(f"Evidence is in {diagnosis.evidence_path}")
     else:
-        from flatout.cli.render_diagnosis import render
+        from flatout.cli.render.diagnosis import render
 
         sys.stdout.write(render(diagnosis))
 

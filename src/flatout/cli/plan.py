@@ -124,7 +124,7 @@ def show(
     if json_output:
         print_json(planned.to_json(), default=str)
     else:
-        from flatout.cli.render_plan import render_overview
+        from flatout.cli.render.plan import render_overview
 
         sys.stdout.write(render_overview(planned))
     raise typer.Exit(FINDINGS if planned.overview.has_findings else 0)
@@ -201,7 +201,7 @@ def fit(
         backup_folder = None if backup is None else str(backup.folder)
         print_json({**fitted.to_json(), "backup": backup_folder}, default=str)
         return
-    from flatout.cli.render_plan import render_fit
+    from flatout.cli.render.plan import render_fit
 
     sys.stdout.write(render_fit(fitted))
     if apply:

@@ -15,6 +15,8 @@ from flatout.ground.errors import BadInput
 # Whoever changes this table changes what users type: the CHANGELOG and docs say so too.
 FLAGS = {
     "diagnose": "-m --evidence --save --html --json --keep-running --seconds",
+    "tune": "-m --to --evidence --allow-lossy --only --json",
+    "run": "-m --with",
     "rules": "--json",
     "devices": "--datasheet --all --json",
     "evolve": "--model --task --task-option --population --rank --sigma --lr --optimizer --epochs --prompts"

@@ -28,7 +28,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).parents[2]
 # Frames that a user's error never has without us; flatout.data and the like are called by the user.
-OWN_CODE = (__file__, *(str(PACKAGE / room) + os.sep for room in ("measure", "monitor/job")))
+OWN_CODE = (__file__, *(str(PACKAGE / room) + os.sep for room in ("measure", "monitor/job", "tuner")))
 # `-m` would import this package's needs from the working folder, and `-c` puts that on the path as "".
 START = (
     "import sys; at_start = frozenset(sys.modules); sys.path[:] = [each for each in sys.path if each]; "

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from flatout.api import fit_config, plan_config
-from flatout.cli.render_plan import render_fit, render_overview
+from flatout.cli.render.plan import render_fit, render_overview
 from flatout.ground.errors import BadInput
 from flatout.planner.plan import ConfigFit, ConfigPlan, PlanOptions
 from tests.support import planner as plans

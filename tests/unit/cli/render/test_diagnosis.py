@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from flatout.cli.render_diagnosis import LOOKS, render
+from flatout.cli.render.diagnosis import LOOKS, render
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES

@@ -1,0 +1,16 @@
+"""Make a job faster without a change of its code: try, prove, keep.
+
+treatments/    ways to run a job differently, one per file
+treatment      what a treatment is, and how one is found
+outermost      the model that a script trains, met at its first call
+child          the process that runs the script: with treatments, and in a trial with a meter
+meter          in a trial: times of steps, losses, and what the gradients are
+redirect       in a trial: what the script writes goes to a folder that is thrown away
+trials         arms in alternating processes, and their results
+verdict        whether a treatment pays, and whether its numbers are right
+prescription   flatout.toml: what was kept, with its proof
+tune           the whole: diagnose, try, keep, drop once, write
+
+A treatment is kept when its gain is beyond doubt and its numbers are those of the job: not verified is not
+passed.
+"""

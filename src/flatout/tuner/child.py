@@ -1,0 +1,85 @@
+"""The process that runs the script, which replaces it as `__main__`.
+
+Treatments are installed as the script imports torch.  In a trial the meter counts steps, ends the script when
+it has enough, and writes what it saw; the script's own files go to a folder of the trial.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from flatout.ground.codec import decode
+from flatout.ground.script.main import after_import, run_as_main, show_error
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Dose, install
+
+MODULE = "flatout.tuner.child"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialOptions:
+    """How a trial measures."""
+
+    result: str  # the file for what the meter saw
+    scratch: str  # the folder for what the script writes
+    warmup: int  # steps before the first block
+    blocks: int
+    block_steps: int
+    checked: tuple[int, ...]  # steps whose gradients are kept as sums, from 1
+    first_step: str | None = None  # a file for the gradients and changes of the first step
+    same_random: bool = False  # compiled code draws as eager code does
+    plain: bool = False  # without dropout, for the comparison of gradients
+    double: bool = False  # in 64 bits: what the gradients should be
+    nudge: bool = False  # the weights changed in their last bit: what rounding alone does
+    seed: int = 0  # added to every seed that the script sets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildOptions:
+    """What the process does."""
+
+    command: tuple[str, ...]
+    module: bool
+    doses: tuple[Dose, ...] = ()
+    trial: TrialOptions | None = None
+    parent: int | None = None
+
+
+def main(at_start: Collection[str]) -> None:
+    options = decode(ChildOptions, json.loads(sys.argv[1]))
+    if options.trial is not None:
+        _run_trial(options, options.trial, at_start)
+    after_import("torch", lambda _torch: install(options.doses, Patches()))
+    try:
+        run_as_main(options.command, module=options.module, at_start=at_start)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            show_error(error)
+            sys.excepthook = lambda *_: None
+        raise
+
+
+def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[str]) -> NoReturn:
+    from flatout.measure.run.lineage import end_with
+
+    end_with(options.parent)
+    from flatout.tuner.meter import Meter
+    from flatout.tuner.redirect import redirect_torch, redirect_writes
+
+    patches = Patches()
+    meter = Meter(trial, patches)
+    mirror = redirect_writes(patches, Path(trial.scratch))
+
+    def begin(_torch: ModuleType) -> None:
+        redirect_torch(patches, mirror)
+        install(options.doses, patches)
+        meter.install()
+
+    after_import("torch", begin)
+    meter.run(lambda: run_as_main(options.command, module=options.module, at_start=at_start))

@@ -1,0 +1,118 @@
+"""flatout.toml: what was kept, with its proof.
+
+`flatout run` reads the treatments and nothing else; the proof is for people, and for the machine that has
+other hardware than the one it was made on.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.ground.atomic_files import write_whole
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import BadInput
+from flatout.tuner.treatment import Dose, Value, treatment_of
+
+FILE = "flatout.toml"
+VERSION = 1
+HEAD = "# Written by flatout tune; flatout run applies it to the unmodified script.\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """A treatment that paid, and how much it alone is worth in the end."""
+
+    name: str
+    value: Value
+    safety: str
+    ratio: float
+    low: float
+    high: float
+    checked: str  # how its numbers were verified
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """On what, and against which noise, the gain was measured."""
+
+    ratio: float  # all treatments together against none
+    low: float
+    high: float
+    noise_low: float  # the same job against itself
+    noise_high: float
+    reproducible: bool
+    step_s: float  # without treatments
+    device: str
+    cpu: str
+    python: str
+    torch: str
+    flatout: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prescription:
+    """Treatments for one job."""
+
+    command: tuple[str, ...]
+    treatments: tuple[Kept, ...]
+    proof: Proof | None = None
+    version: int = VERSION
+
+    def doses(self) -> tuple[Dose, ...]:
+        return tuple(Dose(name=each.name, value=each.value) for each in self.treatments)
+
+
+def save_prescription(prescription: Prescription, path: Path) -> None:
+    """Write it as TOML, whole or not at all."""
+    write_whole(path, _toml(encode(prescription)).encode())
+
+
+def load_prescription(path: Path) -> Prescription:
+    """Read what `flatout tune` wrote, or what a person wrote by hand."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read: {error.strerror}", hint="flatout tune SCRIPT writes one"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not TOML: {error}") from None
+    if data.get("version", VERSION) != VERSION:
+        raise BadInput(f"{path} has version {data['version']}; this flatout reads {VERSION}")
+    try:
+        found = decode(Prescription, data)
+    except WrongShape as error:
+        raise BadInput(f"{path}: {error}", hint="flatout tune SCRIPT writes it anew") from None
+    for dose in found.doses():
+        treatment_of(dose)
+    return found
+
+
+def _toml(data: dict[str, Any]) -> str:
+    """Plain values first, then tables: all the TOML that this file needs."""
+    lines = [HEAD]
+    tables = {name: value for name, value in data.items() if isinstance(value, dict)}
+    lists = {
+        name: value
+        for name, value in data.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    for name, value in data.items():
+        if name not in tables and name not in lists and value is not None:
+            lines.append(f"{name} = {json.dumps(value)}\n")
+    lines += [f"\n[[{name}]]\n{_rows(row)}" for name, rows in lists.items() for row in rows]
+    lines += [f"\n[{name}]\n{_rows(row)}" for name, row in tables.items()]
+    return "".join(lines)
+
+
+def _rows(table: dict[str, Any]) -> str:
+    return "".join(f"{key} = {_plain(value)}\n" for key, value in table.items())
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,170 @@
+"""In a trial, what the script writes goes to a folder that is thrown away.
+
+A script saves checkpoints and logs where it always does; a trial of it must not overwrite those.  Files that
+Python or torch opens for writing are made in the scratch folder under the same path, and read from there
+afterwards.  A file that is opened to be changed or added to is copied there first.  What lies in the
+system's temporary folder, and what is not a file (a terminal, a pipe), is left alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flatout.measure.patches import Patches
+
+WRITING = set("wax+")
+ADDING = set("a+")
+
+
+def redirect_writes(patches: Patches, scratch: Path) -> Mirror:
+    """Send writes of this process and of its forked children to `scratch`."""
+    mirror = Mirror(scratch)
+    real_open, real_os_open, real_mkdir = builtins.open, os.open, os.mkdir
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, bytes, os.PathLike)):
+            file = mirror.for_writing(file, keep="w" not in mode) if WRITING & set(mode) else mirror.now(file)
+        return real_open(file, mode, *args, **kwargs)
+
+    def os_opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if kwargs.get("dir_fd") is None:
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            path = mirror.for_writing(path, keep=not flags & os.O_TRUNC) if writes else mirror.now(path)
+        return real_os_open(path, flags, *args, **kwargs)
+
+    def made(path: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("dir_fd") is None:
+            if os.path.lexists(path):
+                raise FileExistsError(17, "File exists", path)
+            path = mirror.for_writing(path, keep=False)
+        real_mkdir(path, *args, **kwargs)
+
+    patches.replace(builtins, "open", opened)
+    patches.replace(io, "open", opened)
+    patches.replace(os, "open", os_opened)
+    patches.replace(os, "mkdir", made)
+    for owner, name in ((os, "rename"), (os, "replace")):
+        patches.replace(owner, name, _both(getattr(owner, name), mirror))
+    for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir")):
+        patches.replace(owner, name, _only_ours(getattr(owner, name), mirror))
+    for owner, name in ((os, "stat"), (os, "listdir"), (os, "scandir")):
+        patches.replace(owner, name, _reading(getattr(owner, name), mirror))
+    return mirror
+
+
+def redirect_torch(patches: Patches, mirror: Mirror) -> None:
+    """Archives of torch and safetensors are written past Python's `open`."""
+    import torch
+
+    real_save = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, (str, os.PathLike)):
+            f = mirror.for_writing(f, keep=False)
+        return real_save(obj, f, *args, **kwargs)
+
+    patches.replace(torch, "save", save)
+    try:
+        safetensors: Any = importlib.import_module("safetensors.torch")
+    except ImportError:
+        return
+    real_serialize = safetensors.serialize_file
+
+    def serialize(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        return real_serialize(tensors, mirror.for_writing(filename, keep=False), *args, **kwargs)
+
+    patches.replace(safetensors, "serialize_file", serialize)
+
+
+def _both(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def moved(source: Any, target: Any, **kwargs: Any) -> Any:
+        return real(mirror.for_writing(source, keep=True), mirror.for_writing(target, keep=False), **kwargs)
+
+    return moved
+
+
+def _only_ours(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def removed(path: Any, **kwargs: Any) -> Any:
+        return real(path, **kwargs) if mirror.is_free(path) else real(mirror.for_writing(path, keep=True))
+
+    return removed
+
+
+def _reading(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def read(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
+            path = mirror.now(path)
+        return real(path, *args, **kwargs)
+
+    return read
+
+
+class Mirror:
+    """Paths and where they are in the scratch folder."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = os.path.realpath(scratch)
+        temporary = os.path.realpath(tempfile.gettempdir())
+        self._free = tuple(
+            os.path.join(os.path.realpath(folder), "") for folder in (temporary, "/dev", "/proc")
+        )
+        here = os.path.join(os.getcwd(), "")  # a job may live in the temporary folder itself
+        self._here = here if here.startswith(os.path.join(temporary, "")) else None
+
+    def is_free(self, path: Any) -> bool:
+        """Whether a path may be written as it is."""
+        whole = os.path.realpath(os.fsdecode(path))
+        named = os.path.join(whole, "")
+        if named.startswith(os.path.join(self._scratch, "")):
+            return True
+        if named.startswith(self._free) and not (self._here and named.startswith(self._here)):
+            return True
+        try:
+            mode = _stat(whole).st_mode
+        except OSError:
+            return False
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+    def now(self, path: Any) -> Any:
+        """Where a path is read from: the scratch folder, once something was written there."""
+        there = self._there(path)
+        if there is None or not _exists(there):
+            return path
+        return path if os.path.isdir(there) and _exists(path) else there
+
+    def for_writing(self, path: Any, *, keep: bool) -> Any:
+        """Where a path is written to; with `keep` what it holds comes along."""
+        there = self._there(path)
+        if there is None:
+            return path
+        if keep and not _exists(there) and os.path.isfile(path):
+            os.makedirs(os.path.dirname(there), exist_ok=True)
+            shutil.copy2(path, there)
+        elif os.path.isdir(os.path.dirname(os.path.realpath(os.fsdecode(path)))):
+            os.makedirs(os.path.dirname(there), exist_ok=True)
+        return there
+
+    def _there(self, path: Any) -> str | None:
+        if self.is_free(path):
+            return None
+        return self._scratch + os.path.realpath(os.fsdecode(path))
+
+
+_stat = os.stat
+
+
+def _exists(path: str) -> bool:
+    try:
+        _stat(path)
+    except OSError:
+        return False
+    return True

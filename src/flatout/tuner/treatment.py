@@ -1,0 +1,86 @@
+"""A treatment: how a job can run differently without a change of its code.
+
+A module of `treatments` holds one `TREATMENT`.  It proposes values for a job whose Evidence is known, and
+installs one of them in the job's process before the script starts.  Its safety says how its numbers are
+checked: `exact` ones must be equal, `reordered` ones differ by rounding, `lossy` ones are tried on request.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flatout.doctor.finding import FixSafety
+from flatout.ground.errors import BadInput
+from flatout.measure.evidence import Evidence
+from flatout.measure.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Value = bool | int | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is known of a job before anything is tried."""
+
+    evidence: Evidence
+    source: str  # the text of the user's files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Treatment:
+    """One way to run a job differently."""
+
+    name: str
+    safety: FixSafety
+    summary: str  # what it does, as a sentence without its full stop
+    propose: Callable[[Case], Sequence[Value]]  # the likeliest first; none where it is not for this job
+    install: Callable[[Patches, Value], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dose:
+    """A treatment and the value it is given with."""
+
+    name: str
+    value: Value
+
+    def __str__(self) -> str:
+        return self.name if self.value is True else f"{self.name} {self.value}"
+
+
+@functools.cache
+def all_treatments() -> dict[str, Treatment]:
+    """Every treatment by its name."""
+    package = importlib.import_module("flatout.tuner.treatments")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    found = [importlib.import_module(f"{package.__name__}.{name}").TREATMENT for name in names]
+    return {each.name: each for each in found}
+
+
+def treatment_of(dose: Dose) -> Treatment:
+    """Find the treatment that a dose names."""
+    known = all_treatments()
+    if dose.name not in known:
+        raise BadInput(f"there is no treatment {dose.name!r}", hint=f"there are {', '.join(known)}")
+    return known[dose.name]
+
+
+def read_dose(text: str) -> Dose:
+    """Read NAME or NAME=VALUE."""
+    name, has_value, value = text.partition("=")
+    dose = Dose(name=name, value=(int(value) if value.isdigit() else value) if has_value else True)
+    treatment_of(dose)
+    return dose
+
+
+def install(doses: Iterable[Dose], patches: Patches) -> None:
+    """Install treatments in this process, which runs the script next."""
+    for dose in doses:
+        treatment_of(dose).install(patches, dose.value)

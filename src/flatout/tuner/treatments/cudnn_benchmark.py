@@ -1,0 +1,27 @@
+"""Convolution algorithms chosen by trying them, where shapes stay the same."""
+
+from __future__ import annotations
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatments.channels_last import propose as propose_for_convolutions
+
+
+def propose(case: Case) -> list[Value]:
+    """On a GPU, where convolutions take a share of the step."""
+    return propose_for_convolutions(case) if case.evidence.job.device == "cuda" else []
+
+
+def install(patches: Patches, _value: Value) -> None:
+    import torch
+
+    patches.replace(torch.backends.cudnn, "benchmark", True)
+
+
+TREATMENT = Treatment(
+    name="cudnn-benchmark",
+    safety="reordered",
+    summary="choose convolution algorithms by trying them once for each shape",
+    propose=propose,
+    install=install,
+)

@@ -1,0 +1,64 @@
+"""One kernel for all parameters of an optimizer's step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+
+NAMES = ("Adam", "AdamW", "SGD", "Adagrad")
+LEAST_SHARE = 0.02  # of the step, in the optimizer
+
+
+def propose(case: Case) -> list[Value]:
+    """Where one of torch's optimizers takes a share of the step and is not fused."""
+    evidence = case.evidence
+    name = (evidence.job.anchor or "").removesuffix(".step")
+    optimizer_s, step_s = evidence.phase_s("optimizer"), evidence.step_s
+    if name not in NAMES or not optimizer_s or not step_s or optimizer_s < LEAST_SHARE * step_s:
+        return []
+    return [] if evidence.kernels is not None and evidence.kernels.optimizer == "fused" else [True]
+
+
+def install(patches: Patches, _value: Value) -> None:
+    import torch
+
+    for name in NAMES:
+        _fuse(getattr(torch.optim, name), patches)
+
+
+def _fuse(optimizer_type: Any, patches: Patches) -> None:
+    real_init = optimizer_type.__init__
+
+    def init(optimizer: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+        params = list(params)
+        chosen = kwargs.get("fused") is not None or kwargs.get("foreach") is not None
+        if chosen or kwargs.get("differentiable") or not _can_be_fused(params):
+            real_init(optimizer, params, *args, **kwargs)
+        else:
+            real_init(optimizer, params, *args, **{**kwargs, "fused": True})
+
+    patches.replace(optimizer_type, "__init__", init)
+
+
+def _can_be_fused(params: list[Any]) -> bool:
+    tensors = [
+        tensor
+        for each in params
+        for tensor in (
+            each["params"] if isinstance(each, dict) else [each[1] if isinstance(each, tuple) else each]
+        )
+        if hasattr(tensor, "is_floating_point")
+    ]
+    devices = {tensor.device.type for tensor in tensors}
+    return bool(tensors) and devices <= {"cuda", "cpu"} and all(each.is_floating_point() for each in tensors)
+
+
+TREATMENT = Treatment(
+    name="fused-optimizer",
+    safety="reordered",
+    summary="update all parameters in one kernel",
+    propose=propose,
+    install=install,
+)

@@ -1,0 +1,54 @@
+"""Worker processes for the loaders that train: as many as were found to be fastest, none included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+
+LEAST_WAIT = 0.03  # of the step
+MOST = 16
+
+
+def propose(case: Case) -> list[Value]:
+    """Counts around what the cores allow, where the step waits for its batches."""
+    evidence = case.evidence
+    loaders = [loader for loader in evidence.loaders if loader.trains and loader.num_workers is not None]
+    wait_s, step_s = evidence.phase_s("wait"), evidence.step_s
+    if not loaders or any(loader.streams for loader in loaders) or not wait_s or not step_s:
+        return []
+    now = loaders[0].num_workers or 0
+    if wait_s < LEAST_WAIT * step_s and now <= 1:
+        return []
+    cores = max(1, round(evidence.host.cores or 1))
+    counts: set[int] = {1, 2, cores // 2, cores, 2 * cores, now // 2, 0 if now else 1}
+    return [*sorted({min(count, MOST) for count in counts} - {now}, key=lambda count: abs(count - cores))]
+
+
+def install(patches: Patches, value: Value) -> None:
+    """Give every DataLoader over a map-style dataset that many workers, which live as long as it does."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    real_init, count = DataLoader.__init__, int(value)
+
+    def init(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 5 and not isinstance(dataset, IterableDataset):  # the sixth argument is num_workers
+            kwargs["num_workers"] = count
+            if count:
+                kwargs["persistent_workers"] = True
+            else:
+                for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):
+                    kwargs.pop(name, None)
+        real_init(loader, dataset, *args, **kwargs)
+
+    patches.replace(DataLoader, "__init__", init)
+
+
+TREATMENT = Treatment(
+    name="loader-workers",
+    safety="exact",
+    summary="fetch batches in worker processes that live for the whole run",
+    propose=propose,
+    install=install,
+)

@@ -1,0 +1,32 @@
+"""Matrix products of 32-bit numbers on tensor cores (TF32)."""
+
+from __future__ import annotations
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+
+
+def propose(case: Case) -> list[Value]:
+    """On GPUs that have TF32, where it is off."""
+    evidence = case.evidence
+    precision, gpu = evidence.precision, evidence.gpu
+    if gpu is None or precision is None or precision.tf32_matmul is not False or precision.autocast:
+        return []
+    major = (gpu.compute_capability or "0").partition(".")[0]
+    return ["high"] if major.isdigit() and int(major) >= 8 else []
+
+
+def install(_patches: Patches, value: Value) -> None:
+    import torch
+
+    torch.set_float32_matmul_precision(str(value))
+    torch.backends.cudnn.allow_tf32 = True
+
+
+TREATMENT = Treatment(
+    name="matmul-precision",
+    safety="lossy",
+    summary="multiply 32-bit matrices with 10 bits of mantissa (TF32)",
+    propose=propose,
+    install=install,
+)

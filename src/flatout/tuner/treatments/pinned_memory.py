@@ -1,0 +1,50 @@
+"""Batches in page-locked memory, copied to the GPU while the host goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+
+
+def propose(case: Case) -> list[Value]:
+    """Where batches are copied to a GPU from pageable memory."""
+    evidence = case.evidence
+    pageable = any(site.kind == "copy" and site.pinned is False for site in evidence.sites)
+    return [True] if evidence.job.device == "cuda" and evidence.loaders and pageable else []
+
+
+def install(patches: Patches, _value: Value) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    real_init, real_to, real_cuda = DataLoader.__init__, torch.Tensor.to, torch.Tensor.cuda
+
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 8:  # the ninth argument is pin_memory
+            kwargs["pin_memory"] = True
+        real_init(loader, *args, **kwargs)
+
+    def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) < 3 and not tensor.is_cuda and tensor.is_pinned():
+            kwargs.setdefault("non_blocking", True)
+        return real_to(tensor, *args, **kwargs)
+
+    def cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 and not tensor.is_cuda and tensor.is_pinned():
+            kwargs.setdefault("non_blocking", True)
+        return real_cuda(tensor, *args, **kwargs)
+
+    patches.replace(DataLoader, "__init__", init)
+    patches.replace(torch.Tensor, "to", to)
+    patches.replace(torch.Tensor, "cuda", cuda)
+
+
+TREATMENT = Treatment(
+    name="pinned-memory",
+    safety="exact",
+    summary="keep batches in page-locked memory and copy them without waiting",
+    propose=propose,
+    install=install,
+)

@@ -1,0 +1,28 @@
+"""How many threads an operator on the CPU uses."""
+
+from __future__ import annotations
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+
+
+def propose(case: Case) -> list[Value]:
+    """On a CPU: one thread, where operators are too small to share, or all cores."""
+    evidence = case.evidence
+    cores = round(evidence.host.cores or 1)
+    return [] if evidence.job.device != "cpu" or cores < 2 else [1, cores]
+
+
+def install(_patches: Patches, value: Value) -> None:
+    import torch
+
+    torch.set_num_threads(int(value))
+
+
+TREATMENT = Treatment(
+    name="threads",
+    safety="reordered",
+    summary="let an operator on the CPU use this many threads",
+    propose=propose,
+    install=install,
+)

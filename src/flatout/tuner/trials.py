@@ -1,0 +1,125 @@
+"""Arms in alternating processes: A B B A, so that what drifts hits both.
+
+A trial is one run of the script under some treatments, until enough steps were timed.  It runs in a process
+of its own: out of memory, a crash or a hang costs that trial and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.ground.codec import decode, encode
+from flatout.ground.script.main import start_command
+from flatout.measure.run.lineage import adopt_orphans
+from flatout.tuner.child import MODULE, ChildOptions, TrialOptions
+from flatout.tuner.meter import TrialResult
+from flatout.tuner.treatment import Dose
+
+HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
+LEAST_LIMIT_S = 60.0
+MOST_ERROR = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPlan:
+    """How many steps a trial runs."""
+
+    warmup: int = 5
+    blocks: int = 8
+    block_steps: int = 5
+    limit_s: float = 600.0
+
+    @property
+    def num_steps(self) -> int:
+        return self.warmup + self.blocks * self.block_steps
+
+
+class Trials:
+    """Runs trials of one job, and leaves nothing of them behind."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        module: bool,
+        plan: TrialPlan,
+        on_progress: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.command, self.module, self.plan, self.on_progress = tuple(command), module, plan, on_progress
+        self.folder = Path(tempfile.mkdtemp(prefix="flatout-trials-"))
+        self.num_run = 0
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
+        """One run of the script; `changes` are fields of TrialOptions."""
+        self.num_run += 1
+        own = self.folder / str(self.num_run)
+        (own / "scratch").mkdir(parents=True)
+        plan = self.plan
+        options = TrialOptions(
+            result=str(own / "result.json"),
+            scratch=str(own / "scratch"),
+            warmup=plan.warmup,
+            blocks=plan.blocks,
+            block_steps=plan.block_steps,
+            checked=(1, 2, plan.num_steps),
+        )
+        child = ChildOptions(
+            command=self.command,
+            module=self.module,
+            doses=tuple(doses),
+            trial=replace(options, **changes),
+            parent=os.getpid(),
+        )
+        return self._run_child(child, own)
+
+    def _run_child(self, child: ChildOptions, own: Path) -> TrialResult:
+        adopt_orphans()
+        command = start_command(MODULE, json.dumps(encode(child)))
+        with open(own / "output", "wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                process.wait(timeout=self.plan.limit_s)
+                error = None
+            except subprocess.TimeoutExpired:
+                error = f"did not end within {self.plan.limit_s:.0f} s"
+            finally:
+                _end_group(process)
+        shutil.rmtree(own / "scratch", ignore_errors=True)
+        result = own / "result.json"
+        if error is None and result.is_file():
+            return decode(TrialResult, json.loads(result.read_text()))
+        ended = f"ended with code {process.returncode}: {_last_line(own / 'output')}"
+        return TrialResult(ended="killed", error=error or ended)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the script and the workers it leaves."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:MOST_ERROR] if lines else "it printed nothing"

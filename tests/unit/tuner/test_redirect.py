@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flatout.measure.patches import Patches
+from flatout.tuner.redirect import redirect_torch, redirect_writes
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder in which a script runs whose writes are redirected."""
+    here = tmp_path / "project"
+    here.mkdir()
+    (here / "log.txt").write_text("before\n")
+    monkeypatch.chdir(here)
+    patches = Patches()
+    redirect_torch(patches, redirect_writes(patches, tmp_path / "scratch"))
+    try:
+        yield here
+    finally:
+        patches.undo()
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder))
+
+
+def test_files_of_the_user_stay_as_they_are_and_the_script_reads_its_own(folder: Path) -> None:
+    with open("log.txt", "a") as file:
+        file.write("added\n")
+    assert Path("log.txt").read_text() == "before\nadded\n"
+    os.makedirs("runs/a", exist_ok=True)
+    os.makedirs("runs/a", exist_ok=True)
+    assert os.path.isdir("runs/a")
+    torch.save({"x": torch.ones(2)}, "runs/a/model.pt")
+    assert torch.load("runs/a/model.pt", weights_only=True)["x"].tolist() == [1, 1]
+    save_file({"x": torch.ones(2)}, "runs/a/model.safetensors")
+    Path("runs/a/notes.md").write_text("words")
+    os.replace("runs/a/notes.md", "runs/a/better.md")
+    assert Path("runs/a/better.md").read_text() == "words"
+    os.remove("log.txt")
+    assert sorted(os.listdir("runs/a")) == ["better.md", "model.pt", "model.safetensors"]
+    assert load_file(folder.parent / "scratch" / str(folder)[1:] / "runs/a/model.safetensors")[
+        "x"
+    ].tolist() == [1, 1]
+
+
+def test_nothing_is_left_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    (here / "log.txt").write_text("before\n")
+    monkeypatch.chdir(here)
+    patches = Patches()
+    redirect_torch(patches, redirect_writes(patches, tmp_path / "scratch"))
+    try:
+        with open("log.txt", "a") as file:
+            file.write("added")
+        os.mkdir("new")
+        torch.save(1, "model.pt")
+        os.unlink("log.txt")
+        with pytest.raises(FileNotFoundError):
+            open("missing/file.txt", "w")  # noqa: SIM115
+    finally:
+        patches.undo()
+    assert entries(here) == ["log.txt"]
+    assert (here / "log.txt").read_text() == "before\n"
+
+
+def test_the_temporary_folder_and_devices_are_written_as_they_are(folder: Path, tmp_path: Path) -> None:
+    with open(os.devnull, "w") as file:
+        file.write("x")
+    other = tmp_path / "elsewhere.txt"
+    other.write_text("temporary")
+    assert other.name in entries(tmp_path)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.ground.errors import BadInput
+from flatout.tuner.prescription import Prescription
+from flatout.tuner.run import announce, run
+from tests.unit.tuner.test_prescription import KEPT, PROOF
+
+
+def test_a_missing_prescription_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no prescription at") as raised:
+        run(["train.py"], module=False, prescription=tmp_path / "flatout.toml")
+    assert raised.value.hint == "flatout tune train.py writes one"
+
+
+def test_what_is_applied_is_said_in_one_line() -> None:
+    made = Prescription(command=("train.py",), treatments=KEPT[:1], proof=PROOF)
+    assert announce(made) == "loader-workers 4; 1.50× when it was tuned"
+    assert "no proof" in announce(Prescription(command=("train.py",), treatments=KEPT[:1]))
+    assert "runs as it is" in announce(Prescription(command=("train.py",), treatments=()))

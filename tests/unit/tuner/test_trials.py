@@ -1,0 +1,105 @@
+"""Trials of a real script: what they see, what they leave behind, and which wrong ones are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout.tuner import verdict
+from flatout.tuner.meter import TrialResult
+from flatout.tuner.treatment import Dose
+from flatout.tuner.trials import TrialPlan, Trials
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+mode = sys.argv[1] if len(sys.argv) > 1 else ""
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(7 if mode == "short" else 1000):
+    x = torch.randn(16, 8)
+    loss = nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch.save(model.state_dict(), "model.pt")
+    if mode == "raises" and step == 3:
+        raise ValueError("no more data")
+    if mode == "hangs" and step == 3:
+        time.sleep(1000)
+"""
+PLAN = TrialPlan(warmup=2, blocks=3, block_steps=2, limit_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("job")
+    (made / "train.py").write_text(SCRIPT)
+    return made
+
+
+@pytest.fixture
+def trials(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trials]:
+    monkeypatch.chdir(folder)
+    with Trials(["train.py"], module=False, plan=PLAN) as made:
+        yield made
+    assert not made.folder.exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]  # checkpoints went elsewhere
+
+
+def test_a_trial_repeats_and_sees_times_losses_and_gradients(trials: Trials) -> None:
+    first, second = trials.run([]), trials.run([])
+    assert verdict.failure(first) is None and verdict.is_reproducible(first, second)
+    assert len(first.blocks_s) == 3 and min(first.blocks_s) > 0
+    assert first.num_steps == len(first.losses) == 8 and first.num_losses_at_start == 2
+    assert {step: len(sums) for step, sums in first.sums.items()} == {"1": 4, "2": 4, "8": 4}
+    exact = trials.run([Dose(name="garbage-every", value=2)], seed=0)
+    assert verdict.differs_exactly(first, exact, reproducible=True) is None
+
+
+def test_rounding_passes_and_another_learning_rate_does_not(trials: Trials, folder: Path) -> None:
+    plain, nudged = trials.run([]), trials.run([], nudge=True)
+    fused = trials.run([Dose(name="fused-optimizer", value=True)])
+    assert verdict.leaves_the_envelope(plain, fused, [nudged]) is None
+    files = {}
+    for name, doses, double in (
+        ("plain", [], False),
+        ("fused", [Dose(name="fused-optimizer", value=True)], False),
+        ("exact", [], True),
+    ):
+        files[name] = trials.folder / f"{name}.safetensors"
+        once = {"warmup": 1, "blocks": 1, "block_steps": 1}
+        trials.run(doses, first_step=str(files[name]), plain=True, double=double, **once)
+    assert verdict.differs_by_more_than_rounding(*files.values()) is None
+    for planted, replacement in (("lr=0.1", "lr=0.105"), ("nn.Dropout(0.2)", "nn.Dropout(0.0)")):
+        (folder / "train.py").write_text(SCRIPT.replace(planted, replacement))
+        try:
+            wrong = trials.run([])
+        finally:
+            (folder / "train.py").write_text(SCRIPT)
+        assert verdict.leaves_the_envelope(plain, wrong, [nudged]) is not None, replacement
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("raises", "raised ValueError: no more data"),
+        ("short", "ended after 7 steps"),
+        ("hangs", "did not end"),
+    ],
+)
+def test_a_trial_that_fails_costs_that_trial(trials: Trials, mode: str, words: str) -> None:
+    trials.command = ("train.py", mode)
+    if mode == "hangs":
+        trials.plan = replace(PLAN, limit_s=8.0)
+    result = trials.run([])
+    assert isinstance(result, TrialResult) and words in str(verdict.failure(result))
+
+
+def test_a_treatment_that_crashes_is_named(trials: Trials) -> None:
+    result = trials.run([Dose(name="magic", value=True)])
+    assert "magic" in str(verdict.failure(result))
