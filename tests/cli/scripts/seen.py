@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def seen():
         "__loader__": [type(__loader__).__name__, __loader__.name],
         "__builtins__": type(__builtins__).__name__,
         "__annotations__": repr(__annotations__),
-        "__main__": [repr(main), vars(main) is globals(), sorted(vars(main))],
+        "__main__": [repr(main), vars(main) is globals()],
+        "names of __main__": sorted(vars(main)),
         "multiprocessing": [sys.modules["__mp_main__"] is main, spawned()],
         "pickle": type(pickle.loads(pickle.dumps(Point()))) is Point,  # noqa: S301 - its own
         "inspect": [
@@ -96,6 +98,13 @@ def fail():
         raise RuntimeError("no figures") from error
 
 
+def train(optimizer, steps):
+    """A loop of which a diagnosis compiles the statements in its own way."""
+    for step in range(steps):
+        print(step, str(step))
+        optimizer.step(fail() if step == 1 else None)
+
+
 def on_signal(number, _frame):
     print(signal.Signals(number).name, flush=True)
     if number == signal.SIGTERM:
@@ -115,7 +124,7 @@ def main():
         sys.exit("no data here")
     elif how == "raise":
         sys.excepthook = lambda *error: (print("my hook:", file=sys.stderr), sys.__excepthook__(*error))
-        fail()
+        train(types.SimpleNamespace(step=print), 3)
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "wait":

@@ -113,7 +113,8 @@ class BatchStatements:
 
     def rewrite(self, tree: ast.Module, path: str) -> None:
         """Put switches around the statements of `tree` that may make a batch."""
-        for loop in list(_training_loops(tree)):
+        loops, num_before = list(_training_loops(tree)), self._num_switches
+        for loop in loops:
             loop.iter = _watched(loop.iter)
         for suite, _function, _in_loop in training_suites(tree):
             if not any(map(_goes_back, suite)):
@@ -127,7 +128,7 @@ class BatchStatements:
                     suite[position] = _switched(statement, number)
                 items.append(_item(statement, number))
             self.suites.append(Suite(path=path, items=tuple(items)))
-        if self._num_switches:
+        if loops or self._num_switches > num_before:
             position = first_statement(tree)
             tree.body[position:position] = [
                 _placed(each, tree.body[position]) for each in ast.parse(PRELUDE).body

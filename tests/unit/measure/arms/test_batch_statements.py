@@ -287,3 +287,10 @@ def test_what_holds_no_batches_is_iterated_as_it_is(tmp_path: Path) -> None:
     job.run(names=iter("abc"))
     assert len(job.rows) == 3
     assert job.loaders.records == []
+
+
+def test_a_loop_without_a_statement_to_serve_runs(tmp_path: Path) -> None:
+    job = Job("for step in range(3):\n    optimizer.step()\n    steps.append(step)\n", tmp_path)
+    steps: list[int] = []
+    job.run(steps=steps)
+    assert steps == [0, 1, 2]

@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from flatout.ground.script import main as main_script
@@ -64,6 +64,7 @@ class LeaveOut:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self.statements: list[Statement] = []
+        self._switched: list[dict[str, Any]] = []  # the names of modules, some of which nobody else can find
         self.rewrites: list[Rewrite] = []  # what else is changed in the sources of a training loop
 
     def install(self, patches: Patches) -> None:
@@ -97,12 +98,18 @@ class LeaveOut:
 
     def switch(self, statement: Statement | None) -> None:
         """Pass over a statement, or run all of them."""
-        self._set(NOTHING if statement is None else statement.number)
-
-    def _set(self, number: int) -> None:
-        for module in list(sys.modules.values()):
-            if SWITCH in getattr(module, "__dict__", {}):
-                vars(module)[SWITCH] = number
+        number = NOTHING if statement is None else statement.number
+        modules = [each for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
+        names = [vars(module) for module in modules]
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:  # the training loop is running, wherever it was loaded from
+            names.append(frame.f_globals)
+            frame = frame.f_back
+        for each in (*names, *self._switched):
+            if SWITCH in each:
+                each[SWITCH] = number
+                if statement is not None and all(each is not known for known in self._switched):
+                    self._switched.append(each)
 
     def _samples(self, statement: Statement, stacks: Stacks) -> int:
         """How often the training thread was found in a statement, between the phases and nowhere else."""

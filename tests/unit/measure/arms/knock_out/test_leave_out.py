@@ -65,26 +65,31 @@ class Job:
         return next(each for each in self.arm.statements if each.first_line == line)
 
     def run(self, *, left_out: str, at_step: int = 1) -> Any:
-        """Run it; from `at_step` on the statement is left out."""
+        """Run it as a module that no list of modules has; from `at_step` on the statement is left out."""
 
         def at(step: int) -> None:
             if step == at_step:
                 self.arm.switch(self.statement(left_out))
 
-        script = ModuleType("script")
-        vars(script).update(at=at)
-        sys.modules["script"] = script
+        names = {"__name__": "script", "at": at}
         try:
-            exec(main_script.read_code(str(self.path)), vars(script))
-            return vars(script)
+            exec(main_script.read_code(str(self.path)), names)
+            return names
         finally:
-            del sys.modules["script"]
             self.patches.undo()
 
 
 def test_a_statement_is_passed_over_from_then_on(tmp_path: Path) -> None:
     seen = Job(tmp_path, LOOP).run(left_out="seen.append(")["seen"]
     assert seen == ["backward", "log 1"] * 2 + ["backward"] * 3
+
+
+def test_every_statement_runs_again_after_the_loop_has_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path, LOOP)
+    names = job.run(left_out="seen.append(")
+    assert names[SWITCH] == job.statement("seen.append(").number
+    job.arm.switch(None)
+    assert names[SWITCH] == NOTHING
 
 
 def test_a_variable_keeps_the_value_of_the_step_before(tmp_path: Path) -> None:
