@@ -6,11 +6,16 @@ two creations, and gets one finding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 
-from flatout.ground.units import show_seconds
+from flatout.doctor.ceilings import MOST, share_of
+from flatout.doctor.readings import phase_means, phase_shares
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place, Site, SiteKind
 
+FEWEST_STEPS, NUM_RESAMPLES = 3, 1000
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
@@ -42,6 +47,8 @@ class CodeLine:
     derived_s: float | None  # what is computed from these tensors and parameters alone
     bytes_per_step: float
     requires_grad: bool
+    phases_s: dict[str, float] = field(default_factory=dict)  # host_s by phase
+    steps_s: tuple[float, ...] = ()  # total_s of each attributed step
 
     @property
     def total_s(self) -> float | None:
@@ -64,6 +71,8 @@ def lines_of(sites: list[Site]) -> list[CodeLine]:
             derived_s=_sum_of_known([site.derived_s for site in here]),
             bytes_per_step=sum(site.bytes_per_step or 0.0 for site in here),
             requires_grad=any(site.requires_grad for site in here),
+            phases_s={phase: sum(site.phases_s.get(phase, 0.0) for site in here) for phase in PHASES},
+            steps_s=tuple(map(sum, zip(*(site.steps_s for site in here if site.steps_s), strict=False))),
         )
         for here in by_line.values()
     ]
@@ -91,10 +100,47 @@ def show_ops(line: CodeLine) -> str:
     return ", ".join(_WRITTEN.get(op, op) for op in line.ops)
 
 
+def line_share(evidence: Evidence, line: CodeLine) -> float | None:
+    """The share of an ordinary step that a line's calls hold, never above that of their phases.
+
+    Timing every call slows a step tenfold and more, and calls themselves a little.  So a line gets its part
+    of each phase's calls, and the phase its share of ordinary steps.
+    """
+    shares, means = phase_shares(evidence), phase_means(evidence)
+    if not evidence.attributed_calls_s or not shares or line.host_s is None:
+        return share_of(line.total_s, evidence.attributed_step_s)
+    held = {**line.phases_s, "backward": line.phases_s.get("backward", 0.0) + (line.backward_s or 0.0)}
+    within = {**evidence.attributed_calls_s, "backward": evidence.attributed_backward_s or 0.0}
+    parts = (
+        min(1.0, seconds / max(within.get(phase, 0.0), means.get(phase, 0.0))) * shares.get(phase, 0.0)
+        for phase, seconds in held.items()
+        if seconds > 0 and max(within.get(phase, 0.0), means.get(phase, 0.0)) > 0
+    )
+    return min(sum(parts), MOST)
+
+
+def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
+    """The 95 % interval of a line's share, by drawing the attributed steps anew; None of fewer than three."""
+    whole = sum(line.steps_s)
+    if len(line.steps_s) < FEWEST_STEPS or whole <= 0:
+        return None
+    seconds = line.steps_s
+    drawn = Random(0)
+    sums = sorted(sum(drawn.choices(seconds, k=len(seconds))) / whole for _ in range(NUM_RESAMPLES))
+    low, high = sums[round(0.025 * (NUM_RESAMPLES - 1))], sums[round(0.975 * (NUM_RESAMPLES - 1))]
+    return min(share * low, 1.0), min(share * high, 1.0)
+
+
 def timing(evidence: Evidence, line: CodeLine) -> str:
     """The seconds a line's calls take, beside the step they were taken from."""
     step = show_seconds(evidence.attributed_step_s)
-    return f"{show_seconds(line.total_s)} of a step of {step} while calls were timed"
+    words = f"{show_seconds(line.total_s)} of a step of {step} while calls were timed"
+    share = line_share(evidence, line)
+    interval = share_interval(share, line) if share is not None else None
+    if interval is None:
+        return words
+    low, high = (show_share(end) for end in interval)
+    return f"{words}; over {len(line.steps_s)} such steps {low} to {high} of an ordinary one"
 
 
 def _fetches(evidence: Evidence, place: Place) -> bool:

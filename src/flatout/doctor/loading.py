@@ -39,6 +39,11 @@ def most_workers(loader: Loader, cores: int) -> int:
     return cores * (MOST_PER_CORE if is_blocked(loader) else 1)
 
 
+def has_room(loader: Loader, cores: float | None) -> bool:
+    """Whether batches are waited for that more workers would fetch meanwhile, without a core of their own."""
+    return is_blocked(loader) and (loader.num_workers or 0) < most_workers(loader, int(cores or 1))
+
+
 def slow_lines(loader: Loader, *, most: int = 2) -> list[tuple[Place, float]]:
     """The lines that hold most of a batch's time, with their shares of it."""
     samples = sum(line.samples for line in loader.lines)

@@ -195,6 +195,8 @@ class Site:
     host_s: float | None = None  # per step, in the call itself
     backward_s: float | None = None  # per step, in the backward nodes these calls made
     derived_s: float | None = None  # per step, forward and backward of calls that see only these tensors
+    phases_s: dict[str, float] = field(default_factory=dict)  # host_s by the phase of the calls
+    steps_s: tuple[float, ...] = ()  # host and backward seconds of each attributed step
     bytes_per_step: float | None = None
     pinned: bool | None = None  # for a copy: was the host side page-locked
 
@@ -401,7 +403,9 @@ class Evidence:
     sites: tuple[Site, ...] = ()
     module_calls: tuple[ModuleCall, ...] = ()
     operator_calls: tuple[OperatorCalls, ...] = ()  # the most frequent callers
-    attributed_step_s: float | None = None  # the step under attribution; site seconds are shares of it
+    attributed_step_s: float | None = None  # the mean step under attribution, which slows it
+    attributed_calls_s: dict[str, float] = field(default_factory=dict)  # of it, by phase, in torch's calls
+    attributed_backward_s: float | None = None  # of it, in all backward nodes
     kernels: Kernels | None = None
     memory: Memory | None = None
     stacks: Stacks | None = None

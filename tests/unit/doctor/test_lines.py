@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from flatout.doctor.lines import direct_lines, lines_of, show_calls, show_ops, timing
+from flatout.doctor.lines import (
+    direct_lines,
+    line_share,
+    lines_of,
+    share_interval,
+    show_calls,
+    show_ops,
+    timing,
+)
 
 
 def test_operations_of_one_line_are_summed(made):
@@ -52,3 +62,48 @@ def test_figures_are_readable(made):
     (line,) = lines_of([made.site("row", op="__getitem__"), made.site("row", op="select", calls_per_step=1)])
     assert show_ops(line) == "x[...], select"
     assert timing(made.evidence(), line) == "40.0 ms of a step of 200 ms while calls were timed"
+
+
+def attributed(made, *, site, calls_s, backward_s=0.05, steps_s=()):
+    """A step of 0.1 s: forward 40 %, backward 50 %; the instrument slowed it tenfold."""
+    return made.evidence(
+        sites=(dataclasses.replace(site, steps_s=steps_s),),
+        attributed_step_s=1.0,
+        attributed_calls_s=calls_s,
+        attributed_backward_s=backward_s,
+    )
+
+
+def share(made, **changes):
+    evidence = attributed(made, **changes)
+    (line,) = lines_of(list(evidence.sites))
+    return line_share(evidence, line)
+
+
+def test_a_line_holds_its_part_of_each_phases_calls_and_the_phase_its_share_of_ordinary_steps(made):
+    site = made.site("row", host_s=0.01, backward_s=0.02, phases_s={"forward": 0.01})
+    # a quarter of the forward, two fifths of the backward
+    assert share(made, site=site, calls_s={"forward": 0.03}) == pytest.approx(0.25 * 0.4 + 0.4 * 0.5)
+
+
+def test_calls_that_the_instrument_slowed_are_never_more_than_their_phase(made):
+    site = made.site("row", host_s=0.4, backward_s=None, phases_s={"forward": 0.4})
+    assert share(made, site=site, calls_s={"forward": 0.5}) == pytest.approx(0.8 * 0.4)
+    assert share(made, site=site, calls_s={"forward": 0.1}) == pytest.approx(0.4)
+
+
+def test_without_the_calls_of_each_phase_the_slowed_step_is_the_whole(made):
+    site = made.site("row", host_s=0.3, backward_s=0.1)
+    assert share(made, site=site, calls_s={}) == pytest.approx(0.4)
+
+
+def test_a_share_has_an_interval_over_the_attributed_steps(made):
+    site = made.site("row", host_s=0.01, backward_s=None, phases_s={"forward": 0.01})
+    evidence = attributed(made, site=site, calls_s={"forward": 0.04}, steps_s=(0.008, 0.01, 0.012))
+    (line,) = lines_of(list(evidence.sites))
+    low, high = share_interval(0.1, line)
+    assert 0.08 <= low < 0.1 < high <= 0.12
+    assert "over 3 such steps" in timing(evidence, line)
+    once = dataclasses.replace(line, steps_s=(0.01,))
+    assert share_interval(0.1, once) is None
+    assert "such steps" not in timing(evidence, once)

@@ -314,6 +314,11 @@ class BackwardCosts:
         self._reached_s = np.concatenate(([0.0], np.cumsum(seconds)))
         return self._sequence, seconds
 
+    @property
+    def total_s(self) -> float:
+        """Backward seconds of all nodes."""
+        return float(self._reached_s[-1])
+
     def seconds_in(self, intervals: Sequence[tuple[int, int]] | Longs) -> float:
         """Backward seconds of the nodes whose sequence number lies in one of the [first, last) intervals."""
         bounds = np.asarray(intervals, dtype=np.int64).reshape(-1, 2)

@@ -15,7 +15,7 @@ calls is bound by launching them.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from flatout.measure.clock import now
+from flatout.measure import PHASES
+from flatout.measure.clock import REST, Clock, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.user_code import UserCode
 
@@ -75,9 +76,9 @@ class SiteCounts:
     requires_grad: bool = False
     num_bytes: int = 0
     pinned: bool | None = None
-    attributed: int = 0
-    host_s: float = 0.0
-    sequences: list[tuple[int, int]] = field(default_factory=list)
+    # by attributed step and region
+    host_s: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    sequences: list[tuple[int, tuple[int, int]]] = field(default_factory=list)  # with their step
     derived_s: float = 0.0
     derived_sequences: list[tuple[int, int]] = field(default_factory=list)
 
@@ -85,15 +86,17 @@ class SiteCounts:
 class CallSites(TorchFunctionMode):
     """Counts calls by site; with `attributing` on, their time and their autograd nodes as well."""
 
-    def __init__(self, user_code: UserCode) -> None:
+    def __init__(self, user_code: UserCode, clock: Clock | None = None) -> None:
         super().__init__()
-        self.user_code = user_code
+        self.user_code, self._clock = user_code, clock
         self.sites: dict[Key, SiteCounts] = {}
         self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
         self.callers: Counter[CodeType | str] = Counter()  # of operators: a module's forward, an optimizer
         self._kinds: dict[CodeType, str] = {}  # the class whose forward a code is
         self.num_steps = 0
         self.attributing = False
+        self.attributed_steps = 0
+        self.called_s: defaultdict[int, float] = defaultdict(float)  # while attributing, by region
         # tensors made from constants in this step, by identity, each with the creation it goes back to
         self._derived: dict[int, tuple[torch.Tensor, SiteCounts, Place, int]] = {}
         self.failure: Exception | None = None  # of ours; from then on nothing is noted
@@ -128,13 +131,15 @@ class CallSites(TorchFunctionMode):
             if self._sequence() > before and (place := self.user_code.place(sys._getframe(2))[0]) is not None:
                 self.differentiable.add(place)
         else:
-            after = self._sequence()
+            after, step = self._sequence(), self.attributed_steps
             sequences = [(before, after)] if after > before else []
+            region = REST if self._clock is None else self._clock.stack[-1]
+            if name != "backward":  # it is a phase of its own
+                self.called_s[region] += spent_s
             if site is not None:
                 place, counts = site
-                counts.attributed += 1
-                counts.host_s += spent_s
-                counts.sequences += sequences
+                counts.host_s[step, region] += spent_s
+                counts.sequences += [(step, interval) for interval in sequences]
                 if kind == "create":
                     self._follow(result, counts, place, 0)
             elif self._derived:
@@ -199,6 +204,10 @@ class CallSites(TorchFunctionMode):
                 return None
         return origin
 
+    def attributed_step_end(self) -> None:
+        self.attributed_steps += 1
+        self.forget_tensors()
+
     def forget_tensors(self) -> None:
         self._derived.clear()
 
@@ -231,18 +240,35 @@ class CallSites(TorchFunctionMode):
     def evidence(self, backward_seconds: BackwardSeconds | None) -> tuple[Site, ...]:
         """Per step; `backward_seconds` gives the backward time of sequence-number intervals."""
         steps = max(1, self.num_steps)
+        attributed = max(1, self.attributed_steps)
         sites = [
-            _site(key, counts, steps, backward_seconds or (lambda intervals: 0.0))
+            _site(key, counts, steps, attributed, backward_seconds or (lambda intervals: 0.0))
             for key, counts in self.sites.items()
             if counts.calls
         ]
         return tuple(sorted(sites, key=lambda site: -site.calls_per_step)[:MOST_SITES])
 
 
-def _site(key: Key, counts: SiteCounts, steps: int, backward_seconds: BackwardSeconds) -> Site:
+def _site(
+    key: Key, counts: SiteCounts, steps: int, attributed: int, backward_seconds: BackwardSeconds
+) -> Site:
     kind, op, place, via, device = key
-    attributed = counts.attributed > 0
-    derived_s = counts.derived_s + backward_seconds(counts.derived_sequences)
+    phases_s: defaultdict[str, float] = defaultdict(float)
+    steps_s = [0.0] * attributed
+    for (step, region), seconds in counts.host_s.items():
+        if region < len(PHASES):
+            phases_s[PHASES[region]] += seconds / attributed
+        if step < attributed:
+            steps_s[step] += seconds
+    by_step: dict[int, list[tuple[int, int]]] = {}
+    for step, interval in counts.sequences:
+        by_step.setdefault(step, []).append(interval)
+    backward_s = {step: backward_seconds(intervals) for step, intervals in by_step.items()}
+    for step, seconds in backward_s.items():
+        if step < attributed:
+            steps_s[step] += seconds
+    derived_s = (counts.derived_s + backward_seconds(counts.derived_sequences)) / attributed
+    known = bool(counts.host_s)
     return Site(
         kind=kind,
         op=op,
@@ -251,9 +277,11 @@ def _site(key: Key, counts: SiteCounts, steps: int, backward_seconds: BackwardSe
         device=device,
         calls_per_step=counts.calls / steps,
         requires_grad=counts.requires_grad,
-        host_s=counts.host_s if attributed else None,
-        backward_s=backward_seconds(counts.sequences) if counts.sequences else None,
-        derived_s=derived_s if attributed and kind == "create" else None,
+        host_s=sum(counts.host_s.values()) / attributed if known else None,
+        backward_s=sum(backward_s.values()) / attributed if backward_s else None,
+        derived_s=derived_s if known and kind == "create" else None,
+        phases_s=dict(phases_s),
+        steps_s=tuple(steps_s) if known else (),
         bytes_per_step=counts.num_bytes / steps if kind == "copy" else None,
         pinned=counts.pinned,
     )

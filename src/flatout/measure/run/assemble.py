@@ -81,6 +81,8 @@ class Assembly:
             module_calls=modules,
             operator_calls=tools.sites.operator_calls() if tools.sites is not None else (),
             attributed_step_s=tools.attributed_step_s,
+            attributed_calls_s=tools.attributed_calls_s,
+            attributed_backward_s=tools.attributed_backward_s,
             kernels=tools.kernels,
             memory=tools.memory,
             stacks=tools.stacks,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flatout.measure import PHASES
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Kernels, Memory, Stacks
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
@@ -41,6 +42,8 @@ class Passes:
         self.memory: Memory | None = None
         self.stacks: Stacks | None = None
         self.attributed_step_s: float | None = None
+        self.attributed_calls_s: dict[str, float] = {}
+        self.attributed_backward_s: float | None = None
         self.missing: list[str] = []
         self._counting = False
         self._patches = Patches()
@@ -80,6 +83,8 @@ class Passes:
     def step_end(self) -> None:
         if self._sampler is not None:
             self._sampler.step_end()
+        if self.sites is not None and self.sites.attributing:
+            self.sites.attributed_step_end()
         if self._memory_recorder is not None:
             with self.guard("memory"):
                 self._memory_recorder.step_end()
@@ -116,7 +121,7 @@ class Passes:
         from flatout.measure.lines.call_sites import CallSites
 
         self._run_eagerly()
-        self.sites = CallSites(self.user_code)
+        self.sites = CallSites(self.user_code, self.clock)
         self.module_calls = self.modules = ModuleCalls(self.user_code)
         LOG.profile = CallProfile(self.user_code)
         self._insert(self.sites)
@@ -155,7 +160,16 @@ class Passes:
             costs, self.backward_costs = self.backward_costs, None
             costs.stop()
             self.backward_costs = costs
-            self.attributed_step_s = steps_s[-1] if steps_s else None
+            self._note_attribution(self.sites, costs, steps_s)
+
+    def _note_attribution(self, sites: CallSites, costs: BackwardCosts, steps_s: Sequence[float]) -> None:
+        if not steps_s:
+            return
+        num = sites.attributed_steps = len(steps_s)  # the last of them may have ended with the pass
+        self.attributed_step_s = sum(steps_s) / num
+        called_s = {phase: sites.called_s[region] / num for region, phase in enumerate(PHASES)}
+        self.attributed_calls_s = {phase: seconds for phase, seconds in called_s.items() if seconds > 0}
+        self.attributed_backward_s = costs.total_s / num
 
     # -- compiled code
 

@@ -25,6 +25,7 @@ SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
+ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.2, 5  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
 FOR_PASSES = 0.5  # of all the time: an instrument may slow a step more than anybody can foresee
@@ -85,7 +86,7 @@ def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list
         StepBlock(arm="memory", num_steps=4),
         # never next to the kernels' pass: a profiler session that begins in the very hook in which
         # another one ended can crash in torch's profiler
-        StepBlock(arm="attribution", num_steps=1),
+        StepBlock(arm="attribution", num_steps=1 if long else attributed_steps(step_s)),
     ]
     blocks = [StepBlock(arm=REAL, num_steps=1 + (1 if long else 3))]
     left_out = []
@@ -96,6 +97,11 @@ def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list
         else:
             left_out.append(block.arm)
     return blocks, left_out
+
+
+def attributed_steps(step_s: float) -> int:
+    """Several where they are short: a single one may be an odd one."""
+    return min(MOST_ATTRIBUTED_STEPS, max(1, math.ceil(ATTRIBUTION_S / step_s)))
 
 
 def plan_rounds(step_s: float, *, seconds: float, labels: Iterable[str]) -> list[StepBlock]:

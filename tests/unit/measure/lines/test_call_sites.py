@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from flatout.measure.clock import FORWARD, REST, Clock
 from flatout.measure.evidence import Site
 from flatout.measure.lines.call_sites import CallSites
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
@@ -299,6 +300,30 @@ def test_attribution_notes_the_time_and_the_backward_nodes_of_each_call() -> Non
     assert site.backward_s == 0.25
     assert len(asked) >= NUM
     assert all(before < after for before, after in asked)
+
+
+def test_attributed_steps_are_told_apart_and_averaged() -> None:
+    x, clock = torch.zeros(NUM, 3), Clock()
+    sites = CallSites(UserCode(str(HERE.parent)), clock)
+    sites.attributing = True
+    sites.num_steps = 1
+    with sites:
+        for region in (FORWARD, REST):
+            clock.enter(region)
+            for i in range(NUM):
+                x[i]
+            torch.add(x, x)
+            clock.leave()
+            sites.attributed_step_end()
+    counts = next(iter(sites.sites.values()))
+    counts.calls = NUM
+    counts.host_s.update({(0, FORWARD): 0.3, (1, REST): 0.1})
+    counts.sequences += [(0, (1, 2)), (1, (7, 9))]
+    (site,) = sites.evidence(lambda intervals: 0.25 * len(intervals))
+    assert (site.host_s, site.backward_s) == (pytest.approx(0.2), pytest.approx(0.25))
+    assert site.phases_s == {"forward": pytest.approx(0.15), "rest": pytest.approx(0.05)}
+    assert site.steps_s == (pytest.approx(0.55), pytest.approx(0.35))
+    assert set(sites.called_s) == {FORWARD, REST}
 
 
 def test_without_attribution_seconds_are_unknown() -> None:

@@ -61,7 +61,7 @@ def test_each_pass_brings_its_evidence(passes: Passes) -> None:
     assert site.calls_per_step == 5
     assert passes.modules.num_steps == 2
     assert (passes.kernels.num_steps, passes.kernels.step_s) == (2, 0.5)
-    assert passes.attributed_step_s == 0.75
+    assert passes.attributed_step_s == 0.5
     assert passes.backward_costs is not None
     assert passes.memory is not None
 

@@ -1,7 +1,7 @@
 """FO106 slow-samples
 
 What it does
-Finds the line of a dataset or of a collate function in which a batch spends its time, while the step waits.
+Finds the line of a dataset or collate function that holds a batch's time, while the step waits.
 A sample that is decoded, tokenised or joined in Python is the usual case.
 
 Why it costs
@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from flatout.doctor import loading
 from flatout.doctor.ceilings import loading_costs_nothing, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
@@ -59,6 +60,8 @@ def detect(evidence: Evidence) -> list[Finding]:
         return []
     findings = []
     for loader in evidence.loaders:
+        if loading.has_room(loader, evidence.host.cores):
+            continue  # the line waits for storage, and more workers are the first thing to try
         waiting = wait_share(evidence, loader) if loader.trains else None
         hot = _hot_function(loader)
         if waiting is None or hot is None:

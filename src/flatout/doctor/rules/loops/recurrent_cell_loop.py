@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import CodeLine, lines_of, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, line_share, lines_of, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
@@ -49,7 +49,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     for line in lines_of([site for site in evidence.sites if site.kind == "cell"]):
         if line.calls_per_step < LEAST_CALLS:
             continue
-        share = share_of(line.total_s, evidence.attributed_step_s)
+        share = line_share(evidence, line)
         known = share is not None
         if share is None:
             share = share_of(evidence.phase_s("forward"), evidence.step_s)

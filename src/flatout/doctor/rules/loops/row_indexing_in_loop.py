@@ -33,9 +33,8 @@ otherwise.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import CodeLine, direct_lines, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, direct_lines, line_share, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
@@ -49,7 +48,7 @@ LEAST_SHARE = 0.03
 def detect(evidence: Evidence) -> list[Finding]:
     findings = []
     for line in direct_lines(evidence, "row"):
-        share = share_of(line.total_s, evidence.attributed_step_s)
+        share = line_share(evidence, line)
         if share is not None and share >= LEAST_SHARE and line.calls_per_step >= LEAST_CALLS:
             findings += _finding(evidence, line, share=share)
     return findings

@@ -33,9 +33,9 @@ Exact: the same values, created once.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import MOST, on_gpu, share_of
+from flatout.doctor.ceilings import MOST, on_gpu
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import CodeLine, direct_lines, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, direct_lines, line_share, show_calls, show_ops, timing
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
@@ -51,11 +51,11 @@ def detect(evidence: Evidence) -> list[Finding]:
     findings = []
     idle = _idle_share(evidence)
     for line in direct_lines(evidence, "create"):
-        own = share_of(line.total_s, evidence.attributed_step_s)
+        own = line_share(evidence, line)
         if own is None or own < LEAST_OWN_SHARE or line.calls_per_step < LEAST_CALLS:
             continue
-        derived = share_of(line.derived_s, evidence.attributed_step_s) or 0.0
-        share = min(own + derived, idle, MOST)
+        with_derived = 1 + (line.derived_s or 0.0) / line.total_s if line.total_s else 1.0
+        share = min(own * with_derived, idle, MOST)
         if share >= LEAST_SHARE:
             findings += _finding(evidence, line, share=share)
     return findings
