@@ -59,11 +59,14 @@ def causal_map(evidence: Evidence) -> tuple[MapBlock, ...]:
     )
 
 
-def flat(blocks: Sequence[MapBlock], *, depth: int = 0) -> list[tuple[int, MapBlock]]:
-    """(depth, block) from the top down."""
+def flat(blocks: Sequence[MapBlock], *, depth: int = 0, brief: bool = False) -> list[tuple[int, MapBlock]]:
+    """(depth, block) from the top down; in brief, a block gives way to one inside it that costs the same."""
     listed = []
     for block in blocks:
-        listed += [(depth, block), *flat(block.blocks, depth=depth + 1)]
+        shown = block
+        while brief and len(shown.blocks) == 1 and shown.blocks[0].step_s <= SLACK * shown.step_s:
+            shown = shown.blocks[0]
+        listed += [(depth, shown), *flat(shown.blocks, depth=depth + 1, brief=brief)]
     return listed
 
 
@@ -114,7 +117,8 @@ def _block(
     return MapBlock(
         place=found.place,
         last_line=found.last_line or found.place.line,
-        step_s=found.step_s + apart_s,
+        # of the job's own step: an arm may run on one batch, whose step is longer or shorter
+        step_s=(evidence.step_s or whole_s) / speedup if speedup > 0 else found.step_s,
         speedup=speedup,
         speedup_low=of_the_job(found.speedup_low),
         speedup_high=of_the_job(found.speedup_high),

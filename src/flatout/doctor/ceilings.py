@@ -91,7 +91,8 @@ def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:
 
     speedup = with_kept(found.speedup)
     return Ceiling(
-        step_s=found.step_s + kept_s,
+        # of the job's own step: an arm may run on one batch, whose step is longer or shorter
+        step_s=(evidence.step_s or found.baseline_step_s) / speedup if speedup > 0 else found.step_s,
         speedup=speedup,
         speedup_low=with_kept(found.speedup_low),
         speedup_high=with_kept(found.speedup_high),

@@ -21,6 +21,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Plac
 
 LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
 LEAST_SHOWN = 0.02  # of the step, a line
+LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
@@ -53,7 +54,7 @@ ARMS = {
     "trimmed, similar lengths": ("with batches of similar length", "padding"),
     "autocast": ("with autocast on", "computing in 32 bits"),
     "tf32": ("with TF32 products", "computing products in full 32 bits"),
-    "workers": ("with {value:g} workers", "the loader as it is"),
+    "workers": ("with num_workers={value:g}", "the present number of workers"),
     "batched-call": ("with one batched call at {place}", "the loop of calls"),
     "library-recurrence": ("with one recurrent call at {place}", "the loop of cells"),
     "same": ("with nothing changed", "chance"),
@@ -244,7 +245,9 @@ def proof_words(finding: Finding) -> Iterator[str]:
     """What proves a finding, or why nothing does, and which other findings the same arm proves."""
     ceiling = finding.ceiling
     if ceiling is not None and ceiling.arm is not None and not is_of_the_job(ceiling):
-        whole = f", {show_ratio(ceiling.job_speedup)} for the whole job" if ceiling.job_speedup else ""
+        of_job = ceiling.job_speedup or ceiling.speedup
+        apart = of_job * LEAST_DIFFERENT < ceiling.speedup
+        whole = f", {show_ratio(of_job)} for the whole job" if apart else ""
         yield f"measured ({ceiling.arm}): the step takes {show_seconds(ceiling.step_s)} without this{whole}"
     if finding.no_ceiling is not None:
         yield f"no ceiling: {finding.no_ceiling}"

@@ -67,3 +67,21 @@ def test_the_map_is_in_the_json(made):
     job = made.evidence(counterfactuals=(knocked_out(made, 2.0, line=10, last_line=20),))
     (block,) = Diagnosis(evidence=job, findings=examine(job)).to_json()["map"]
     assert (block["place"]["line"], block["last_line"], block["blocks"]) == (10, 20, [])
+
+
+def test_in_brief_a_block_gives_way_to_the_one_inside_it_that_costs_the_same(made):
+    arms = (
+        knocked_out(made, 4.0, line=10, last_line=40),
+        knocked_out(made, 3.9, line=12, last_line=30),
+        knocked_out(made, 1.2, line=14, last_line=15),
+    )
+    blocks = causal_map(made.evidence(counterfactuals=arms))
+    assert [block.where for _depth, block in flat(blocks)] == [
+        "train.py:10-40",
+        "train.py:12-30",
+        "train.py:14-15",
+    ]
+    assert [(depth, block.where) for depth, block in flat(blocks, brief=True)] == [
+        (0, "train.py:12-30"),
+        (1, "train.py:14-15"),
+    ]

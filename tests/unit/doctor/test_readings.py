@@ -270,7 +270,7 @@ def test_instruments_name_only_what_was_taken() -> None:
     ("kind", "label"),
     [
         ("autocast", "with autocast on"),
-        ("workers", "with 4 workers"),
+        ("workers", "with num_workers=4"),
         ("batched-call", f"with one batched call at {builders.SYNC_LINE}"),
         ("my own", "my own arm"),
     ],

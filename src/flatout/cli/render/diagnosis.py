@@ -19,6 +19,7 @@ from flatout.cli.output import bullet, plain_table, render_lines
 from flatout.doctor.causal_map import flat
 from flatout.doctor.finding import Finding
 from flatout.doctor.readings import (
+    LEAST_DIFFERENT,
     SAFETY,
     bound,
     ended_early,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from flatout.doctor.examine import Diagnosis
     from flatout.measure.evidence import Evidence
 
-LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 LEAST_SHOWN = 0.02  # of the step, what a block of the causal map frees
 MOST_BLOCKS = 8
 SHORTEST_BAR, LONGEST_BAR = 8, 30  # columns
@@ -144,9 +144,9 @@ def _readings(evidence: Evidence) -> Iterator[RenderableType]:
 
 def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     """The causal map as a list of bars: the filled part is what the step would save."""
-    listed = [(depth, block) for depth, block in flat(diagnosis.map) if block.freed_share >= LEAST_SHOWN][
-        :MOST_BLOCKS
-    ]
+    listed = [
+        (depth, block) for depth, block in flat(diagnosis.map, brief=True) if block.freed_share >= LEAST_SHOWN
+    ][:MOST_BLOCKS]
     if not listed:
         return
     yield ""
