@@ -437,7 +437,9 @@ def torchrun(flags: list[str]) -> subprocess.CompletedProcess[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    return warm().torchrun(*launcher, "examples/darkroom/train_fast.py", *flags, "--device", "cpu", cwd=ROOT)
+    return warm().run(
+        "torchrun", *launcher, "examples/darkroom/train_fast.py", *flags, "--device", "cpu", cwd=ROOT
+    )
 
 
 def test_benchmark_and_its_page(tmp_path: Path) -> None:

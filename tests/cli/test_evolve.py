@@ -111,7 +111,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint(
 
 
 def torchrun(num_ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return warm().torchrun("--standalone", "--nproc_per_node", str(num_ranks), *arguments)
+    return warm().run("torchrun", "--standalone", "--nproc_per_node", str(num_ranks), *arguments)
 
 
 def test_two_ranks_arrive_where_one_does(model: Path, whole: dict[str, Any], tmp_path: Path) -> None:

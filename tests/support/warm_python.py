@@ -1,7 +1,7 @@
 """Python that has imported torch already: a command starts in a tenth of a second instead of three.
 
-A server imports what nearly every command imports, and runs nothing.  `python` and `flatout` in `warm().bin`
-hand it their arguments, folder, environment and open files; it forks, and the fork is the command: a process
+A server imports what nearly every command imports, and runs nothing.  The programs in `warm().bin` hand it
+their arguments, folder, environment and open files; it forks, and the fork is the command: a process
 of its own, with its own exit code, that gets the signals of the one that handed it over and ends with it.
 A test of starting itself (imports, threads, parents, time) starts a plain interpreter.
 """
@@ -62,7 +62,7 @@ class WarmPython:
         self.bin = folder / "bin"
         self.bin.mkdir()
         address = str(folder / "socket")
-        for name in ("python", "flatout"):
+        for name in ("python", "flatout", "torchrun"):
             client = self.bin / name
             client.write_text(CLIENT.format(python=sys.executable, address=address, name=name))
             client.chmod(0o755)
@@ -78,14 +78,14 @@ class WarmPython:
         atexit.register(self._server.communicate)  # it ends where its input does
 
     def environment(self, **changes: str) -> dict[str, str]:
-        """The environment of a shell whose `python` and `flatout` are warm."""
+        """The environment of a shell whose programs are warm, and torchrun's ranks with them."""
         path = os.pathsep.join([str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]])
-        return {**os.environ, "PATH": path, **changes}
+        return {**os.environ, "PATH": path, "PYTHON_EXEC": str(self.bin / "python"), **changes}
 
     def run(
         self, *command: str | Path, cwd: Path | None = None, check: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python ...` or `flatout ...` and capture what it prints."""
+        """Run `python`, `flatout` or `torchrun` with arguments, and capture what it prints."""
         program, *arguments = map(str, command)
         return subprocess.run(
             [str(self.bin / program), *arguments],
@@ -96,13 +96,6 @@ class WarmPython:
             text=True,
             check=check,
         )
-
-    def torchrun(self, *arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run torchrun, whose ranks are warm as well: options of torchrun, the program, its arguments."""
-        start = next(i for i, each in enumerate(arguments) if str(each).endswith(".py") or each == "-m")
-        ranks = ["--no-python", self.bin / "python"]
-        command = ["-m", "torch.distributed.run", *arguments[:start], *ranks, *arguments[start:]]
-        return self.run("python", *command, cwd=cwd)
 
 
 def serve(address: str) -> None:
@@ -191,6 +184,8 @@ def _become(program: str, arguments: list[str]) -> None:
     del sys.path[0], sys.modules["tests"], sys.modules["tests.support"]
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[0:0] = [each for each in path if each and each not in sys.path]
+    if program == "python" and arguments[0] == "-u":
+        arguments = arguments[1:]
     if arguments[:1] == ["-W"]:
         warnings.simplefilter(arguments[1])
         arguments = arguments[2:]
@@ -200,6 +195,10 @@ def _become(program: str, arguments: list[str]) -> None:
 
         sys.argv = [program, *arguments]
         run_flatout()
+    elif program == "torchrun":
+        from torch.distributed.run import main as run_ranks
+
+        run_ranks(arguments)
     elif arguments[0] == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *arguments[2:]]

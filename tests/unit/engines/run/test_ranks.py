@@ -78,5 +78,5 @@ with Ranks.join("cpu") as ranks:
 def test_two_ranks_fill_in_each_others_values(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = warm().torchrun("--standalone", "--nproc_per_node", "2", script)
+    done = warm().run("torchrun", "--standalone", "--nproc_per_node", "2", script)
     assert done.returncode == 0, done.stderr

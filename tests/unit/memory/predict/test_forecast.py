@@ -197,8 +197,22 @@ def tower() -> Job:
     )
 
 
+class Kept(dict[str, Trace]):
+    """Traces of the tower that one test made and another may ask for."""
+
+    def find(self, conditions: object) -> Trace | None:
+        return self.get(repr(conditions))
+
+    def keep(self, conditions: object, trace: Trace) -> None:
+        self[repr(conditions)] = trace
+
+
+TRACES = Kept()
+
+
 def forecast(**options: Any) -> Forecaster:
-    return Forecaster(tower(), **{"device": simulated_device("A100-80GB"), **options})
+    options = {"device": simulated_device("A100-80GB"), "store": TRACES, **options}
+    return Forecaster(tower(), **options)
 
 
 def test_a_peak_is_the_estimate_of_the_same_step() -> None:
@@ -290,7 +304,7 @@ def test_a_native_forecast_is_refused_without_a_gpu() -> None:
 def test_a_batch_too_large_to_be_made_follows_from_small_ones() -> None:
     """Ten million rows of 32 KiB: nobody has the memory for the batch itself."""
     sizes = {"batch_size": 10_000_000, "width": 32}
-    subject = forecast()
+    subject = forecast(store=None)
     found = subject.peak_bytes(sizes, recipe=Recipe(mode="evaluate"))
     assert found.allocated_bytes > 10_000_000 * 32 * 1024
     assert not subject.trains(sizes, recipe=Recipe(mode="evaluate"), capacity_bytes=80 * 10**9)
@@ -308,7 +322,7 @@ def test_profiling_without_a_gpu_is_refused_in_one_line() -> None:
 
 
 def test_a_peak_costs_one_trace_and_after_a_search_none() -> None:
-    subject = forecast()
+    subject = forecast(store=None)
     subject.peak_bytes({"batch_size": 3, "width": 32}, recipe=Recipe())
     assert subject.num_traced == 1
     found = subject.largest_within({"width": 32}, recipe=Recipe(), capacity_bytes=1500 * MIB)

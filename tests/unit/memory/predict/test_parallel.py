@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +17,7 @@ from flatout.memory.predict.parallel import bucket_sizes, with_ddp, with_fsdp2
 from flatout.memory.trace.record import Trace
 from tests.support import memory_ranks as ranks
 from tests.support.memory import layered_step
+from tests.support.warm_python import warm
 
 MIB = 2**20
 
@@ -29,10 +26,7 @@ MIB = 2**20
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What rank 0 of two really held, over gloo on the CPU."""
     store = tmp_path_factory.mktemp("ranks") / "store"
-    script = Path(ranks.__file__)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, str(script), str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = warm().run("python", "-W", "ignore", ranks.__file__, store)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
