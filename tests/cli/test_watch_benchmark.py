@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,14 @@ def test_the_table_of_the_page_is_that_of_the_files(
     assert "| Flatout, 1 Hz | 1.0012 [0.9990, 1.0020] | 0.40% of a core | 58 MB | 0.23 s |" in table
     assert "codecarbon" not in table.partition("What it costs")[2].partition("## Other tools")[0]
     assert figures.with_tables(page).count("<!-- watch") == 0
+
+
+def test_the_tests_that_the_page_names_exist(repository: Path) -> None:
+    page = (repository / "docs" / "watch.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) >= 25
+    sources = (path.read_text(encoding="utf-8") for path in (repository / "tests").rglob("test_*.py"))
+    found = {
+        name for source in sources for name in re.findall(r"^def (test_\w+)\(", source, flags=re.MULTILINE)
+    }
+    assert named - found == set()
