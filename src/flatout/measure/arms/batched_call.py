@@ -57,6 +57,7 @@ class BatchedCall(Arm):
         self._inside = False
         self._backwards = 0
         self._calls.clear()
+        self._shapes: list[tuple[int, ...]] = []  # of the result for one row
         self._batch: Arguments | None = None
         self._buffers: list[tuple[Any, Any]] = []
         self._number = 0
@@ -126,6 +127,7 @@ class BatchedCall(Arm):
             self.refusal = "a backward pass lies between the calls, so they cannot be one"
         self._calls.append(map_arrays(arguments, lambda array: getattr(array, "detach", lambda: array)()))
         result = call(module, *arguments[0], **arguments[1])
+        self._shapes = [tuple(array.shape) for array in arrays_of(result)]
         followed.follow(result, id(module))
         return result
 
@@ -165,10 +167,11 @@ class BatchedCall(Arm):
             self._batch, lambda array: attached(array, own) if array.is_floating_point() else array
         )
         result = call(module, *args, **kwargs)
-        parts = [array.split(1) if array.dim() else () for array in arrays_of(result)]
+        parts: list[Any] = [array.split(1) if array.dim() else () for array in arrays_of(result)]
         num_calls = len(self._calls)
-        if not parts or any(len(part) != num_calls for part in parts):
-            self.refusal = "the module's result has no row for each input"
+        shapes = [tuple(part[0].shape) if len(part) == num_calls else None for part in parts]
+        if not parts or shapes != self._shapes:
+            self.refusal = "the module's result for many rows is not one row for each"
             return []
 
         def row(number: int) -> Any:

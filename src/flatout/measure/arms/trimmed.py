@@ -116,7 +116,8 @@ class PaddedBatch:
             array = arrays[position]
             for axis in self.axes(position):
                 array = array.narrow(axis, 0, width)
-            return array.contiguous()
+            array = array.contiguous()
+            return array.pin_memory() if self.arrays[position].is_pinned() else array
 
         return map_arrays(self.batch, take)
 

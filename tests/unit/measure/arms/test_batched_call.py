@@ -60,7 +60,7 @@ def backwards() -> Backwards:
 
 def make(place: Place, backwards: Backwards) -> BatchedCall:
     user_code = UserCode(str(HERE.parent))
-    return BatchedCall(user_code, Clock(), backwards, types=[Model], place=place, suspicion=0.5)
+    return BatchedCall(user_code, Clock(), backwards, types=[Model, Mean], place=place, suspicion=0.5)
 
 
 @pytest.fixture
@@ -166,6 +166,26 @@ def test_calls_that_cannot_be_one_are_refused(model: Model, backwards: Backwards
         step()
         assert len(model.calls) == 3
         arm.end()
+
+
+class Mean(Model):
+    """One result for all rows."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls.append(len(x))
+        return {"energy": self.body[0](x).mean().view(1)}
+
+
+def test_a_module_that_mixes_its_rows_is_refused(backwards: Backwards) -> None:
+    model, rows = Mean(), torch.ones(3, 4)
+    arm = make(place("rows", "energies"), backwards)
+    arm.begin()
+    expected = energies(model, rows)
+    arm.step_end()
+    assert torch.equal(energies(model, rows), expected)
+    assert arm.refusal is not None and "not one row for each" in arm.refusal
+    assert model.calls == [1] * 3 + [3] + [1] * 3
+    arm.end()
 
 
 def test_nothing_is_left_behind_after_a_step_that_raised(model: Model, arm: BatchedCall) -> None:

@@ -50,6 +50,17 @@ def test_padding_that_all_rows_share_is_cut_off(
     assert next(batches)["words"].shape[1] == 64
 
 
+def test_page_locked_batches_stay_so(
+    begin: Block, end: Block, keep: Keep, watch: LoaderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.dim() == 2)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.shape) or tensor)
+    batches = keep(DataLoader([sentence(length, 64) for length in LENGTHS * 4], batch_size=4), 1)
+    serve(batches, Trimmed(watch, to="longest", ragged=False, suspicion=0.1), 1, begin, end)
+    assert pinned == [(4, 31)] * 4
+
+
 def test_batches_of_similar_length_hold_the_same_samples(
     watch: LoaderWatch, begin: Block, end: Block, keep: Keep
 ) -> None:
