@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flatout.measure.user_code import UserCode
 
 REAL = "real"  # the label of steps as they are
+ONE_BATCH = "one-batch"  # of steps on one and the same batch
 COMPILED = "the job runs code of torch.compile, which would be compiled anew"  # why an arm is refused
 
 

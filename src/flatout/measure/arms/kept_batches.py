@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flatout.measure.arms import batch_statements
-from flatout.measure.arms.arm import Arm, ArmContext
+from flatout.measure.arms.arm import ONE_BATCH, Arm, ArmContext
 from flatout.measure.loading.loaders import LoaderWatch
-
-ONE_BATCH = "one-batch"
 
 
 class Cached(Arm):

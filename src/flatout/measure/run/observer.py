@@ -391,7 +391,7 @@ class Observer:
         return list(self.arms.values())
 
     def _next_blocks(self) -> list[StepBlock]:
-        """After the instruments: a few blocks of arms at a time."""
+        """After the instruments: one block of an arm or of its baseline at a time."""
         if self.agreement.shared or not self.options.counterfactuals:
             return []
         if self.rounds is None:
@@ -407,7 +407,8 @@ class Observer:
             import torch
 
             torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
-        return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
+        block = self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
+        return [block] if block is not None else []
 
     def measured(self, arm: Arm) -> Counterfactual | None:
         """What an arm has shown so far."""

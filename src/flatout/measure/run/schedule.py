@@ -31,6 +31,7 @@ DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too litt
 FOR_PASSES = 0.5  # of all the time: an instrument may slow a step more than anybody can foresee
 SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
 GAIN = 1.05  # less is not worth a round
+SUSPICIOUS = 0.1  # of the step: one block without a gain does not clear an arm that may free as much
 NARROW = 0.2  # an interval this wide, as a share of the speed-up, says enough
 NO_TIME, UNTIMED = "no time was left for it", "its steps could not be timed"
 
@@ -125,6 +126,7 @@ class Rounds:
         self._num_blocks: Counter[str] = Counter()
         self._refined: set[str] = set()
         self._last: str | None = None  # the block that ran last
+        self._queue: list[str] = []
         self.arms: dict[str, Arm] = {}
         self.add(arms)
 
@@ -136,8 +138,18 @@ class Rounds:
 
     def next(
         self, *, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]
-    ) -> list[StepBlock]:
-        """The next few blocks; none when every arm is settled or the time is up."""
+    ) -> StepBlock | None:
+        """The next block; none when every arm is settled or the time is up."""
+        if not self._queue:
+            self._queue = self._next_labels(seconds_left, measure)
+        if not self._queue:
+            return None
+        self._last = self._queue.pop(0)
+        self._num_blocks[self._last] += 1
+        return StepBlock(arm=self._last, num_steps=self._num_steps)
+
+    def _next_labels(self, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]) -> list[str]:
+        """A block of a baseline, and of one or two arms beside it."""
         found = {label: measure(arm) for label, arm in self.arms.items() if self._num_blocks[label]}
         for label, gained in found.items():
             if gained is not None and gained.speedup >= GAIN and label not in self._refined:
@@ -151,17 +163,12 @@ class Rounds:
         labels = [*([] if self._last == baseline else [baseline]), *(arm.label for arm in chosen)]
         if self._step_s * self._num_steps * min(2, len(labels)) > seconds_left:
             return []
-        self._num_blocks.update(labels)
-        self._last = labels[-1]
-        return [StepBlock(arm=label, num_steps=self._num_steps) for label in labels]
+        return labels
 
-    def _closing(self) -> list[StepBlock]:
+    def _closing(self) -> list[str]:
         """A last block of the baseline: steps get slower and faster, so each block stands between two."""
         last = self.arms.get(self._last or "")
-        if last is None:
-            return []
-        self._last = last.baseline
-        return [StepBlock(arm=last.baseline, num_steps=self._num_steps)]
+        return [] if last is None else [last.baseline]
 
     def _wanted(self, found: Mapping[str, Counterfactual | None], seconds_left: float) -> list[Arm]:
         """Arms that are to run, the first ones first."""
@@ -189,7 +196,8 @@ class Rounds:
         if gained is None:
             return num > FEWEST_ROUNDS  # one more than the others: it may have asked for another baseline
         if gained.speedup < GAIN:
-            return num >= FEWEST_ROUNDS or gained.speedup_high < GAIN
+            is_clear = gained.speedup_high < GAIN and arm.suspicion < SUSPICIOUS
+            return num >= FEWEST_ROUNDS or is_clear
         return num >= FEWEST_ROUNDS and gained.speedup_high - gained.speedup_low < NARROW * gained.speedup
 
     def not_run(self, *, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:

@@ -89,9 +89,9 @@ def run(
         return replace(made, num_blocks=ran.count(arm.label))
 
     left_s = seconds
-    while blocks := rounds.next(seconds_left=left_s, measure=measure):
-        ran += [block.arm for block in blocks]
-        left_s -= step_s * sum(block.num_steps for block in blocks)
+    while block := rounds.next(seconds_left=left_s, measure=measure):
+        ran.append(block.arm)
+        left_s -= step_s * block.num_steps
         assert left_s > -2 * step_s * steps_per_block(step_s)
     return ran, rounds
 
@@ -106,6 +106,8 @@ def test_the_most_suspicious_arm_comes_first_and_each_stands_beside_its_baseline
 def test_what_gains_gets_rounds_until_its_interval_is_narrow() -> None:
     ran, _ = run([Gains("gains"), Gains("nothing", 1.0)])
     assert (ran.count("gains"), ran.count("nothing")) == (FEWEST_ROUNDS, 1)
+    ran, _ = run([Gains("suspicious", 1.0, suspicion=0.5)])
+    assert ran.count("suspicious") == FEWEST_ROUNDS
     ran, _ = run([Gains("gains"), Gains("nothing", 1.0)], width=0.3)
     assert (ran.count("gains"), ran.count("nothing")) == (MOST_ROUNDS, FEWEST_ROUNDS)
 

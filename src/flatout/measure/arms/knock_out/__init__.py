@@ -1,7 +1,8 @@
 """A block of the user's own code taken away: what the step would take if it were free.
 
-function_blocks   blocks of functions that steps call, with their backward pass
-leave_out         statements of a training loop that runs all the while
+knock_out         the arm, and how much of the step lines hold
+function_blocks   blocks of functions that steps call
+leave_out         blocks of a training loop that runs all the while
 blocks            which blocks can be taken away, by their words
 rewrite           a function's code with a switch around a block
 kept_results      what a block computed, given in its place

@@ -26,6 +26,7 @@ WRITES = frozenset(
 )
 DEEPEST_CALLS = 3  # functions of the same file that are looked into
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = FunctionNode | ast.Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,13 +78,26 @@ def inner_blocks(function: FunctionNode, block: Block, tree: ast.AST) -> list[Bl
     return found
 
 
-def find_statements(function: FunctionNode, block: Block) -> tuple[list[ast.stmt], int]:
+def loop_blocks(scope: Scope, suite: list[ast.stmt], tree: ast.AST) -> Iterator[Block]:
+    """The blocks of a training loop's statements, refused ones included.
+
+    Lists that live on from step to step (of losses, of times) may stay as they are for a few steps, so what
+    is filled counts only where the same step uses it.
+    """
+    position = 0
+    while position < len(suite):
+        made = _run_at(scope, suite, position, tree, in_step=True)
+        yield made
+        position += made.num_statements if made.refusal is None else 1
+
+
+def find_statements(function: Scope, block: Block) -> tuple[list[ast.stmt], int]:
     """The suite of `function` that holds a block, and the position of its first statement."""
     for suite in _suites(function):
         for position, statement in enumerate(suite):
             if (statement.lineno, statement.col_offset) == block.start:
                 return suite, position
-    raise LookupError(f"line {block.start[0]} is not in {function.name}")
+    raise LookupError(f"line {block.start[0]} is not where it was")
 
 
 def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -119,35 +133,44 @@ def _opened(function: FunctionNode, statement: ast.stmt, tree: ast.AST) -> list[
     return found
 
 
-def _run_at(function: FunctionNode, suite: list[ast.stmt], position: int, tree: ast.AST) -> Block:
+def _run_at(
+    scope: Scope, suite: list[ast.stmt], position: int, tree: ast.AST, *, in_step: bool = False
+) -> Block:
     """The smallest run that begins at a statement and has used what it filled."""
     last = position
     while last + 1 < len(suite) and _filled(suite[position : last + 1]) & _loaded(suite[last + 1 :]):
         last += 1
-    return _block(function, suite, position, last, tree)
+    return _block(scope, suite, position, last, tree, in_step=in_step)
 
 
-def _block(function: FunctionNode, suite: list[ast.stmt], first: int, last: int, tree: ast.AST) -> Block:
+def _block(
+    scope: Scope, suite: list[ast.stmt], first: int, last: int, tree: ast.AST, *, in_step: bool = False
+) -> Block:
     run = suite[first : last + 1]
     inside = {id(node) for statement in run for node in ast.walk(statement)}
-    outside = [node for node in ast.walk(function) if id(node) not in inside]
-    is_tail = suite is function.body and last == len(suite) - 1
+    outside = [node for node in ast.walk(scope) if id(node) not in inside]
+    is_tail = not in_step and suite is scope.body and last == len(suite) - 1
     read_outside = _names(outside, ast.Load) | _attributes(outside, ast.Load)
-    bound = _stored(run)
-    local = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
-    local |= _stored(function.body)
     # an attribute is state: whoever reads it may be another function
-    results = sorted(name for name in bound if name in read_outside or "." in name)
+    results = sorted(name for name in _stored(run) if name in read_outside or "." in name)
+    if in_step:
+        outside = [node for statement in suite for node in ast.walk(statement) if id(node) not in inside]
     return Block(
         first_line=run[0].lineno,
         last_line=run[-1].end_lineno or run[-1].lineno,
         start=(run[0].lineno, run[0].col_offset),
         num_statements=len(run),
         results=tuple(results),
-        inputs=tuple(sorted(_loaded(run) & local)),
+        inputs=tuple(sorted(_live_in(run) & (_arguments(scope) | _stored(scope.body)))),
         is_tail=is_tail,
-        refusal=_refusal(function, run, is_tail=is_tail, tree=tree) or _tie(run, outside),
+        refusal=_refusal(scope, run, is_tail=is_tail, tree=tree) or _tie(run, outside),
     )
+
+
+def _arguments(scope: Scope) -> set[str]:
+    if isinstance(scope, ast.Module):
+        return set()
+    return {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
 
 
 # -- names
@@ -199,6 +222,35 @@ def _stored(statements: Iterable[ast.stmt]) -> set[str]:
     return found
 
 
+def _live_in(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements read before they bind them; one that is only bound may hold an old value."""
+    found: set[str] = set()
+    bound: set[str] = set()
+
+    def walk(node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            parts: list[ast.AST] = [node.value, *node.targets]
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            if isinstance(node, ast.AugAssign):
+                found.update(_names(ast.walk(node.target), ast.Store) - bound)
+            parts = [part for part in (node.value, node.target) if part is not None]
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            parts = [node.iter, node.target, *node.body, *node.orelse]
+        else:
+            parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+            elif node.id not in bound:
+                found.add(node.id)
+        for part in parts:
+            walk(part)
+
+    for statement in statements:
+        walk(statement)
+    return found
+
+
 def _loaded(statements: Iterable[ast.stmt]) -> set[str]:
     return _names((node for statement in statements for node in ast.walk(statement)), ast.Load)
 
@@ -222,7 +274,7 @@ def _filled_by(nodes: Iterable[ast.AST]) -> set[str]:
 # -- what is left alone
 
 
-def _refusal(function: FunctionNode, run: list[ast.stmt], *, is_tail: bool, tree: ast.AST) -> str | None:
+def _refusal(function: Scope, run: list[ast.stmt], *, is_tail: bool, tree: ast.AST) -> str | None:
     """Why a run of statements cannot be taken away."""
     own = list(_own(run))
     if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, ast.Await) for node in own):

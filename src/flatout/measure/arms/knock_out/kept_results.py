@@ -55,13 +55,15 @@ class KeptResults:
         block: Block,
         *,
         owner: Callable[[], int],
-        class_name: str | None = None,
+        function: str | None = None,
+        number: int | None = None,
         on_begin: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
         on_fall_back: Callable[[], None] = lambda: None,
     ) -> None:
-        self.results = [_mangled(name, class_name) for name in block.results]
-        self.inputs = [_mangled(name, class_name) for name in block.inputs]
+        self.results = [_mangled(name, function) for name in block.results]
+        self.inputs = [_mangled(name, function) for name in block.inputs]
+        self.number = number  # of the switch that it stands for
         self._owner, self._on_begin, self._on_end = owner, on_begin, on_end
         self._on_fall_back = on_fall_back
         self.giving = False
@@ -84,6 +86,12 @@ class KeptResults:
     @property
     def is_empty(self) -> bool:
         return not self._kept
+
+    def __eq__(self, other: object) -> bool:
+        """A switch is compared with its number."""
+        return self is other or self.number == other
+
+    __hash__ = None  # type: ignore[assignment]
 
     # -- called by the rewritten function
 
@@ -158,12 +166,11 @@ class KeptResults:
             self.requires_grad |= any(tensor.requires_grad for tensor in results)
 
 
-def _mangled(name: str, class_name: str | None) -> str:
+def _mangled(name: str, function: str | None) -> str:
     """A name as a function of a class stores it: `self.__state` is `self._Model__state`."""
-    if class_name is None:
-        return name
+    class_name = (function or "").rpartition(".")[0].rpartition(".")[2].lstrip("_")
     return ".".join(
-        f"_{class_name.lstrip('_')}{part}" if part.startswith("__") and not part.endswith("__") else part
+        f"_{class_name}{part}" if class_name and part.startswith("__") and not part.endswith("__") else part
         for part in name.split(".")
     )
 

@@ -1,13 +1,11 @@
-"""Steps without one statement of the training loop: what they take is what the statement costs.
+"""Blocks of a training loop that runs all the while: its code cannot be changed any more, so it is compiled
+with switches from the start.
 
-A share of the time says where the training thread was found, not what the step would gain.  So the sources
-of the job are compiled with a switch around each statement of its training loop that neither trains nor
-leaves the loop; the line numbers stay.  With the switch on, the statement is passed over and its variables
-keep the values of the step before.  A switch that is off costs a comparison of two numbers.
+The sources of the job are compiled with a switch around each block of its training loop that neither trains
+nor leaves the loop; the line numbers stay.  A switch that is off costs two comparisons of numbers.
 
-The training loop is known by its words: statements beside a call of `.backward()` or `.step()`.  Left alone
-are statements that train themselves, that leave the loop (`break`, `return`, `yield`), that define or import,
-and in a function that is called anew for each step those whose variables are read later.
+The training loop is known by its words: statements beside a call of `.backward()` or `.step()`, in a loop.
+What is called anew for each step is left to `function_blocks`.
 
 The code is compiled for this process alone: no cached bytecode is read or written, and the switch is a global
 of the user's module, so that a function which is sent to another process takes it along, off.
@@ -22,25 +20,29 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.ground.script import main as main_script
 from flatout.measure.arms.arm import Arm, ArmContext
-from flatout.measure.evidence import Place, Stacks
+from flatout.measure.arms.knock_out.blocks import Block, loop_blocks
+from flatout.measure.arms.knock_out.knock_out import ALWAYS, LEAST_SHARE, KnockOut, Shares
+from flatout.measure.arms.knock_out.rewrite import bind, call, locate
+from flatout.measure.evidence import Place
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
+if TYPE_CHECKING:
+    from flatout.measure.arms.knock_out.kept_results import KeptResults
+
 SWITCH = "_flatout_left_out"
 NOTHING = -1
-LEAST_SHARE = 0.1  # of the step: less cannot be told from noise in a few rounds
-MOST_TORN = 0.05  # of the looks: the thread moves on between the look at its phase and the one at its lines
 TRAINS = frozenset(("backward", "step"))
 WORDS = tuple(f".{word}".encode() for word in TRAINS)  # a file without them has no training loop
-ELIGIBLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.While, ast.With, ast.If, ast.Try)
 LEAVES = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete),
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
 )
+DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Nonlocal)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -50,12 +52,12 @@ Rewrite = Callable[[ast.Module, str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """A statement that can be left out."""
+    """A block of a training loop, with its switch where it can be left out."""
 
     number: int
     path: str
-    first_line: int
-    last_line: int
+    function: str | None
+    block: Block
 
 
 class LeaveOut:
@@ -84,21 +86,13 @@ class LeaveOut:
 
         patches.replace(main_script, "read_code", read_switched)
 
-    def heavy(self, stacks: Stacks, *, rest_share: float) -> Iterator[tuple[Statement, float]]:
-        """Statements that hold much of the time between the phases, with the share of the step they hold."""
-        samples = stacks.samples_by_phase.get("rest", 0)
-        for statement in self.statements:
-            share = self._samples(statement, stacks) / max(1, samples) * rest_share
-            if share >= LEAST_SHARE:
-                yield statement, share
-
     def place(self, statement: Statement) -> Place:
-        """The first line of a statement."""
-        return self._user_code.place_at(statement.path, line=statement.first_line)
+        """The first line of a block."""
+        line = statement.block.first_line
+        return self._user_code.place_at(statement.path, line=line, function=statement.function)
 
-    def switch(self, statement: Statement | None) -> None:
-        """Pass over a statement, or run all of them."""
-        number = NOTHING if statement is None else statement.number
+    def switch(self, switch: Any = NOTHING) -> None:
+        """Let this decide about the block of its number; every block runs where there is none."""
         modules = [each for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
         names = [vars(module) for module in modules]
         frame: FrameType | None = sys._getframe(1)
@@ -107,24 +101,9 @@ class LeaveOut:
             frame = frame.f_back
         for each in (*names, *self._switched):
             if SWITCH in each:
-                each[SWITCH] = number
-                if statement is not None and all(each is not known for known in self._switched):
+                each[SWITCH] = switch
+                if switch is not NOTHING and all(each is not known for known in self._switched):
                     self._switched.append(each)
-
-    def _samples(self, statement: Statement, stacks: Stacks) -> int:
-        """How often the training thread was found in a statement, between the phases and nowhere else."""
-        num = num_elsewhere = 0
-        for path in stacks.paths:
-            if any(self._holds(statement, place) for place in path.places):
-                if path.phase != "rest" or path.places[-1] in stacks.differentiable:
-                    num_elsewhere += path.samples
-                else:
-                    num += path.samples
-        return num if num_elsewhere <= MOST_TORN * num else 0
-
-    def _holds(self, statement: Statement, place: Place) -> bool:
-        inside = statement.first_line <= place.line <= statement.last_line
-        return inside and self._user_code.path(place.file) == statement.path
 
     def _compile(self, file: str) -> CodeType | None:
         """The code of a file with switches; None where it is not the user's, or has no training loop."""
@@ -141,7 +120,7 @@ class LeaveOut:
                 for rewrite in self.rewrites:
                     rewrite(tree, path)
                 found = list(_add_switches(tree, path=path, first_number=len(self.statements)))
-                if not found:
+                if not any(statement.block.refusal is None for statement in found):
                     return None
                 _define_switch(tree)
                 code: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
@@ -152,53 +131,66 @@ class LeaveOut:
         return code
 
 
-class WithoutStatement(Arm):
-    """Steps without one statement of the training loop."""
+class LoopBlock(KnockOut):
+    """Steps without one block of the training loop."""
 
-    kind = "knock-out"
+    def __init__(
+        self, context: ArmContext, shares: Shares, statement: Statement, *, suspicion: float
+    ) -> None:
+        place = context.left_out.place(statement)
+        super().__init__(context, shares, place, statement.block, suspicion=suspicion)
+        self._number = statement.number
 
-    def __init__(self, left_out: LeaveOut, statement: Statement, *, suspicion: float) -> None:
-        self._left_out, self._statement = left_out, statement
-        self.place, self.last_line = left_out.place(statement), statement.last_line
-        self.label = f"knock-out {self.place}"
-        self.suspicion = suspicion
+    def put_in(self, results: KeptResults) -> None:
+        results.number = self._number
+        self._context.left_out.switch(results)
 
-    def begin(self) -> None:
-        self._left_out.switch(self._statement)
-
-    def end(self) -> None:
-        self._left_out.switch(None)
-
-    release = end
+    def take_out(self) -> None:
+        self._context.left_out.switch()
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    if context.stacks is None:
-        return
-    rest_share = context.phases_s["rest"] / context.step_s
-    for statement, share in context.left_out.heavy(context.stacks, rest_share=rest_share):
-        yield WithoutStatement(context.left_out, statement, suspicion=share)
+    """Heavy blocks of the loop; on a GPU, whose time the host's samples miss, all of them."""
+    shares = Shares(context)
+    for statement in context.left_out.statements:
+        place = context.left_out.place(statement)
+        share = shares.of(place.file, place.line, statement.block.last_line)
+        if share >= LEAST_SHARE or (context.device == "cuda" and statement.block.refusal is None):
+            yield LoopBlock(context, shares, statement, suspicion=max(share, ALWAYS))
 
 
 def _add_switches(tree: ast.Module, *, path: str, first_number: int) -> Iterator[Statement]:
-    """Put a switch around every statement of `tree` that can be left out, and yield these."""
+    """Put a switch around every block of `tree` that can be left out, and yield all of them."""
     number = first_number
-    for suite, function, loops in training_suites(tree):
-        for position, statement in enumerate(suite):
-            if not _can_be_left_out(statement, function=function, in_loop=loops):
+    for suite, scope, in_loop in training_suites(tree):
+        if not in_loop or not isinstance(scope, (ast.FunctionDef, ast.Module)):
+            continue
+        for block in list(loop_blocks(scope, suite, tree)):
+            if any(isinstance(node, DEFINES) for node in _statements(suite, block)):
                 continue
-            last_line = statement.end_lineno or statement.lineno
-            yield Statement(number=number, path=path, first_line=statement.lineno, last_line=last_line)
-            switch = ast.Name(id=SWITCH, ctx=ast.Load())
-            test = ast.Compare(left=switch, ops=[ast.NotEq()], comparators=[ast.Constant(number)])
-            suite[position] = _located(ast.If(test=test, body=[statement], orelse=[]), statement)
+            name = scope.name if isinstance(scope, ast.FunctionDef) else None
+            yield Statement(number=number, path=path, function=name, block=block)
+            if block.refusal is None:
+                _put_switch(suite, block, number)
             number += 1
 
 
-def _located(made: ast.If, original: ast.stmt) -> ast.If:
-    for node in (made, *ast.walk(made.test)):
-        ast.copy_location(node, original)
-    return made
+def _statements(suite: list[ast.stmt], block: Block) -> list[ast.stmt]:
+    starts = [(statement.lineno, statement.col_offset) for statement in suite]
+    first = starts.index(block.start)
+    return suite[first : first + block.num_statements]
+
+
+def _put_switch(suite: list[ast.stmt], block: Block, number: int) -> None:
+    run = _statements(suite, block)
+    switch, own = ast.Name(SWITCH, ast.Load()), ast.Constant(number)
+    is_other = ast.Compare(switch, [ast.NotEq()], [own])
+    runs = ast.BoolOp(ast.Or(), [is_other, ast.UnaryOp(ast.Not(), call(SWITCH, "is_free"))])
+    note = ast.If(ast.Compare(switch, [ast.Eq()], [own]), [ast.Expr(call(SWITCH, "note"))], [])
+    made = ast.If(runs, [*run, note], [bind(block.results, SWITCH)])
+    locate(made, run[0])
+    first = suite.index(run[0])
+    suite[first : first + len(run)] = [made]
 
 
 def _define_switch(tree: ast.Module) -> None:
@@ -252,29 +244,3 @@ def within(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             yield from within(child)
-
-
-def _can_be_left_out(statement: ast.stmt, *, function: ast.AST, in_loop: bool) -> bool:
-    nodes = list(ast.walk(statement))
-    if not isinstance(statement, ELIGIBLE) or not any(isinstance(node, ast.Call) for node in nodes):
-        return False
-    if trains(statement) or any(isinstance(node, LEAVES) for node in nodes) or _breaks_out(statement):
-        return False
-    if in_loop:
-        return True
-    own = set(map(id, nodes))
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return not any(
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in stored
-        for node in ast.walk(function)
-        if id(node) not in own
-    )
-
-
-def _breaks_out(node: ast.AST, *, in_loop: bool = False) -> bool:
-    """Whether a `break` or `continue` belongs to a loop around the statement."""
-    in_loop = in_loop or isinstance(node, LOOPS)
-    return any(
-        (isinstance(child, (ast.Break, ast.Continue)) and not in_loop) or _breaks_out(child, in_loop=in_loop)
-        for child in ast.iter_child_nodes(node)
-    )

@@ -73,23 +73,23 @@ def _signature(code: CodeType) -> tuple[Any, ...]:
 def _put_switch(function: FunctionNode, block: Block) -> None:
     suite, first = find_statements(function, block)
     run = suite[first : first + block.num_statements]
-    give: list[ast.stmt] = [_bind(block.results)]
+    give: list[ast.stmt] = [bind(block.results)]
     if block.is_tail:
-        give.append(ast.Return(_call("give_returned")))
+        give.append(ast.Return(call(KNOCK_OUT, "give_returned")))
         ended: list[Any] = [_NoteReturns().visit(statement) for statement in run]
-        ended.append(ast.Return(_call("note_returned", ast.Constant(None))))
-        made = [ast.If(_call("is_free"), give, []), *ended]
+        ended.append(ast.Return(call(KNOCK_OUT, "note_returned", ast.Constant(None))))
+        made = [ast.If(call(KNOCK_OUT, "is_free"), give, []), *ended]
     else:
-        made = [ast.If(_call("is_free"), give, [*run, ast.Expr(_call("note"))])]
+        made = [ast.If(call(KNOCK_OUT, "is_free"), give, [*run, ast.Expr(call(KNOCK_OUT, "note"))])]
     for statement in made:
         if statement not in run:
-            _locate(statement, run[0])
+            locate(statement, run[0])
     suite[first : first + block.num_statements] = made
 
 
-def _bind(results: tuple[str, ...]) -> ast.stmt:
+def bind(results: tuple[str, ...], asked: str = KNOCK_OUT) -> ast.stmt:
     if not results:
-        return ast.Expr(_call("give"))
+        return ast.Expr(call(asked, "give"))
     targets: list[ast.expr] = []
     for result in results:
         name, _, attribute = result.partition(".")
@@ -97,28 +97,28 @@ def _bind(results: tuple[str, ...]) -> ast.stmt:
             targets.append(ast.Attribute(ast.Name(name, ast.Load()), attribute, ast.Store()))
         else:
             targets.append(ast.Name(name, ast.Store()))
-    return ast.Assign([ast.Tuple(targets, ast.Store())], _call("give"))
+    return ast.Assign([ast.Tuple(targets, ast.Store())], call(asked, "give"))
 
 
-def _call(method: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name(KNOCK_OUT, ast.Load()), method, ast.Load()), list(arguments), [])
+def call(asked: str, method: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Attribute(ast.Name(asked, ast.Load()), method, ast.Load()), list(arguments), [])
 
 
-def _locate(made: ast.AST, original: ast.stmt) -> None:
+def locate(made: ast.AST, original: ast.stmt) -> None:
     """Lines of the block's first statement for what has none."""
     if isinstance(made, (ast.expr, ast.stmt)) and not hasattr(made, "lineno"):
         ast.copy_location(made, original)
     for child in ast.iter_child_nodes(made):
-        _locate(child, original)
+        locate(child, original)
 
 
 class _NoteReturns(ast.NodeTransformer):
     """Lets every `return` of a function note what it returns."""
 
     def visit_Return(self, node: ast.Return) -> ast.Return:
-        value = _call("note_returned", node.value or ast.Constant(None))
+        value = call(KNOCK_OUT, "note_returned", node.value or ast.Constant(None))
         made = ast.copy_location(ast.Return(value), node)
-        _locate(made, node)
+        locate(made, node)
         return made
 
     def visit(self, node: ast.AST) -> ast.AST:

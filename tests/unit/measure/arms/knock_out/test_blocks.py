@@ -144,3 +144,19 @@ def test_functions_are_found_by_the_first_line_of_their_code() -> None:
     first, second = find_function(tree, "f", 1), find_function(tree, "f", 6)
     assert first is not None and second is not None and first is not second
     assert find_function(tree, "f", 3) is None
+
+
+@pytest.mark.parametrize(
+    ("statements", "inputs"),
+    [
+        ("y = g(x)\n    z = h(y)", {"x"}),
+        ("h = cell(x, h)", {"x", "h"}),
+        ("total += g(x)", {"total", "x"}),
+        ("for x in xs:\n        y = g(x)", {"xs"}),
+        ("y = [g(x) for x in xs]", {"xs"}),
+    ],
+)
+def test_inputs_are_what_is_read_before_it_is_bound(statements: str, inputs: set[str]) -> None:
+    function, tree = parsed(f"def f(x, xs, h, total, y):\n    {statements}\n    return y, h, total\n")
+    assert set(whole_block(function, tree).inputs) >= inputs
+    assert {"y", "z"} & set().union(*(block.inputs for block in inside(ast.unparse(function))[:1])) == set()

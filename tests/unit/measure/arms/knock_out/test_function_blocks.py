@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import random
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from flatout.measure.arms.knock_out import function_blocks
-from flatout.measure.arms.knock_out.function_blocks import keep_random_state
 from flatout.measure.arms.knock_out.rewrite import KNOCK_OUT
 from flatout.measure.evidence import Counterfactual, Evidence
 from flatout.measure.run.assemble import Assembly, Ending
@@ -115,10 +112,3 @@ def test_what_trains_is_opened_and_its_statements_tried(evidence: Evidence) -> N
     trains = [label for label, reason in reasons.items() if reason == "it trains, or steps an environment"]
     assert len(trains) == 1
     assert any(each.function == "train_step" for each in evidence.counterfactuals)
-
-
-def test_random_numbers_go_on_where_they_were() -> None:
-    put_back = keep_random_state()
-    drawn: list[Any] = [torch.rand(2).tolist(), random.random()]
-    put_back()
-    assert [torch.rand(2).tolist(), random.random()] == drawn

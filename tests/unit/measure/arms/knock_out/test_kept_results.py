@@ -130,14 +130,13 @@ def test_a_result_that_is_an_input_is_the_input_of_this_step() -> None:
 
 
 def test_bound_names_and_attributes_are_read_from_the_frame() -> None:
-    kept = results(results=("self.__state", "y", "never"), inputs=("self", "x"), is_tail=False)
     kept = KeptResults(
         Block(
             first_line=1, last_line=1, start=(1, 0), num_statements=1, is_tail=False,
             results=("self.__state", "y", "never"), inputs=("x",),
         ),
         owner=threading.get_ident,
-        class_name="_Model",
+        function="_Model.forward",
     )  # fmt: skip
 
     class Holder:

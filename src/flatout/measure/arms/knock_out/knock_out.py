@@ -1,0 +1,209 @@
+"""Steps without a block of the user's own code: what they take is what the block really costs.
+
+A profiler adds up what an operator's own call took, and misses what a loop makes others do: gradients that
+are accumulated row by row, a thousand-way `cat`, launches that starve the GPU.  So a block is taken away
+whole, with its backward pass: in the first step of an arm its results are kept, in the others they stand in
+for it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flatout.measure.arms.arm import ONE_BATCH, REAL, Arm, ArmContext
+from flatout.measure.arms.knock_out.blocks import Block
+from flatout.measure.evidence import Place
+from flatout.measure.patches import Patches
+from flatout.measure.phases import has_compiled
+
+if TYPE_CHECKING:
+    from flatout.measure.arms.knock_out.kept_results import KeptResults
+
+LEAST_SHARE = 0.05  # of the step
+ALWAYS = 0.05  # the suspicion of blocks that are tried whatever the host's samples say
+MOST_KEPT_BYTES = 1 << 26  # between two blocks of steps
+
+
+class Shares:
+    """How much of the step the lines of a file hold, by what the instruments saw of the host."""
+
+    def __init__(self, context: ArmContext) -> None:
+        self._context = context
+        self.are_ragged = False  # the shapes of a block's inputs change from step to step
+        stacks = context.stacks
+        self._total = sum(stacks.samples_by_phase.values()) if stacks is not None else 0
+        by_phase = stacks.samples_by_phase if stacks is not None else {}
+        forward = max(1, by_phase.get("forward", 0))
+        # the backward pass of a line is done elsewhere, and goes with it
+        self._with_backward = 1 + by_phase.get("backward", 0) / forward
+
+    def of(self, file: str, first_line: int, last_line: int) -> float:
+        """The share of the lines from `first_line` to `last_line`, with what they call."""
+        return max(self._sampled(file, first_line, last_line), self._attributed(file, first_line, last_line))
+
+    def _sampled(self, file: str, first_line: int, last_line: int) -> float:
+        stacks = self._context.stacks
+        if stacks is None or not self._total:
+            return 0.0
+        found = 0.0
+        for path in stacks.paths:
+            if any(place.file == file and first_line <= place.line <= last_line for place in path.places):
+                found += path.samples * (self._with_backward if path.phase == "forward" else 1.0)
+        return found / self._total
+
+    def _attributed(self, file: str, first_line: int, last_line: int) -> float:
+        step_s = self._context.attributed_step_s
+        if not step_s:
+            return 0.0
+        return sum(
+            ((site.host_s or 0.0) + (site.backward_s or 0.0) + (site.derived_s or 0.0)) / step_s
+            for site in self._context.sites
+            if site.place.file == file and first_line <= site.place.line <= last_line
+        )
+
+
+class KnockOut(Arm):
+    """Steps without one block; how it is switched off is for others to say."""
+
+    kind = "knock-out"
+
+    def __init__(
+        self, context: ArmContext, shares: Shares, place: Place, block: Block, *, suspicion: float
+    ) -> None:
+        self._context, self._shares, self._block = context, shares, block
+        self.place, self.last_line, self.function = place, block.last_line, place.function
+        self.label = f"{self.kind} {place}"
+        self.suspicion, self.refusal = suspicion, block.refusal
+        self._on_one_batch: bool | None = None  # decided with the first block
+        self._results: KeptResults | None = None
+        self._patches = Patches()
+        self._count: Any = None
+        self._flops: float | None = None
+        self._counting = False
+
+    @property
+    def baseline(self) -> str:  # type: ignore[override]
+        """Real steps; where shapes change from step to step, steps on one and the same batch."""
+        on_one_batch = self._shares.are_ragged if self._on_one_batch is None else self._on_one_batch
+        return ONE_BATCH if on_one_batch else REAL
+
+    @property
+    def serves(self) -> str | None:  # type: ignore[override]
+        return "one" if self.baseline == ONE_BATCH else None
+
+    def put_in(self, results: KeptResults) -> None:
+        """Let the block ask `results` from here on."""
+        raise NotImplementedError
+
+    def take_out(self) -> None:
+        """Let the block run as it is."""
+        raise NotImplementedError
+
+    # -- a block of steps
+
+    def begin(self) -> None:
+        from flatout.measure.arms.knock_out.lost_gradients import keep_gradients
+
+        if self._on_one_batch is None:
+            self._on_one_batch = self._shares.are_ragged
+        results = self._results = self._results or self._make_results()
+        results.giving = not results.is_empty
+        results.reset()
+        self.put_in(results)
+        self._patches.on_undo(keep_random_state())
+        keep_gradients(self._context.optimizers, self._patches)
+
+    def step_end(self) -> None:
+        results = self._results
+        if results is None:
+            return
+        self._stop_counting()
+        if results.failure is not None:
+            self.refusal = results.failure
+        elif results.num_calls == 0:
+            self.refusal = "it did not run in a step"
+        elif not results.giving:
+            results.giving = True
+            self._set_roofline(results)
+        elif results.num_unknown and self._context.loaders.trained_on() is not None:
+            self._on_one_batch = self._shares.are_ragged = True
+        results.reset()
+
+    def end(self) -> None:
+        self.take_out()
+        self._stop_counting()
+        self._patches.undo()
+        if self._results is not None and self._results.num_bytes > MOST_KEPT_BYTES:
+            self._results.forget()
+
+    def release(self) -> None:
+        if self._results is not None:
+            self._results.failure = "its steps did not end"
+
+    def _make_results(self) -> KeptResults:
+        from flatout.measure.arms.knock_out.kept_results import KeptResults
+
+        clock = self._context.clock
+        return KeptResults(
+            self._block,
+            owner=lambda: clock.owner,
+            function=self.function,
+            on_begin=self._start_counting,
+            on_end=self._stop_counting,
+            on_fall_back=self._fall_back,
+        )
+
+    def _fall_back(self) -> None:
+        self.fell_back = True
+
+    # -- the roofline
+
+    def _start_counting(self) -> None:
+        """In the step whose results are kept; compiled code would be traced anew under a mode."""
+        if self._flops is None and not self._counting and not has_compiled():
+            from flatout.measure.arms.knock_out.roofline import FlopCount
+
+            self._count = self._count or FlopCount()
+            self._count.__enter__()
+            self._counting = True
+
+    def _stop_counting(self) -> None:
+        if self._counting:
+            self._count.__exit__(None, None, None)
+            self._counting = False
+
+    def _set_roofline(self, results: KeptResults) -> None:
+        from flatout.measure.arms.knock_out.roofline import roofline_s
+
+        if self._count is not None:
+            self._flops = self._count.flops
+            self.roofline_s = roofline_s(
+                flops=self._flops,
+                num_bytes=results.num_bytes,
+                with_backward=results.requires_grad,
+                device=self._context.device,
+            )
+
+
+def keep_random_state() -> Callable[[], None]:
+    """Remember the generators' state; the steps that follow draw what they would have drawn."""
+    import torch
+
+    states: list[tuple[Callable[[Any], Any], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (random.setstate, random.getstate()),
+    ]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states.append((numpy.random.set_state, numpy.random.get_state()))
+
+    def put_back() -> None:
+        for set_state, state in states:
+            set_state(state)
+
+    return put_back

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.measure.arms.knock_out.knock_out import Shares, keep_random_state
+from flatout.measure.evidence import Place, Site, StackPath, Stacks
+
+
+def line(number: int) -> Place:
+    return Place(file="model.py", line=number)
+
+
+def test_the_share_of_lines_holds_what_they_call_and_their_backward_pass() -> None:
+    paths = (
+        StackPath(phase="forward", places=(line(3), line(20)), samples=20),
+        StackPath(phase="rest", places=(line(4),), samples=10),
+        StackPath(phase="backward", places=(line(5),), samples=40),
+    )
+    stacks = Stacks(num_steps=2, samples_by_phase={"forward": 40, "rest": 20, "backward": 40}, paths=paths)
+    context: Any = SimpleNamespace(stacks=stacks, sites=(), attributed_step_s=None)
+    shares = Shares(context)
+    assert shares.of("model.py", 1, 3) == pytest.approx(0.4)  # a fifth, and half of the backward pass
+    assert shares.of("model.py", 20, 20) == pytest.approx(0.4)
+    assert shares.of("model.py", 4, 4) == pytest.approx(0.1)
+    assert shares.of("other.py", 1, 99) == 0.0
+    site = Site(kind="row", op="x", place=line(7), via=None, calls_per_step=9, host_s=0.2, backward_s=0.4)
+    context = SimpleNamespace(stacks=None, sites=(site,), attributed_step_s=2.0)
+    assert Shares(context).of("model.py", 6, 8) == pytest.approx(0.3)
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    put_back = keep_random_state()
+    drawn: list[Any] = [torch.rand(2).tolist(), random.random()]
+    put_back()
+    assert [torch.rand(2).tolist(), random.random()] == drawn
