@@ -8,7 +8,8 @@ _INTRODUCTION = """# Rules
 
 A rule reads the evidence of one job and answers with findings: a place, the figures it rests on, a
 ceiling, and a fix. `flatout rules` prints the table, `flatout rules FO301` one entry. The first digit of
-a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loops, 4 arithmetic, 5 memory.
+a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loops, 4 arithmetic, 5 memory,
+6 compilation, 7 ranks, 8 outside the step.
 
 The ceiling is what one of the rule's arms measured: steps that ran differently, interleaved with ordinary
 ones. Where no arm could run there is none, and the finding says why; where the arm showed no gain there is

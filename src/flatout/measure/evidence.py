@@ -371,6 +371,40 @@ class ArmNotRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledFunction:
+    """A function that torch.compile compiled, in steps as they are."""
+
+    function: str
+    place: Place | None  # the line whose value made it compile again, else its first one; None: a library's
+    num_compiled: int
+    num_recompiled: int
+    compile_s: float  # all compilations together
+    late_s: float  # those again, after warm-up
+    num_late_steps: int  # steps after warm-up in which it was compiled again
+    reasons: tuple[str, ...]  # guards that failed
+    gave_up: bool  # it was compiled too often, and runs uncompiled since
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphBreak:
+    """A line at which a compiled graph ends, and why."""
+
+    place: Place
+    reason: str
+    times: int  # compilations that ended there
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilation:
+    """What torch.compile did, by dynamo's own records."""
+
+    functions: tuple[CompiledFunction, ...]
+    breaks: tuple[GraphBreak, ...]
+    num_steps: int  # real ones, after warm-up
+    steps_s: float  # all of them together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
     """Number formats the job computes in."""
 
@@ -412,6 +446,7 @@ class Evidence:
     episodes: tuple[Episode, ...] = ()  # time outside the typical step
     counterfactuals: tuple[Counterfactual, ...] = ()
     arms_not_run: tuple[ArmNotRun, ...] = ()
+    compilation: Compilation | None = None  # None: nothing was compiled
     precision: Precision | None = None
     ranks: tuple[Rank, ...] = ()
     sources: dict[str, dict[str, str]] = field(default_factory=dict)  # file -> line number -> text

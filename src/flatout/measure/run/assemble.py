@@ -89,6 +89,9 @@ class Assembly:
             episodes=_episodes(observer, loaders),
             counterfactuals=counterfactuals,
             arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
+            compilation=observer.compilation.evidence(
+                steps_s=sum(row.host_s for row in observer.rows if row.arm == "real")
+            ),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
         )
@@ -234,6 +237,9 @@ def _places(evidence: Evidence) -> list[Place | None]:
     places: list[Place | None] = [site.place for site in evidence.sites]
     places += [call.place for call in evidence.module_calls]
     places += [calls.place for calls in evidence.operator_calls]
+    if evidence.compilation is not None:
+        places += [function.place for function in evidence.compilation.functions]
+        places += [found.place for found in evidence.compilation.breaks]
     for loader in evidence.loaders:
         places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
     if evidence.stacks is not None:

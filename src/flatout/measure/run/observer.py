@@ -18,6 +18,7 @@ from flatout.measure.arms.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
+from flatout.measure.compilation import CompilationWatch
 from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
@@ -81,6 +82,7 @@ class Observer:
         self.tools = Passes(self.user_code, self.clock)
         self.left_out = LeaveOut(self.user_code)
         self.batch_statements = BatchStatements(self.user_code, self.loaders)
+        self.compilation = CompilationWatch(self.user_code)
         self.watchdog = Watchdog()
         self.deadline_s = time.monotonic() + options.seconds
         self.optimizer: Any = None
@@ -200,6 +202,7 @@ class Observer:
         totals = self.clock.take()
         marks = self.marks.take() if self.marks is not None else []
         block = self.block_number
+        self.compilation.step_end(self.arm)
         if self.begun:
             self._note_row(totals, marks)
             self._advance()

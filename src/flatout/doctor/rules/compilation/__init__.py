@@ -1,0 +1,1 @@
+"""Rules of torch.compile: FO601 and on."""

@@ -1,0 +1,64 @@
+"""FO602 graph-breaks
+
+What it does
+Finds lines at which torch.compile has to end its graph and go back to Python.
+
+Why it costs
+Each break splits one graph in two: kernels are not fused across it, tensors are written out and read again,
+guards are checked for each part, and CUDA graphs end there. A break inside a loop of layers is paid for every
+layer.
+
+Evidence
+Dynamo's own records: the line and the reason of each break in the user's code. Breaks that every job has, at
+`.backward()` and inside the optimizers, are left out. There is no ceiling: nothing can be changed inside a
+compiled function while it runs.
+
+Fix
+Move what Python must do out of the compiled function, or write it with tensors:
+
+```python
+x = torch.where(x.abs().amax() > limit, x / 2, x)   # instead of `if x.abs().max() > limit:`
+losses.append(loss.detach())                        # and .item() outside the compiled function
+```
+
+`TORCH_LOGS=graph_breaks` shows every break with its stack, and `fullgraph=True` makes them errors.
+
+Fix safety
+Exact, as long as the code that moved does the same.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, GraphBreak
+
+RULE = title_of(__doc__)
+MOST_REASONS = 3
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    if evidence.compilation is None:
+        return []
+    by_line = sorted(evidence.compilation.breaks, key=_line)
+    return [_finding(list(found)) for _, found in groupby(by_line, key=_line)]
+
+
+def _line(found: GraphBreak) -> tuple[str, int]:
+    return found.place.file, found.place.line
+
+
+def _finding(breaks: list[GraphBreak]) -> Finding:
+    most = max(breaks, key=lambda each: each.times)
+    return RULE.finding(
+        most.place,
+        f"a compiled graph ends here: {most.reason}",
+        figures=[f"{each.reason} ({each.times} compilations)" for each in breaks[:MOST_REASONS]],
+        share=None,
+        ceiling=None,
+        fix="move this line out of the compiled function, or write it with tensor operations",
+        safety="exact",
+        no_ceiling="nothing can be changed inside a compiled function while it runs",
+    )

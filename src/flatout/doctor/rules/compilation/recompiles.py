@@ -1,0 +1,109 @@
+"""FO601 recompiles
+
+What it does
+Finds a compiled function that torch.compile compiles again in step after step, or has given up on.
+
+Why it costs
+A compilation takes from a tenth of a second to minutes, and the step waits for it. Compiled code is valid for
+the values that its guards name: a Python number that changes, a tensor of another length, a new function
+object. After eight versions of one function dynamo gives up and runs it uncompiled, at the speed of eager
+code, with one warning in the log.
+
+Evidence
+Dynamo's own records: which functions were compiled again, how long that took, and the guard that failed. A
+finding where a function was given up, or where compiling again took at least 5 % of the steps after warm-up,
+in two of them or more. Steps of arms are not counted. The ceiling is measured: the same steps without the
+time of those compilations. For a function that was given up there is none, because its compiled form did
+not run.
+
+Fix
+Keep what changes out of the guards:
+
+```python
+self.register_buffer("step", torch.zeros(()))           # instead of self.step += 1 on a Python number
+model = torch.compile(model, dynamic=True)              # lengths that change
+torch._dynamo.mark_dynamic(batch, 0)                    # or only this dimension
+```
+
+Compile once, outside the loop, and pad lengths to a few sizes where `dynamic=True` is slower.
+
+Fix safety
+Reordered: code for any length may round differently from code for one.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import share_of
+from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Compilation, CompiledFunction, Evidence, ModuleCall, Place
+
+RULE = title_of(__doc__)
+LEAST_SHARE = 0.05  # of the steps after warm-up
+FEWEST_STEPS = 2
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    compilation = evidence.compilation
+    if compilation is None:
+        return []
+    return [
+        _finding(evidence, compilation, function)
+        for function in compilation.functions
+        if function.gave_up or _again(function, compilation)
+    ]
+
+
+def _again(function: CompiledFunction, compilation: Compilation) -> bool:
+    share = share_of(function.late_s, compilation.steps_s)
+    return share is not None and share >= LEAST_SHARE and function.num_late_steps >= FEWEST_STEPS
+
+
+def _finding(evidence: Evidence, compilation: Compilation, function: CompiledFunction) -> Finding:
+    share = None if function.gave_up else share_of(function.late_s, compilation.steps_s)
+    place = function.place or _compiled_call(evidence)
+    figures = [
+        f"compiled {function.num_compiled} times, {show_seconds(function.compile_s)} in all",
+        *(f"a guard failed: {reason}" for reason in function.reasons),
+    ]
+    if function.num_late_steps:
+        figures.append(
+            f"compiled again in {function.num_late_steps} of {compilation.num_steps} steps after warm-up, "
+            f"for {show_seconds(function.late_s)} of {show_seconds(compilation.steps_s)}"
+        )
+    if function.gave_up:
+        message = (
+            f"torch.compile gave up on {function.function} after {function.num_compiled} versions: "
+            "it runs uncompiled"
+        )
+    else:
+        message = (
+            f"{function.function} is compiled again and again: {show_share(share)} of the steps after warm-up"
+        )
+    return RULE.finding(
+        place,
+        message,
+        figures=figures,
+        share=share,
+        ceiling=None if share is None else _ceiling(compilation, share),
+        fix="keep the value that changes out of the guards: a tensor instead of a Python number, "
+        "dynamic=True for lengths, and one torch.compile outside the loop",
+        safety="reordered",
+        no_ceiling="its compiled form did not run, so what it would take is not known"
+        if share is None
+        else None,
+    )
+
+
+def _ceiling(compilation: Compilation, share: float) -> Ceiling:
+    mean_s = compilation.steps_s / max(1, compilation.num_steps)
+    speedup = 1 / (1 - share)
+    return Ceiling(step_s=mean_s / speedup, speedup=speedup, kind="compilation", job_speedup=speedup)
+
+
+def _compiled_call(evidence: Evidence) -> Place | None:
+    """The call of the model, where the compiled function is a library's."""
+    calls = [call for call in evidence.module_calls if call.training and call.has_parameters]
+    found: ModuleCall | None = max(calls, key=lambda call: call.host_s or 0.0, default=None)
+    return found.place if found is not None else None
