@@ -110,9 +110,22 @@ def loading_s(found: Counterfactual, evidence: Evidence) -> float:
 
 
 def arm_at(evidence: Evidence, kind: str, place: Place | None) -> Counterfactual | None:
-    """The arm of a kind at a place: that of the fewest lines, then the fastest."""
+    """The arm of a kind at a place: that of the fewest lines, then the fastest.
+
+    A line in a loop is meant with its loop, which a fix takes away: what one pass of it costs alone is less.
+    """
     held = [found for found in evidence.counterfactuals if found.kind == kind and concerns(found, place)]
-    return min(held, key=lambda found: (num_lines(found), -found.speedup), default=None)
+    header = _innermost_loop(evidence, place) if kind in OF_LINES else None
+    with_loop = [found for found in held if header is not None and holds(found, header)]
+    return min(with_loop or held, key=lambda found: (num_lines(found), -found.speedup), default=None)
+
+
+def _innermost_loop(evidence: Evidence, place: Place | None) -> Place | None:
+    """The first line of the loop around a place; None where there is none, or none was seen."""
+    if place is None or evidence.stacks is None:
+        return None
+    headers = evidence.stacks.loops.get(str(place), ())
+    return replace(place, line=headers[-1]) if headers else None
 
 
 def concerns(found: Counterfactual, place: Place | None) -> bool:

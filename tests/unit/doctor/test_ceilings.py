@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.doctor import ceilings
-from flatout.measure.evidence import ArmNotRun, Episode
+from flatout.measure.evidence import ArmNotRun, Episode, Stacks
 
 seconds = st.floats(min_value=0, max_value=1e6)
 
@@ -158,3 +160,15 @@ def test_a_ceiling_of_the_job_alone_leaves_the_step_as_it_is(made):
     ceiling = ceilings.without_episode(made.evidence(), 0.8)
     assert (ceiling.speedup, ceiling.job_speedup) == (1.0, pytest.approx(5.0))
     assert ceilings.for_the_job(made.evidence(), ceiling) == ceiling
+
+
+def test_a_line_in_a_loop_is_judged_with_its_loop(made):
+    """One creation of a thousand is dear only with the loop that repeats it, and the fix takes both away."""
+    line = made.counterfactual("knock-out", 0.9, line=31)
+    loop = made.counterfactual("knock-out", 8.0, line=29, last_line=33)
+    function = made.counterfactual("knock-out", 9.0, line=20, last_line=40)
+    stacks = Stacks(num_steps=1, samples_by_phase={}, paths=(), loops={"train.py:31": (5, 29)})
+    job = made.evidence(counterfactuals=(line, loop, function), stacks=stacks)
+    assert ceilings.prove(job, ("knock-out",), place=made.place(31)).ceiling.arm == loop.label
+    alone = dataclasses.replace(job, counterfactuals=(line,))
+    assert ceilings.prove(alone, ("knock-out",), place=made.place(31)).refuted
