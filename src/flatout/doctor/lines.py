@@ -15,7 +15,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place, Site, SiteKind
 
-FEWEST_STEPS, NUM_RESAMPLES = 3, 1000
+FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
@@ -104,10 +104,13 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
     """The share of an ordinary step that a line's calls hold, never above that of their phases.
 
     Timing every call slows a step tenfold and more, and calls themselves a little.  So a line gets its part
-    of each phase's calls, and the phase its share of ordinary steps.
+    of each phase's calls, and the phase its share of ordinary steps.  Where there was no time for that, the
+    looks at the stack give the same without the backward pass.
     """
     shares, means = phase_shares(evidence), phase_means(evidence)
-    if not evidence.attributed_calls_s or not shares or line.host_s is None:
+    if line.total_s is None:
+        return _share_of_looks(evidence, line, shares)
+    if not evidence.attributed_calls_s or not shares:
         return share_of(line.total_s, evidence.attributed_step_s)
     held = {**line.phases_s, "backward": line.phases_s.get("backward", 0.0) + (line.backward_s or 0.0)}
     within = {**evidence.attributed_calls_s, "backward": evidence.attributed_backward_s or 0.0}
@@ -117,6 +120,24 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
         if seconds > 0 and max(within.get(phase, 0.0), means.get(phase, 0.0)) > 0
     )
     return min(sum(parts), MOST)
+
+
+def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]) -> float | None:
+    """A line's part of the looks at each phase, and the phase its share of ordinary steps."""
+    stacks, here = evidence.stacks, (line.place.file, line.place.line)
+    if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
+        return None
+    held = [path for path in stacks.paths if path.places and _line(path.places[-1]) == here]
+    parts = (
+        path.samples / stacks.samples_by_phase[path.phase] * shares.get(path.phase, 0.0)
+        for path in held
+        if stacks.samples_by_phase.get(path.phase)
+    )
+    return min(sum(parts), MOST)
+
+
+def _line(place: Place) -> tuple[str, int]:
+    return place.file, place.line
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
@@ -133,6 +154,8 @@ def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
 
 def timing(evidence: Evidence, line: CodeLine) -> str:
     """The seconds a line's calls take, beside the step they were taken from."""
+    if line.total_s is None:
+        return "how long its calls take was not timed; its share is of the looks at the stack"
     step = show_seconds(evidence.attributed_step_s)
     words = f"{show_seconds(line.total_s)} of a step of {step} while calls were timed"
     share = line_share(evidence, line)

@@ -13,6 +13,7 @@ from flatout.doctor.lines import (
     show_ops,
     timing,
 )
+from flatout.measure.evidence import StackPath, Stacks
 
 
 def test_operations_of_one_line_are_summed(made):
@@ -107,3 +108,20 @@ def test_a_share_has_an_interval_over_the_attributed_steps(made):
     once = dataclasses.replace(line, steps_s=(0.01,))
     assert share_interval(0.1, once) is None
     assert "such steps" not in timing(evidence, once)
+
+
+def test_where_no_call_was_timed_the_looks_at_the_stack_give_the_share(made):
+    site = made.site("row", host_s=None)
+    stacks = Stacks(
+        num_steps=4,
+        samples_by_phase={"forward": 80, "backward": 120},
+        paths=(
+            StackPath(phase="forward", places=(made.place(9), site.place), samples=60),
+            StackPath(phase="backward", places=(made.place(9),), samples=120),
+        ),
+    )
+    evidence = made.evidence(sites=(site,), stacks=stacks)
+    (line,) = lines_of([site])
+    assert line_share(evidence, line) == pytest.approx(0.75 * 0.4)
+    assert "not timed" in timing(evidence, line)
+    assert line_share(made.evidence(sites=(site,)), line) is None
