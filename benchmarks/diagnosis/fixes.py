@@ -133,6 +133,11 @@ ONE_GATHER = '''
 '''
 
 
+def needs_workers(rule: str) -> bool:
+    """Whether the mended script depends on the number of workers that a diagnosis advises."""
+    return any("WORKERS" in new for _old, new in FIXES.get(rule, ()))
+
+
 def mended(rule: str, *, workers: int = 2) -> str:
     """The text of a planted script without its fault."""
     folder = PLANTED / rule

@@ -27,10 +27,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from aa import intervals_of_nothing  # noqa: E402
-from fixes import DARKROOM, PLANTED, darkroom_with_one_gather, mended  # noqa: E402
+from fixes import DARKROOM, PLANTED, ROOT, darkroom_with_one_gather, mended, needs_workers  # noqa: E402
 from table import goals, ordered, print_table  # noqa: E402
 from twins import Gain, Job, compare  # noqa: E402
 
@@ -42,7 +44,6 @@ from flatout.measure.evidence_file import load_evidence, save_evidence  # noqa: 
 
 # What costs memory and no time has no ceiling.
 WITHOUT_CEILING = ("graph_retained_across_steps",)
-SECONDS = 60.0  # for one diagnosis of a planted script; most need less
 DARKROOM_SECONDS = 120.0
 
 
@@ -62,47 +63,90 @@ score = _load_scorer()
 # Recording
 
 
-def record(folder: Path, rules: Sequence[str], *, clean: bool, darkroom: bool, together: int) -> None:
+def record(folder: Path, rules: Sequence[str], options: argparse.Namespace) -> None:
     """Diagnose each planted script, then let it and its mended form take turns."""
-    gains: dict[str, dict[str, Any]] = {}
-    device = "cpu"
+    folder.mkdir(parents=True, exist_ok=True)
     for rule in rules:
         began_s = time.monotonic()
-        evidence, findings = score.diagnose_live(PLANTED / rule / "planted.py", seconds=SECONDS)
-        device = score.slug(evidence)
-        save_evidence(evidence, _recording(folder, rule, "planted", device))
-        if rule not in WITHOUT_CEILING:
-            gains[rule] = asdict(real_gain(rule, workers=_workers(rule, findings, evidence)))
-        _say(f"{rule}: {time.monotonic() - began_s:.0f} s")
-    if clean:  # these are judged by their silence alone, so some run at once
+        try:
+            with Pair(rule) as pair:
+                _record_planted(folder, pair, seconds=options.seconds)
+            _say(f"{rule}: {time.monotonic() - began_s:.0f} s")
+        except Exception as error:  # noqa: BLE001 - one pair that fails does not cost the others
+            _say(f"{rule}: {error}")
+    if not options.no_clean:  # these are judged by their silence alone, so some run at once
 
         def save_clean(rule: str) -> None:
-            evidence, _findings = score.diagnose_live(PLANTED / rule / "clean.py", seconds=SECONDS)
-            save_evidence(evidence, _recording(folder, rule, "clean", device))
-            _say(f"{rule}: clean")
+            try:
+                evidence, _findings = score.diagnose_live(
+                    PLANTED / rule / "clean.py", seconds=options.seconds
+                )
+                save_evidence(evidence, _recording(folder, rule, "clean", score.slug(evidence)))
+                _say(f"{rule}: clean")
+            except Exception as error:  # noqa: BLE001
+                _say(f"{rule}: clean: {error}")
 
-        with ThreadPoolExecutor(together) as pool:
+        with ThreadPoolExecutor(options.together) as pool:
             list(pool.map(save_clean, rules))
-    if darkroom:
-        size = "small" if device == "cpu" else "full"
+    if not options.no_darkroom and options.only is None:
         began_s = time.monotonic()
+        size = "full" if torch.cuda.is_available() else "small"
+        script = (DARKROOM / "train.py").relative_to(ROOT)
         evidence, _findings = score.diagnose_live(
-            DARKROOM / "train.py", "--size", size, seconds=DARKROOM_SECONDS, whole_folder=True
+            script, "--size", size, seconds=DARKROOM_SECONDS, folder=ROOT
         )
-        save_evidence(evidence, folder / f"darkroom_{device}.json")
-        gains["darkroom"] = asdict(real_gain_of_darkroom(size))
+        save_evidence(evidence, folder / f"darkroom_{score.slug(evidence)}.json")
+        _note_gain(folder, score.slug(evidence), "darkroom", real_gain_of_darkroom(size))
         _say(f"darkroom: {time.monotonic() - began_s:.0f} s")
+
+
+def _record_planted(folder: Path, pair: Pair, *, seconds: float) -> None:
+    evidence, findings = score.diagnose_live(PLANTED / pair.rule / "planted.py", seconds=seconds)
+    device = score.slug(evidence)
+    save_evidence(evidence, _recording(folder, pair.rule, "planted", device))
+    if pair.rule not in WITHOUT_CEILING:
+        _note_gain(folder, device, pair.rule, pair.gain(workers=_workers(pair.rule, findings, evidence)))
+
+
+def _note_gain(folder: Path, device: str, name: str, gain: Gain) -> None:
     path = folder / f"gains_{device}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, **gains}, indent=1) + "\n")
+    path.write_text(json.dumps({**known, name: asdict(gain)}, indent=1) + "\n")
 
 
-def real_gain(rule: str, *, workers: int = 2) -> Gain:
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
-        (work / "planted.py").write_text((PLANTED / rule / "planted.py").read_text())
-        (work / "mended.py").write_text(mended(rule, workers=workers))
-        return compare(Job(work / "planted.py"), Job(work / "mended.py"))
+class Pair:
+    """A planted script and its mended form, started before they are needed: they wait at their first step."""
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        self._folder = tempfile.TemporaryDirectory()
+        self._work = Path(self._folder.name)
+        self._is_timed = rule not in WITHOUT_CEILING
+        self._slow: Job | None = None
+        self._fast: Job | None = None
+
+    def __enter__(self) -> Pair:
+        (self._work / "planted.py").write_text((PLANTED / self.rule / "planted.py").read_text())
+        if self._is_timed:
+            self._slow = Job(self._work / "planted.py")
+            if not needs_workers(self.rule):
+                self._fast = self._mended(2)
+        return self
+
+    def __exit__(self, *_unused: object) -> None:
+        for job in (self._slow, self._fast):
+            if job is not None:
+                job.end()
+        self._folder.cleanup()
+
+    def gain(self, *, workers: int) -> Gain:
+        self._fast = self._fast or self._mended(workers)
+        assert self._slow is not None
+        return compare(self._slow, self._fast)
+
+    def _mended(self, workers: int) -> Job:
+        (self._work / "mended.py").write_text(mended(self.rule, workers=workers))
+        return Job(self._work / "mended.py")
 
 
 def real_gain_of_darkroom(size: str) -> Gain:
@@ -196,7 +240,7 @@ def _speaks_of(finding: Finding, rule: str) -> bool:
 
 def rules_of(only: str | None) -> list[str]:
     found = sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
-    return [rule for rule in found if only is None or only.replace("-", "_") == rule]
+    return [rule for rule in found if only is None or rule in only.replace("-", "_").split(",")]
 
 
 def _say(message: str) -> None:
@@ -207,40 +251,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="RULE", help="one planted rule")
+    parser.add_argument("--only", metavar="RULE,RULE", help="some folders of tests/planted")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for one diagnosis (default: 60)")
     parser.add_argument("--record", metavar="DIR", type=Path, help="save evidence and real gains there")
     parser.add_argument("--replay", metavar="DIR", type=Path, help="read what was recorded there")
     parser.add_argument("--gains", metavar="DIR", type=Path, help="where gains_*.json lies (default: DIR)")
     parser.add_argument("--no-darkroom", action="store_true", help="the planted scripts alone")
+    parser.add_argument("--darkroom", action="store_true", help="examples/darkroom alone")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean twins out")
     parser.add_argument("--together", type=int, default=1, help="clean twins diagnosed at once (default: 1)")
     parser.add_argument("--aa", type=int, default=100, metavar="N", help="runs of the A/A arm (default: 100)")
+    parser.add_argument("--aa-alone", action="store_true", help="the A/A arm and nothing else")
     parser.add_argument("--save", action="store_true", help="write results/diagnosis-HARDWARE_DATE.json")
     options = parser.parse_args()
-    if options.record is not None:
-        options.record.mkdir(parents=True, exist_ok=True)
-        rules = rules_of(options.only)
-        record(
-            options.record,
-            rules,
-            clean=not options.no_clean,
-            darkroom=not options.no_darkroom and options.only is None,
-            together=options.together,
-        )
-        result = read(options.record)
-    elif options.replay is not None:
+    if options.aa_alone:
+        print(json.dumps(intervals_of_nothing(options.aa)))
+        return
+    if options.replay is not None:
         result = read(options.replay, options.gains)
     else:
         with tempfile.TemporaryDirectory() as name:
-            record(
-                Path(name),
-                rules_of(options.only),
-                clean=not options.no_clean,
-                darkroom=not options.no_darkroom and options.only is None,
-                together=options.together,
-            )
-            result = read(Path(name))
-    if options.aa and options.replay is None:
+            folder = options.record or Path(name)
+            record(folder, [] if options.darkroom else rules_of(options.only), options)
+            result = read(folder)
+    if options.aa and options.replay is None and options.record is None:
         result["aa"] = intervals_of_nothing(options.aa)
     print_table(result)
     print(json.dumps(result))

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 TURNS = Path(__file__).with_name("turns.py")
-START_LIMIT_S = 120
+LIMIT_S = 300  # a job that hangs is ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,9 @@ class Job:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        self._limit = threading.Timer(LIMIT_S, self.process.kill)
+        self._limit.daemon = True
+        self._limit.start()
 
     def wait_ready(self) -> None:
         if self._pipe(self.process.stdout).readline() != "ready\n":
@@ -59,6 +63,9 @@ class Job:
         return found
 
     def end(self) -> None:
+        if self.process.poll() is not None:
+            return
+        self._limit.cancel()
         self._pipe(self.process.stdin).close()
         try:
             self.process.wait(20)

@@ -247,17 +247,18 @@ class CannotScore(Exception):
 
 
 def diagnose_live(
-    script: Path, *arguments: str, seconds: float = SECONDS, whole_folder: bool = False
+    script: Path, *arguments: str, seconds: float = SECONDS, folder: Path | None = None
 ) -> tuple[Evidence, list[Finding]]:
-    """What `flatout diagnose` says of a script on this machine, alone or with the modules beside it."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--json", "--seconds", f"{seconds:g}"]
-        command = [sys.executable, "-m", "flatout", "diagnose", *options, script.name, *arguments]
-        # One thread per process: with more, a shared machine decides which part of a job is slow.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        work = Path(folder)
-        for file in script.parent.glob("*.py") if whole_folder else [script]:
-            (work / file.name).write_text(file.read_text())
+    """What `flatout diagnose` says of a script on this machine, started in `folder` or a new one."""
+    options = ["--json", "--seconds", f"{seconds:g}"]
+    # One thread per process: with more, a shared machine decides which part of a job is slow.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    with tempfile.TemporaryDirectory() as name:
+        work, path = folder or Path(name), str(script)
+        if folder is None:
+            (work / script.name).write_text(script.read_text())
+            path = script.name
+        command = [sys.executable, "-m", "flatout", "diagnose", *options, path, *arguments]
         done = subprocess.run(
             command, cwd=work, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
