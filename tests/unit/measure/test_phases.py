@@ -382,10 +382,10 @@ def test_dynamo_does_not_see_the_instruments(
     from flatout.measure.run import schedule
 
     monkeypatch.setattr(schedule, "MOST_STACK_STEPS", 2)
-    num_steps = 24  # through every pass
+    num_steps = 40  # through the longest warm-up and every pass
     plain = what_dynamo_did(make, num_steps=num_steps)
     assert plain["counters"]["stats"]["unique_graphs"] == num_graphs
-    options = ObserverOptions(folder=str(HERE.parent), counterfactuals=False)
+    options = ObserverOptions(folder=str(HERE.parent), counterfactuals=False, seconds=600)
     observer = Observer(options, on_finished=lambda: None)
     observer.install()
     try:
