@@ -11,14 +11,13 @@ The layer's library wants its weights in one piece of memory, so they move there
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.clock import Clock, ident
-from flatout.measure.evidence import Place
+from flatout.measure.evidence import Place, Site
 from flatout.measure.lines.function_modes import insert_mode, remove_mode
 from flatout.measure.patches import Patches
 from flatout.measure.phases import has_compiled
@@ -182,15 +181,20 @@ def _build_layer(calls: CellCalls) -> str | None:
 
 def propose(context: ArmContext) -> Iterable[Arm]:
     """Lines that call a recurrent cell many times in a step."""
-    calls: defaultdict[Place, float] = defaultdict(float)
-    seconds: defaultdict[Place, float] = defaultdict(float)
-    for site in context.sites:
-        if site.kind == "cell":
-            calls[site.place] += site.calls_per_step
-            seconds[site.place] += (site.host_s or 0.0) + (site.backward_s or 0.0)
-    for place, num in calls.items():
-        share = min(1.0, seconds[place] / context.step_s)
-        if num >= LEAST_CALLS and share >= LEAST_SHARE:
+    cells = [site for site in context.sites if site.kind == "cell"]
+    for place in dict.fromkeys(site.place for site in cells):
+        here = [site for site in cells if site.place == place]
+        share = _share(here, context)
+        if sum(site.calls_per_step for site in here) >= LEAST_CALLS and share >= LEAST_SHARE:
             arm = LibraryRecurrence(context.user_code, context.clock, place=place, suspicion=share)
             arm.refusal = COMPILED if has_compiled() else None
             yield arm
+
+
+def _share(cells: list[Site], context: ArmContext) -> float:
+    """Of the step; of all that the model takes, where there was no time to time its calls."""
+    if context.attributed_step_s and any(site.host_s is not None for site in cells):
+        seconds = sum((site.host_s or 0.0) + (site.backward_s or 0.0) for site in cells)
+        return min(1.0, seconds / context.attributed_step_s)
+    model_s = sum(context.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
+    return min(1.0, model_s / context.step_s)

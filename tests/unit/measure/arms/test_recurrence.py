@@ -183,13 +183,16 @@ def test_computed_weights_and_missing_cells_are_refused(arm: LibraryRecurrence, 
 
 
 def test_a_line_that_calls_a_cell_many_times_is_proposed(context: Any) -> None:
-    def site(calls: float, host_s: float) -> Site:
+    def site(calls: float, host_s: float | None) -> Site:
         place = Place(file="model.py", line=16)
+        backward_s = None if host_s is None else 0.2
         return Site(
             kind="cell", op="lstm_cell", place=place, via="torch/nn/modules/rnn.py:1", calls_per_step=calls,
-            host_s=host_s, backward_s=0.2,
+            host_s=host_s, backward_s=backward_s,
         )  # fmt: skip
 
-    (arm,) = propose(context(sites=(site(48, 0.3),)))
-    assert (arm.label, arm.suspicion) == ("library-recurrence model.py:16", 0.5)
-    assert not list(propose(context(sites=(site(3, 0.3),))))
+    (arm,) = propose(context(sites=(site(48, 0.3),), attributed_step_s=2.0))
+    assert (arm.label, arm.suspicion) == ("library-recurrence model.py:16", 0.25)
+    assert not list(propose(context(sites=(site(3, 0.3),), attributed_step_s=2.0)))
+    untimed = context(sites=(site(48, None),), phases_s={"forward": 0.3, "backward": 0.4})
+    assert [arm.suspicion for arm in propose(untimed)] == [0.7]
