@@ -18,12 +18,20 @@ def ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many rows keep each promise, with the names of those that do not."""
+    """How many rows keep each promise, with the names of those that do not.
+
+    A row whose two intervals leave room for the promise is marked with a question mark.
+    """
     known = [row for row in rows if row["ceiling"] is not None]
     treated = [row for row in known if row["arm"] in TREATMENTS]
-    above = [row["name"] for row in known if row["real"] > MOST_ABOVE * row["ceiling"]]
-    below = [row["name"] for row in known if row["real"] < row["ceiling"] / MOST_BELOW]
-    off = [row["name"] for row in treated if abs(row["ceiling"] / row["real"] - 1) > TREATMENT_WITHIN]
+    above = [_named(row, "real_low", "high", MOST_ABOVE) for row in known if _ratio(row) > MOST_ABOVE]
+    below = [_named(row, "low", "real_high", MOST_BELOW) for row in known if 1 / _ratio(row) > MOST_BELOW]
+    off = [
+        _named(row, *ends, 1 + TREATMENT_WITHIN)
+        for row in treated
+        for ends in [("real_low", "high") if _ratio(row) > 1 else ("low", "real_high")]
+        if abs(1 / _ratio(row) - 1) > TREATMENT_WITHIN
+    ]
     return {
         "rows": len(rows),
         "with_ceiling": len(known),
@@ -33,6 +41,17 @@ def goals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "treatments_off": off,
         "without_ceiling": [row["name"] for row in rows if row["ceiling"] is None],
     }
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    return float(row["real"] / row["ceiling"])
+
+
+def _named(row: dict[str, Any], larger: str, smaller: str, most: float) -> str:
+    """The row's name, marked where the ends of its intervals that are nearest keep the promise."""
+    if row.get(larger) is None or row.get(smaller) is None:
+        return str(row["name"])
+    return str(row["name"]) + ("" if row[larger] > most * row[smaller] else "?")
 
 
 def print_table(result: dict[str, Any]) -> None:
