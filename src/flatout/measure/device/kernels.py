@@ -157,7 +157,11 @@ def summarise_device(
     step_s: float,
     has_optimizer: bool,
 ) -> Kernels:
-    """Kernels of a recording that lasted `window_ns`."""
+    """Kernels of a recording that lasted `window_ns`.
+
+    A host that runs ahead has asked for all its steps before the GPU has run them: a step takes as long as
+    the slower of the two.
+    """
     engine = device.named(lambda name: name.startswith(("Memcpy", "Memset")))
     kernels, copies = device.only(~engine), device.only(device.named(lambda name: name.startswith("Memcpy")))
     starts, ends = merged(kernels.start_ns, kernels.end_ns)
@@ -167,7 +171,7 @@ def summarise_device(
     kind = optimizer_kind(kernels.names) if has_optimizer else None
     return Kernels(
         num_steps=num_steps,
-        step_s=step_s,
+        step_s=max(step_s, window_ns / 1e9 / num_steps),
         busy_share=min(1.0, busy_ns / window_ns) if window_ns > 0 else None,
         num_kernels=len(kernels) / num_steps,
         median_kernel_s=float(np.median(kernels.end_ns - kernels.start_ns)) / 1e9 if len(kernels) else None,

@@ -26,6 +26,7 @@ from flatout.measure.evidence import (
     Precision,
     Site,
     Stacks,
+    Step,
 )
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
@@ -86,7 +87,7 @@ class Assembly:
             kernels=tools.kernels,
             memory=tools.memory,
             stacks=tools.stacks,
-            episodes=_episodes(observer, loaders),
+            episodes=_episodes(observer, loaders, steps),
             counterfactuals=counterfactuals,
             arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
             compilation=observer.compilation.evidence(
@@ -147,7 +148,9 @@ def _with_lines(loaders: tuple[Loader, ...], stacks: Stacks | None) -> tuple[Loa
     return tuple(replace(each, lines=lines) if each is trained[0] else each for each in loaders)
 
 
-def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode, ...]:
+def _episodes(
+    observer: Observer, loaders: tuple[Loader, ...], steps: tuple[Step, ...]
+) -> tuple[Episode, ...]:
     lookout, rows = observer.lookout, observer.rows
     trained = [loader for loader in loaders if loader.trains and loader.num_batches]
     num_batches = sum(row.num_batches for row in rows if row.arm == "real" and not row.epoch_start)
@@ -163,6 +166,7 @@ def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode,
         steps_per_epoch=steps_per_epoch,
         started_at_s=lookout.started_at_s,
         has_loader=any(loader.trains for loader in loaders),
+        seconds={step.index: step.step_s for step in steps if step.device_phases_s is not None},
     )
 
 

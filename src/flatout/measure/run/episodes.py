@@ -16,7 +16,7 @@ import bisect
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -86,11 +86,16 @@ def find_episodes(
     steps_per_epoch: float | None,
     started_at_s: float,
     has_loader: bool,
+    seconds: Mapping[int, float] | None = None,
 ) -> tuple[Episode, ...]:
-    """Episodes of a run, those that cost most per step first; those paid once come last."""
+    """Episodes of a run, those that cost most per step first; those paid once come last.
+
+    `seconds` are what steps took on the GPU's clock, by their index: a host that waits for work it asked for
+    long ago holds nothing up.
+    """
     looks = list(looks)
     counted = [row for row in rows if row.arm in COUNTED]
-    long = list(_long_steps(counted))
+    long = list(_long_steps(counted, seconds or {}))
     found: list[Episode] = []
     if long:
         lined_up = _LinedUp(looks)
@@ -112,24 +117,26 @@ def find_episodes(
 # -- long steps
 
 
-def _long_steps(rows: Sequence[StepRow]) -> Iterator[LongStep]:
+def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterator[LongStep]:
+    def took_s(row: StepRow) -> float:
+        return seconds.get(row.index, row.host_s)
+
+    def work_s(row: StepRow) -> float:
+        """Loaders with several workers wait in bursts, which belong to the typical step."""
+        return took_s(row) - row.totals[WAIT]
+
     starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
     for arm in dict.fromkeys(row.arm for row in rows):
         of_arm = [row for row in rows if row.arm == arm]
         if len(of_arm) < FEWEST:
             continue
-        usual_s = median(row.host_s for row in of_arm)
-        usual_work_s = median(_work_s(row) for row in of_arm)
+        usual_s = median(map(took_s, of_arm))
+        usual_work_s = median(map(work_s, of_arm))
         usual_calls = median(row.num_forwards for row in of_arm)
         for row in of_arm:
-            begins = row.epoch_start and not starts_count and row.host_s > LEAST_EPOCH_START * usual_s
-            if begins or _work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
-                yield LongStep(row, row.host_s - usual_s, row.num_forwards > usual_calls)
-
-
-def _work_s(row: StepRow) -> float:
-    """Loaders with several workers wait in bursts, which belong to the typical step."""
-    return row.host_s - row.totals[WAIT]
+            begins = row.epoch_start and not starts_count and took_s(row) > LEAST_EPOCH_START * usual_s
+            if begins or work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
+                yield LongStep(row, took_s(row) - usual_s, row.num_forwards > usual_calls)
 
 
 class _LinedUp:

@@ -48,6 +48,7 @@ def test_a_step_on_a_device() -> None:
     kernels = summarise_device(
         timeline(DEVICE), timeline(HOST), window_ns=1000, num_steps=1, step_s=1e-6, has_optimizer=True
     )
+    assert kernels.step_s == pytest.approx(1e-6)
     assert kernels.busy_share == pytest.approx(0.3)
     assert kernels.gap_s == pytest.approx(700e-9)
     assert kernels.num_kernels == 3
@@ -56,6 +57,10 @@ def test_a_step_on_a_device() -> None:
     assert kernels.sync_gap_s == pytest.approx((200 - 120 + 700 - 450) * 1e-9)
     assert kernels.by_category_s == pytest.approx({"copy": 70e-9, "matmul": 100e-9, "elementwise": 250e-9})
     assert kernels.matmul_s_by_dtype == pytest.approx({"fp32": 100e-9})
+    ahead = summarise_device(
+        timeline(DEVICE), timeline(HOST), window_ns=1000, num_steps=1, step_s=1e-7, has_optimizer=True
+    )
+    assert ahead.step_s == pytest.approx(1e-6)  # the host ran ahead of the GPU
     assert kernels.top[0].name == ADD and kernels.top[0].calls_per_step == 2
     (copy,) = kernels.copies
     assert (copy.kind, copy.calls_per_step, copy.bytes_per_step) == ("HtoD pageable", 1, 4096)

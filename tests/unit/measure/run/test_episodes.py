@@ -97,6 +97,12 @@ def test_what_was_seen_once_is_not_spread() -> None:
     assert (found.times, found.per_step_s) == (1, None)
 
 
+def test_a_host_that_waits_for_a_busy_gpu_holds_nothing_up() -> None:
+    run = evaluated(10, 3)
+    on_the_gpu = {row.index: STEP_S for row in run.rows}
+    assert run.episodes(seconds=on_the_gpu) == ()
+
+
 def test_two_causes_in_one_step_share_its_time_by_their_looks() -> None:
     run = evaluated(10, 2)
     for row in [row for row in run.rows if row.num_forwards > 1]:
