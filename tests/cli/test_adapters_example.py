@@ -40,8 +40,8 @@ def test_the_config_runs_all_phases_and_learns(encoder: Path, tmp_path: Path) ->
     given = read_settings(FOLDER / "generated.yaml")
     assert set(make_settings(given).tasks) == set(known_tasks())
     given |= {"model": str(encoder), "out": str(tmp_path / "run")}
-    given["phase1"] |= {"steps": 40, "evaluate_every": 20}
-    given["phase3"] |= {"steps": 6, "evaluate_every": 3}
+    given["phase1"] |= {"steps": 24, "evaluate_every": 24}
+    given["phase3"] |= {"steps": 4, "evaluate_every": 4}
     outcome = verbs.train(given)
     assert [phase.finished for phase in outcome.status.phases] == [True, True, True]
     adapters, router = outcome.status.phases[0].progress, outcome.status.phases[1].progress["router"]

@@ -74,8 +74,8 @@ def unobserved(*command: str, code: int = 0) -> str:
 
 
 def arms(evidence: Evidence) -> set[str]:
-    """What was run; whether a statement of the script was worth leaving out is a matter of time."""
-    return {step.arm for step in evidence.steps} - {"without"}
+    """What of ARMS was run; whether another arm was worth proposing is a matter of time."""
+    return {step.arm for step in evidence.steps} & ARMS
 
 
 def the_loader(evidence: Evidence) -> Loader:
