@@ -5,6 +5,7 @@ Functions come first; where one gains, the blocks inside it follow.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from flatout.measure.arms.knock_out.kept_results import KeptResults
 
 MOST_ALWAYS = 8  # blocks of one function
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +69,32 @@ class FunctionBlock(KnockOut):
         super().__init__(context, shares, place, block, suspicion=suspicion)
         self.parent = parent
         self._function = function
+        self._name = f"{KNOCK_OUT}_{next(_numbers)}"
         self._code: CodeType | None = None
         self._before: list[tuple[FunctionType, CodeType]] = []
 
     def put_in(self, results: KeptResults) -> None:
         try:
-            code = self._code = self._code or rewritten(self._function.code, self._function.path, self._block)
+            code = self._code = self._code or self._rewritten()
         except CannotRewrite as error:
             self.refusal = str(error)
             return
         for function in self._function.functions:
             self._before.append((function, function.__code__))
-            function.__globals__[KNOCK_OUT] = results
+            function.__globals__[self._name] = results
             function.__code__ = code
 
     def take_out(self) -> None:
+        """Put the functions' own code back; a call under way, or another thread, still runs the new one."""
         for function, code in self._before:
             function.__code__ = code
-            function.__globals__.pop(KNOCK_OUT, None)
         self._before.clear()
+
+    def _rewritten(self) -> CodeType:
+        """The code with a switch of its own, because it may run on while another arm is tried."""
+        code = rewritten(self._function.code, self._function.path, self._block)
+        names = (self._name if name == KNOCK_OUT else name for name in code.co_names)
+        return code.replace(co_names=tuple(names))
 
     def refine(self) -> Iterable[Arm]:
         return propose_blocks(self._context, self._shares, self._function, self._block, parent=self.label)

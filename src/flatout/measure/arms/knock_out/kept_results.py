@@ -66,6 +66,7 @@ class KeptResults:
         self.number = number  # of the switch that it stands for
         self._owner, self._on_begin, self._on_end = owner, on_begin, on_end
         self._on_fall_back = on_fall_back
+        self.is_on = True  # False once the steps without the block are over
         self.giving = False
         self.failure: str | None = None
         self.num_bytes = 0  # of the inputs and results of one step
@@ -97,7 +98,7 @@ class KeptResults:
 
     def is_free(self) -> bool:
         """Whether the block's results are known, so that it need not run."""
-        if ident() != self._owner() or self.failure is not None:
+        if not self.is_on or ident() != self._owner() or self.failure is not None:
             return False
         if self._under_way:  # the block calls its own function
             self._under_way.append(None)

@@ -79,6 +79,7 @@ class KnockOut(Arm):
         self.suspicion, self.refusal = suspicion, block.refusal
         self._on_one_batch: bool | None = None  # decided with the first block
         self._results: KeptResults | None = None
+        self._num_idle = 0  # steps of the arm in which the block did not run
         self._patches = Patches()
         self._count: Any = None
         self._flops: float | None = None
@@ -111,7 +112,9 @@ class KnockOut(Arm):
             self._on_one_batch = self._shares.are_ragged
         results = self._results = self._results or self._make_results()
         results.giving = not results.is_empty
+        results.is_on = True
         results.reset()
+        self._num_idle = 0
         self.put_in(results)
         self._patches.on_undo(keep_random_state())
         keep_gradients(self._context.optimizers, self._patches)
@@ -124,7 +127,9 @@ class KnockOut(Arm):
         if results.failure is not None:
             self.refusal = results.failure
         elif results.num_calls == 0:
-            self.refusal = "it did not run in a step"
+            self._num_idle += 1  # behind the step's end the old code runs on, until the next call
+            if self._num_idle > 1:
+                self.refusal = "it did not run in a step"
         elif not results.giving:
             results.giving = True
             self._set_roofline(results)
@@ -134,6 +139,8 @@ class KnockOut(Arm):
 
     def end(self) -> None:
         self.take_out()
+        if self._results is not None:
+            self._results.is_on = False
         self._stop_counting()
         self._patches.undo()
         if self._results is not None and self._results.num_bytes > MOST_KEPT_BYTES:

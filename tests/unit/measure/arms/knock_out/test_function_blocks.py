@@ -7,13 +7,18 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from flatout.measure.arms.knock_out import function_blocks
-from flatout.measure.arms.knock_out.rewrite import KNOCK_OUT
+from flatout.measure.arms.knock_out.blocks import find_function, inner_blocks, whole_block
+from flatout.measure.arms.knock_out.function_blocks import FunctionBlock, UserFunction
+from flatout.measure.arms.knock_out.knock_out import Shares
+from flatout.measure.arms.knock_out.rewrite import parse_file
+from flatout.measure.clock import Clock
 from flatout.measure.evidence import Counterfactual, Evidence
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
@@ -84,7 +89,6 @@ def evidence(job: ModuleType) -> Evidence:
     finally:
         observer.remove()
     assert (job.Model.forward.__code__, job.noise.__code__) == codes
-    assert not hasattr(job, KNOCK_OUT)
     return Assembly(command=("job.py",), folder=folder).evidence(observer, Ending("measured", 0))
 
 
@@ -112,3 +116,33 @@ def test_what_trains_is_opened_and_its_statements_tried(evidence: Evidence) -> N
     trains = [label for label, reason in reasons.items() if reason == "it trains, or steps an environment"]
     assert len(trains) == 1
     assert any(each.function == "train_step" for each in evidence.counterfactuals)
+
+
+BEHIND = """
+def train_step(step_end):
+    step_end()
+    total = sum([number for number in range(3)])
+    ran.append(total)
+"""
+
+
+def test_a_block_behind_the_end_of_the_step_runs_on_after_the_last_of_them(tmp_path: Path) -> None:
+    """Steps end inside its function: that goes on with the switch, though the arm is over."""
+    path = tmp_path / "train.py"
+    path.write_text(BEHIND)
+    names: dict[str, Any] = {"ran": []}
+    exec(compile(BEHIND, str(path), "exec"), names)
+    train_step = names["train_step"]
+    code, tree = train_step.__code__, parse_file(str(path))
+    assert tree is not None
+    node = find_function(tree, "train_step", 2)
+    assert node is not None
+    function = UserFunction(code, (train_step,), str(path), "train.py", node, tree)
+    (block,) = [each for each in inner_blocks(node, whole_block(node, tree), tree) if each.first_line == 4]
+    context: Any = SimpleNamespace(clock=Clock(), optimizers=(), device="cpu", stacks=None)
+    arm = FunctionBlock(context, Shares(context), function, block, suspicion=1.0)
+    for end in (arm.begin, arm.step_end, arm.step_end, arm.step_end, arm.end, lambda: None):
+        train_step(end)
+    assert names["ran"] == [3] * 6
+    assert arm.refusal is None
+    assert train_step.__code__ is code
