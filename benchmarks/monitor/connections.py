@@ -1,4 +1,4 @@
-"""What idle connections and too many streams do to the page: 515 that say nothing, 250 that follow at once.
+"""What strangers do to the page and the list: 515 connections that say nothing, 250 streams, hostile folders.
 
     python benchmarks/monitor/connections.py [--idle 515] [--streams 250] [--save]
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import platform
@@ -25,6 +26,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+
+from flatout.ground.runs import create_run, end_run, this_run
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
@@ -116,6 +119,40 @@ def _hears_a_sample(connection: socket.socket) -> bool:
     return True
 
 
+def hostile_part() -> dict[str, Any]:
+    """The time to list a folder of runs with some that are damaged on purpose, and without those."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for number in range(20):
+            good = create_run(this_run(f"good-{number}", time_s=1.7e9 + number), root)
+            end_run(good, time_s=1.7e9 + 60, end="finished", exit_code=0)
+            (good / "raw-000001.jsonl").write_text('{"time_s":1700000001.0}\n' * 100)
+        clean = _list_s(root)
+        text = (good / "run.json").read_text()
+        changes = {
+            "negative": text.replace(f'"pid": {os.getpid()}', '"pid": -5'),
+            "nan": text.replace('"started_s": ', '"started_s": NaN, "x": '),
+            "deep": "[" * 1_000_000,
+            "huge": text + " " * 2**26,
+        }
+        for name, damaged in changes.items():
+            (root / name).mkdir()
+            (root / name / "run.json").write_text(damaged)
+        (root / "pipe").mkdir()
+        os.mkfifo(root / "pipe" / "run.json")
+        (good / "raw-000002.jsonl.gz").write_bytes(gzip.compress(bytes(2**30), 1))
+        os.mkfifo(good / "raw-000003.jsonl")
+        hostile = _list_s(root)
+        return {"good": 20, "clean_s": clean[0], "hostile_s": hostile[0], "listed": hostile[1]}
+
+
+def _list_s(root: Path) -> tuple[float, int]:
+    start = time.monotonic()
+    command = [sys.executable, "-m", "flatout", "watch", "--list", "--json", "--log", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return time.monotonic() - start, len(json.loads(done.stdout)["runs"])
+
+
 def measure(*, num_idle: int, num_streams: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flatout", "watch", "--web", "--log", folder]
@@ -130,6 +167,7 @@ def measure(*, num_idle: int, num_streams: int) -> dict[str, Any]:
             return {
                 "idle": idle_part(found[0], process, num=num_idle),
                 "streams": streams_part(found[0], process, num=num_streams),
+                "hostile": hostile_part(),
             }
         finally:
             page.terminate()
@@ -160,6 +198,12 @@ def main() -> None:
         f"{streams['asked']} streams: {streams['given']} given, {streams['refused']} refused within "
         f"{streams['answered_within_s']:.2f} s; {streams['hear_samples']} hear samples; "
         f"the page answers {streams['page_status']}, and grew by {streams['grown_bytes'] / 1e6:.1f} MB"
+    )
+    hostile = result["hostile"]
+    print(
+        f"{hostile['good']} runs among hostile ones: {hostile['listed']} listed in "
+        f"{hostile['hostile_s']:.2f} s; "
+        f"without the hostile ones in {hostile['clean_s']:.2f} s"
     )
     print(json.dumps(result))
     if options.save:

@@ -58,7 +58,8 @@ def test_a_process_that_reports_is_met_at_its_channel(tmp_path: Path, runs: Path
 
 
 def test_a_launcher_is_watched_at_the_first_rank_that_it_started(tmp_path: Path, runs: Path) -> None:
-    job = "import flatout; list(flatout.watch(range(3), line=False)); print('reported', flush=True); input()"
+    job = "import flatout, os; list(flatout.watch(range(3), line=False))\n"
+    job += "os.write(1, b'reported\\n'); input()"  # one call for the line: two processes share the pipe
     launcher = (
         "import os, subprocess, sys\n"
         "for rank in '10':\n"
