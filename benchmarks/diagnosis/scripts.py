@@ -193,29 +193,22 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="sizes for a large GPU")
     parser.add_argument("--save", action="store_true", help="write results/scripts_HARDWARE_DATE.json")
     options = parser.parse_args()
-    results = []
-    for name in CAUSES:
-        if options.only is None or name.removesuffix(".py") in options.only:
-            results.append(
-                study(name, seconds=options.seconds, large=options.large, turn_s=options.turn_seconds)
-            )
-            print(table(results[-1:]).split("\n", 2)[-1], file=sys.stderr, flush=True)
-    print(table(results))
     import torch
 
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu-{os.cpu_count()}-cores"
-    result = {
-        "benchmark": "scripts",
-        "hardware": hardware,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "scripts": results,
-    }
+    slug = "".join(c if c.isalnum() else "-" for c in hardware.lower())
+    path = HERE / "results" / f"scripts_{slug}_{datetime.date.today().isoformat()}.json"
+    stamp = {"hardware": hardware, "torch": str(torch.__version__), "python": platform.python_version()}
+    result: dict[str, Any] = {"benchmark": "scripts", **stamp, "scripts": []}
+    for name in CAUSES:
+        if options.only is None or name.removesuffix(".py") in options.only:
+            found = study(name, seconds=options.seconds, large=options.large, turn_s=options.turn_seconds)
+            result["scripts"].append(found)
+            print(table([found]).split("\n", 2)[-1], file=sys.stderr, flush=True)
+            if options.save:  # after each, because all of them take half an hour
+                path.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result["scripts"]))
     print(json.dumps(result))
-    if options.save:
-        slug = "".join(c if c.isalnum() else "-" for c in hardware.lower())
-        path = HERE / "results" / f"scripts_{slug}_{datetime.date.today().isoformat()}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
