@@ -46,9 +46,10 @@ def test_the_recorded_source_is_the_source(diagnosis: Diagnosis) -> None:
 def test_both_rules_name_the_true_lines_and_no_other(diagnosis: Diagnosis) -> None:
     found: dict[str, set[int]] = {}
     for finding in diagnosis.findings:
-        assert finding.place is not None
-        assert finding.place.file == MODEL
-        found.setdefault(finding.name, set()).add(finding.place.line)
+        for seen in (finding, *finding.also):
+            assert seen.place is not None
+            assert seen.place.file == MODEL
+            found.setdefault(seen.name, set()).add(seen.place.line)
     expected = guilty_lines()
     assert set(expected) == {"row-indexing-in-loop", "tensor-created-in-loop"}
     assert found == expected
