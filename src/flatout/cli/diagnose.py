@@ -39,7 +39,9 @@ def diagnose(
     keep_running: Annotated[
         bool, switch("--keep-running", "Let the job run on after the measurement; its exit code is kept.")
     ] = False,
-    seconds: Annotated[float, flag("--seconds", "N", "How long the measurement may take.")] = 60.0,
+    seconds: Annotated[
+        float, flag("--seconds", "N", "How long the diagnosis may take, from the job's start.")
+    ] = 60.0,
 ) -> None:
     """Run an unmodified training script and say why its steps are slow.
 

@@ -104,6 +104,7 @@ class Observer:
         self.arms: dict[str, Arm] = {}
         self.rounds: Rounds | None = None
         self.out_of_time = False
+        self._for_arms_s = 0.0  # of the time, whatever the instruments take
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._narrowed.undo()
@@ -299,6 +300,7 @@ class Observer:
         if self.block_number == len(self.blocks) and not late:
             self.blocks += self._next_blocks()
         if self.block_number == len(self.blocks) or late:
+            self._is_late(not self.agreement.shared)
             self.finished = True
             self.on_finished()
         else:
@@ -327,6 +329,7 @@ class Observer:
             self.tools.missing.append("counterfactuals: left out, the training that runs on stays as written")
         if self.warm_up is not None and not self.warm_up.reason:
             self.warm_up.reason = f"the time was up after {len(self.warm_up.steps_s)} steps"
+        self._for_arms_s = (1 - FOR_PASSES) * self.seconds_left
         blocks, left_out = plan_passes(step_s, seconds=self.seconds_left)
         self.tools.missing += [f"{name}: no time was left for this pass" for name in left_out]
         if self.agreement.is_needed and self.options.counterfactuals:
@@ -336,8 +339,8 @@ class Observer:
         return blocks
 
     def _drop_passes(self) -> None:
-        """Leave the second half of the time to the arms, whatever the instruments took."""
-        if self.seconds_left < (1 - FOR_PASSES) * self.options.seconds:
+        """Leave the arms their part of the time, whatever the instruments took."""
+        if self.seconds_left < self._for_arms_s:
             dropped = [block.arm for block in self.blocks[self.block_number :] if block.arm in INSTRUMENTS]
             self.blocks[self.block_number :] = [
                 block for block in self.blocks[self.block_number :] if block.arm not in INSTRUMENTS

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout
 from flatout.measure import PHASES
+from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
@@ -330,6 +331,46 @@ def test_steps_that_fell_back_to_real_batches_are_never_kept() -> None:
     assert {arm.label: arm.reason for arm in evidence.arms_not_run} == {
         "half": "batches of 3 are too small for it"
     }
+
+
+def diagnosed(step: Callable[[], None], **options: Any) -> Evidence:
+    observer = Observer(ObserverOptions(folder=str(HERE.parent), **options), on_finished=lambda: None)
+    observer.install()
+    try:
+        while not observer.finished:
+            step()
+    finally:
+        observer.remove()
+    return Assembly(command=("x",), folder=".").evidence(observer, Ending("measured", 0))
+
+
+def test_when_the_time_is_up_the_fewest_steps_are_measured_and_the_report_says_so() -> None:
+    optimizer = sgd()
+    evidence = diagnosed(lambda: optimizer.step(), seconds=0.0)  # noqa: PLW0108 - looked up when it is called
+    assert [step.arm for step in evidence.steps] == ["warmup"] * 2 + ["real"] * 4
+    assert "the time was up after 2 steps" in (evidence.job.warmup_reason or "")
+    assert any("the time was up (--seconds)" in message for message in evidence.missing)
+    assert {f"{name}: no time was left for this pass" for name in INSTRUMENTS} <= set(evidence.missing)
+
+
+def test_steps_under_which_nothing_is_changed_are_measured_when_asked_for() -> None:
+    class Fails(Arm):
+        kind, label, suspicion = "knock-out", "knock-out x.py:1", 1.0
+
+        def begin(self) -> None:
+            raise ValueError("no such block")
+
+    def work() -> None:
+        optimizer.step()
+        time.sleep(0.002)
+
+    optimizer = sgd()
+    evidence = diagnosed(work, same=True, proposers=(lambda context: [Fails()],))
+    (same,) = evidence.counterfactuals
+    assert (same.kind, same.baseline) == ("same", "real") and same.num_blocks >= 3
+    assert same.speedup_low < 1.3 and same.speedup_high > 0.77
+    (fails,) = evidence.arms_not_run
+    assert fails.reason == "it could not begin: ValueError: no such block"
 
 
 def test_a_forked_process_is_not_observed(observer: Observer) -> None:
