@@ -25,14 +25,19 @@ def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
 
 
 def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
-    tables: dict[str, Callable[[Path], str]] = {"table": ceilings, "goals": goals, "chance": chance}
+    tables: dict[str, Callable[[Path], str]] = {
+        "table": ceilings,
+        "goals": goals,
+        "chance": chance,
+        "scripts": scripts,
+    }
     return re.sub(r"<!-- diagnosis: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
 
 
-def latest(folder: Path) -> list[Result]:
+def latest(folder: Path, subject: str = "diagnosis-") -> list[Result]:
     """The latest result of each hardware; names end in the date, so order is age."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.glob("diagnosis-*.json")):
+    for path in sorted(folder.glob(f"{subject}*.json")):
         found[path.stem.rsplit("_", 1)[0]] = path
     return [json.loads(path.read_text()) for path in found.values()]
 
@@ -94,3 +99,39 @@ def chance(folder: Path) -> str:
         if "aa" in result
     ]
     return "\n".join(lines) or "*Not measured yet.*"
+
+
+def scripts(folder: Path) -> str:
+    """Ordinary scripts: findings, and what mending their causes by hand gained; a table per hardware."""
+    parts = []
+    for result in latest(folder, "scripts_"):
+        rows = ["| script | finding | ceiling | mended by hand | real gain |", "|---|---|--:|---|--:|"]
+        for script in result["scripts"]:
+            rows += _script_rows(script)
+        num_harmed = sum(script["harm"] is not None for script in result["scripts"])
+        num_run = sum("rows" in script for script in result["scripts"])
+        said = f"On {result['hardware']}, {num_run} scripts, {num_harmed or 'none'} of them harmed:"
+        parts.append("\n".join([said, "", *rows]))
+    return "\n\n".join(parts) or "*Not measured yet.*"
+
+
+def _script_rows(script: Result) -> list[str]:
+    name = script["script"].removesuffix(".py")
+    if "rows" not in script:
+        return [f"| {name} | {script.get('skipped') or script['harm']} | | | |"]
+    rows = []
+    for row in script["rows"]:
+        finding = f"{row['finding']}, `{row['place']}`" if row["finding"] else "none"
+        ceiling = _measured(row, "ceiling", "low", "high")
+        if row["finding"] and row["ceiling"] is None and row["share"] is not None:
+            ceiling = f"share {row['share']:.0%}"
+        real = _measured(row, "real", "real_low", "real_high")
+        rows.append(f"| {name} | {finding} | {ceiling} | {row['cause'] or UNKNOWN} | {real} |")
+    return rows
+
+
+def _measured(row: Result, value: str, low: str, high: str) -> str:
+    if row[value] is None:
+        return UNKNOWN
+    interval = f" [{row[low]:.2f}, {row[high]:.2f}]" if row.get(low) and row.get(high) else ""
+    return f"{show_ratio(row[value])}{interval}"

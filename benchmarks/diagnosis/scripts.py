@@ -157,28 +157,21 @@ def row_of(finding: Finding, name: str, gains: dict[str, dict[str, Any]]) -> dic
     return {**row, **gains.get(cause or "", {"real": None, "real_low": None, "real_high": None})}
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """The table of the docs."""
-    lines = ["| script | finding | ceiling | mended by hand | real gain |", "|---|---|--:|---|--:|"]
-    for result in results:
-        script = result["script"].removesuffix(".py")
-        if "rows" not in result:
-            lines.append(f"| {script} | {result.get('skipped') or result['harm']} | | | |")
-            continue
-        for row in result["rows"]:
-            finding = f"{row['finding']} at {row['place']}" if row["finding"] else "none"
-            ceiling = _times(row["ceiling"], row.get("low"), row.get("high"))
-            if row["ceiling"] is None and row["finding"] and row["share"] is not None:
-                ceiling = f"share {row['share']:.0%}"
-            real = _times(row["real"], row["real_low"], row["real_high"])
-            lines.append(f"| {script} | {finding} | {ceiling} | {row['cause'] or ''} | {real} |")
-    return "\n".join(lines)
+def show(result: dict[str, Any]) -> None:
+    """Print a script's rows."""
+    how = result.get("skipped") or result["harm"] or "unharmed"
+    print(f"{result['script']}: {how}, {result['took_s']:.0f} s")
+    for row in result.get("rows", ()):
+        finding = f"{row['finding']} at {row['place']}" if row["finding"] else "no finding"
+        ceiling = _interval(row["ceiling"], row.get("low"), row.get("high"))
+        real = _interval(row["real"], row["real_low"], row["real_high"])
+        print(f"  {finding:44}{ceiling:>22}  {row['cause'] or 'not mended':24}{real:>22}", flush=True)
 
 
-def _times(value: float | None, low: float | None, high: float | None) -> str:
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
-        return ""
-    return f"{value:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "")
+        return "n/a"
+    return f"{value:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "")
 
 
 def main() -> None:
@@ -204,10 +197,9 @@ def main() -> None:
         if options.only is None or name.removesuffix(".py") in options.only:
             found = study(name, seconds=options.seconds, large=options.large, turn_s=options.turn_seconds)
             result["scripts"].append(found)
-            print(table([found]).split("\n", 2)[-1], file=sys.stderr, flush=True)
+            show(found)
             if options.save:  # after each, because all of them take half an hour
                 path.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result["scripts"]))
     print(json.dumps(result))
 
 
