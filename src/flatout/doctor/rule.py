@@ -95,13 +95,14 @@ class Title(NamedTuple):
         fix: str,
         safety: FixSafety,
         observed_share: float | None = None,
+        proved_at: Place | None = None,
     ) -> list[Finding]:
         """A cause of lost time, with what the arms measured at its place; none where they show no gain.
 
         Where the whole of what the cause can hold was seen, such as the wait for a loader, no more than
-        `observed_share` of the step is promised.
+        `observed_share` of the step is promised.  `proved_at` is the arms' place where it is another one.
         """
-        proof = prove(evidence, arms, place=place, observed_share=observed_share)
+        proof = prove(evidence, arms, place=proved_at or place, observed_share=observed_share)
         if proof.refuted:
             return []
         found = self.finding(

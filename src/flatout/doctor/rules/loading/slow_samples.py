@@ -102,6 +102,17 @@ def explains_samples(finding: Finding, other: Finding) -> bool:
     return place is not None and (place.file, place.function) == (other.place.file, other.place.function)
 
 
+def _whole_function(evidence: Evidence, place: Place) -> Place:
+    """The first line of the function, where all of it was left out: the share is the function's."""
+    blocks = [
+        found.place
+        for found in evidence.counterfactuals
+        if found.kind == ARMS[0] and found.place and found.place.file == place.file
+    ]
+    own = [block for block in blocks if block.function == place.function]
+    return min(own, key=lambda block: block.line, default=place)
+
+
 def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float) -> list[Finding]:
     name = f"{hot.place.function}()" if hot.place.function else "the code around this line"
     where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
@@ -121,6 +132,7 @@ def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: flo
         figures=figures,
         share=share,
         observed_share=share,
+        proved_at=_whole_function(evidence, hot.place),
         fix="do this once before training, in one operation instead of a loop, or in a compiled library",
         safety="exact",
     )

@@ -37,6 +37,18 @@ def test_the_function_that_holds_most_is_named_at_its_heaviest_line(made):
     assert "55 of 100 looks" in finding.evidence[0]
 
 
+def test_the_whole_function_is_what_is_left_out(made):
+    """Its share is the function's, so the ceiling is not that of one of its lines."""
+    function = made.place(18, function="Samples.__getitem__")
+    whole = made.counterfactual("knock-out", 2.2, line=18, last_line=24, place=function)
+    part = made.counterfactual(
+        "knock-out", 1.4, line=20, last_line=21, place=dataclasses.replace(function, line=20)
+    )
+    job = fetching(made, line(made, 20, 60), line(made, 23, 40))
+    (finding,) = detect(dataclasses.replace(job, counterfactuals=(*job.counterfactuals, part, whole)))
+    assert (finding.place.line, finding.ceiling.speedup) == (20, pytest.approx(2.2))
+
+
 @pytest.mark.parametrize(("wait_share", "fires"), [(0.24, True), (0.22, False)])
 def test_it_must_be_worth_a_third_of_the_speed(made, wait_share, fires):
     assert bool(detect(fetching(made, line(made, 20, 100), wait_share=wait_share))) == fires
