@@ -113,11 +113,13 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
     if not evidence.attributed_calls_s or not shares:
         return share_of(line.total_s, evidence.attributed_step_s)
     held = {**line.phases_s, "backward": line.phases_s.get("backward", 0.0) + (line.backward_s or 0.0)}
-    within = {**evidence.attributed_calls_s, "backward": evidence.attributed_backward_s or 0.0}
+    # calls leave out the Python code between them, backward nodes nothing
+    within = {phase: max(evidence.attributed_calls_s.get(phase, 0.0), means[phase]) for phase in means}
+    within["backward"] = evidence.attributed_backward_s or within["backward"]
     parts = (
-        min(1.0, seconds / max(within.get(phase, 0.0), means.get(phase, 0.0))) * shares.get(phase, 0.0)
+        min(1.0, seconds / within[phase]) * shares[phase]
         for phase, seconds in held.items()
-        if seconds > 0 and max(within.get(phase, 0.0), means.get(phase, 0.0)) > 0
+        if seconds > 0 and within.get(phase)
     )
     return min(sum(parts), MOST)
 

@@ -26,7 +26,6 @@ from flatout.measure.evidence import (
     Precision,
     Site,
     Stacks,
-    Step,
 )
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
@@ -64,13 +63,14 @@ class Assembly:
 
             torch.cuda.synchronize()
         tools = observer.tools
-        steps = build_steps(observer.rows)
         sites: tuple[Site, ...] = ()
         if tools.sites is not None:
             costs = tools.backward_costs
             sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
         loaders = _with_lines(observer.loaders.evidence(), tools.stacks)
         modules = tools.modules.evidence() if tools.modules is not None else ()
+        episodes = _episodes(observer, loaders)
+        steps = build_steps(observer.rows)  # of which the episodes told which are typical
         counterfactuals = _counterfactuals(observer)
         evidence = Evidence(
             job=self._job(observer, ending),
@@ -87,7 +87,7 @@ class Assembly:
             kernels=tools.kernels,
             memory=tools.memory,
             stacks=tools.stacks,
-            episodes=_episodes(observer, loaders, steps),
+            episodes=episodes,
             counterfactuals=counterfactuals,
             arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
             compilation=observer.compilation.evidence(
@@ -148,9 +148,7 @@ def _with_lines(loaders: tuple[Loader, ...], stacks: Stacks | None) -> tuple[Loa
     return tuple(replace(each, lines=lines) if each is trained[0] else each for each in loaders)
 
 
-def _episodes(
-    observer: Observer, loaders: tuple[Loader, ...], steps: tuple[Step, ...]
-) -> tuple[Episode, ...]:
+def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode, ...]:
     lookout, rows = observer.lookout, observer.rows
     trained = [loader for loader in loaders if loader.trains and loader.num_batches]
     num_batches = sum(row.num_batches for row in rows if row.arm == "real" and not row.epoch_start)
@@ -166,7 +164,7 @@ def _episodes(
         steps_per_epoch=steps_per_epoch,
         started_at_s=lookout.started_at_s,
         has_loader=any(loader.trains for loader in loaders),
-        seconds={step.index: step.step_s for step in steps if step.device_phases_s is not None},
+        seconds={step.index: step.step_s for step in build_steps(rows)} if observer.marks is not None else {},
     )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from flatout.measure.clock import WAIT
-from flatout.measure.evidence import Episode, EpisodeKind, Place, Stacks
+from flatout.measure.evidence import INSTRUMENTS, Episode, EpisodeKind, Place, Stacks
 from flatout.measure.lines.lookout import Look
 from flatout.measure.run.rows import StepRow
 from flatout.measure.statistics import OUTLIER_FACTOR
@@ -36,6 +36,7 @@ COUNTED = (
 FEWEST = 4  # steps of an arm, to know what is usual
 LEAST_EPOCH_START = 1.5  # of a usual step
 LEAST_SET_UP_S = 1.0
+FEWEST_LOOKS = 3  # for a cause to be one
 LEAST_TYPICAL = 0.002  # of the looks at typical steps, for a line to be one of theirs
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric", re.IGNORECASE)
@@ -50,7 +51,8 @@ class LongStep:
     """A step far longer than usual, and the looks that fell into it."""
 
     row: StepRow
-    excess_s: float
+    took_s: float
+    excess_s: float  # over a usual step
     more_calls: bool  # of models than a usual step makes
     looks: list[Look] = field(default_factory=list)
 
@@ -76,6 +78,11 @@ class Tally:
     more_calls: bool = False
     loads: bool = False
 
+    def note(self, look: Look, cause: Cause) -> None:
+        self.looks.append(look)
+        self.loads |= look.library == "loading"
+        self.names |= {place.function for place in look.places if place.function and place != cause.place}
+
 
 def find_episodes(
     rows: Sequence[StepRow],
@@ -91,23 +98,30 @@ def find_episodes(
     """Episodes of a run, those that cost most per step first; those paid once come last.
 
     `seconds` are what steps took on the GPU's clock, by their index: a host that waits for work it asked for
-    long ago holds nothing up.
+    long ago holds nothing up.  Rows that hold an episode are marked: their steps are not typical.
     """
     looks = list(looks)
-    counted = [row for row in rows if row.arm in COUNTED]
-    long = list(_long_steps(counted, seconds or {}))
+    timed = [row for row in rows if row.arm not in ("warmup", *INSTRUMENTS) or row.arm in COUNTED]
+    num_steps = sum(row.arm in COUNTED for row in timed)
+    long = list(_long_steps(timed, seconds or {}))
     found: list[Episode] = []
     if long:
         lined_up = _LinedUp(looks)
         long_rows = {id(step.row) for step in long}
-        usual = [look for row in counted if id(row) not in long_rows for look in lined_up.within(row)]
+        usual = [
+            look
+            for row in timed
+            if row.arm in COUNTED and id(row) not in long_rows
+            for look in lined_up.within(row)
+        ]
         typical = _Typical(usual, stacks, loops)
         for step in long:
             step.looks = lined_up.within(step.row)
         tallies = _tally(long, typical)
         found = [
-            _episode(cause, tally, len(counted), steps_per_epoch, has_loader=has_loader)
+            _episode(cause, tally, num_steps, steps_per_epoch, has_loader=has_loader)
             for cause, tally in tallies.items()
+            if tally.steps
         ]
     found.sort(key=lambda episode: -(episode.per_step_s or 0.0))
     set_up = _set_up(rows, looks, started_at_s)
@@ -136,7 +150,7 @@ def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterat
         for row in of_arm:
             begins = row.epoch_start and not starts_count and took_s(row) > LEAST_EPOCH_START * usual_s
             if begins or work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
-                yield LongStep(row, took_s(row) - usual_s, row.num_forwards > usual_calls)
+                yield LongStep(row, took_s(row), took_s(row) - usual_s, row.num_forwards > usual_calls)
 
 
 class _LinedUp:
@@ -198,28 +212,27 @@ def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, Tally]:
     seen: list[tuple[LongStep, dict[Cause, float]]] = []
     tallies: dict[Cause, Tally] = defaultdict(Tally)
     for step in long:
-        weights: Counter[Cause] = Counter()
+        weights: defaultdict[Cause, float] = defaultdict(float)
         for look in step.looks:
             cause = typical.cause(look, begins_epoch=step.row.epoch_start)
             if cause is not None:
-                weights[cause] += look.weight_s  # type: ignore[assignment]
-                tally = tallies[cause]
-                tally.looks.append(look)
-                tally.loads |= look.library == "loading"
-                tally.names |= {
-                    place.function for place in look.places if place.function and place != cause.place
-                }
+                weights[cause] += look.weight_s
+                tallies[cause].note(look, cause)
         if step.looks:
-            whole_s = sum(weights.values())
+            whole_s = sum(look.weight_s for look in step.looks)
             seen.append((step, {cause: weight / whole_s for cause, weight in weights.items()}))
     for step in long if seen else ():
         _, parts = min(seen, key=lambda other: _distance(other[0], step))
+        held = sum(parts.values()) * step.took_s
+        fits = min(1.0, step.excess_s / held) if held > 0 else 0.0
         for cause, part in parts.items():
             tally = tallies[cause]
-            tally.seconds += part * step.excess_s
-            tally.steps.add(step.row.index)
-            tally.with_epoch &= step.row.begins_epoch
-            tally.more_calls |= step.more_calls
+            step.row.apart |= len(tally.looks) >= FEWEST_LOOKS
+            if step.row.arm in COUNTED:
+                tally.seconds += part * step.took_s * fits
+                tally.steps.add(step.row.index)
+                tally.with_epoch &= step.row.begins_epoch
+                tally.more_calls |= step.more_calls
     return tallies
 
 

@@ -28,6 +28,7 @@ class StepRow:
     epoch_start: bool
     begins_epoch: bool = False  # of the loader that is trained on
     ended_at_s: float = 0.0
+    apart: bool = False  # holds an evaluation, a checkpoint or the like: not a typical step
 
     @property
     def host_s(self) -> float:
@@ -54,7 +55,7 @@ def build_steps(rows: Sequence[StepRow]) -> tuple[Step, ...]:
                 num_backwards=row.num_backwards,
                 num_forwards=row.num_forwards,
                 epoch_start=row.epoch_start,
-                kept=not row.transition and (starts_count or not row.epoch_start),
+                kept=not row.transition and not row.apart and (starts_count or not row.epoch_start),
             )
         )
     apart = outliers([step for step in steps if step.kept and step.arm not in ("warmup", *INSTRUMENTS)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ class Run:
         self.looks: list[Look] = []
         self.at_s = 100.0
 
-    def look(self, *places: Place, at_s: float, **changes: Any) -> None:
+    def look(self, *places: Place, at_s: float, weight_s: float = 0.04, **changes: Any) -> None:
         fields = {"callee": None, "library": None, "in_model": False, **changes}
-        self.looks.append(Look(at_s, 0.04, places, **fields))
+        self.looks.append(Look(at_s, weight_s, places, **fields))
 
     def step(self, work_s: float = STEP_S, *, wait_s: float = 0.0, **changes: Any) -> tuple[float, float]:
         """One step, of which the last tenth is a typical one; returns its start and its end."""
@@ -71,7 +72,7 @@ def evaluated(every: int, times: int, **changes: Any) -> Run:
         start_s, end_s = run.step(0.4 + STEP_S, num_forwards=9, **changes)
         for number in range(10):
             run.look(MAIN, CALLS, INSIDE, at_s=start_s + 1e-3 + 0.04 * number, in_model=number % 2 == 0)
-        run.look(MAIN, STEP, at_s=end_s - 1e-4, in_model=True)
+        run.look(MAIN, STEP, at_s=end_s - 1e-4, weight_s=STEP_S, in_model=True)
     run.steps(2)
     return run
 
@@ -90,6 +91,18 @@ def test_what_comes_with_every_epoch_is_spread_over_its_length() -> None:
     (found,) = run.episodes(steps_per_epoch=200.0)
     assert found.with_epoch
     assert found.per_step_s == pytest.approx(0.4 / 200)
+
+
+def test_steps_that_hold_an_episode_are_marked_in_every_arm() -> None:
+    run = evaluated(10, 2)
+    other = [replace(row, arm="knock-out train.py:9") for row in run.rows]
+    for row in other:
+        row.ended_at_s += 100.0
+    run.rows += other
+    run.looks += [look._replace(time_s=look.time_s + 100.0) for look in run.looks]
+    (found,) = run.episodes()
+    assert found.times == 2  # those of an arm are not counted: it may leave the evaluation out
+    assert [row.apart for row in run.rows] == [row.num_forwards > 1 for row in run.rows]
 
 
 def test_what_was_seen_once_is_not_spread() -> None:
@@ -146,6 +159,7 @@ def test_a_hiccup_of_the_machine_is_no_episode() -> None:
     start_s, _ = run.step(0.5)
     run.look(MAIN, STEP, at_s=start_s + 0.2, in_model=True)
     assert run.episodes() == ()
+    assert not any(row.apart for row in run.rows)
 
 
 def test_the_start_of_an_epoch_is_found_in_the_loader() -> None:

@@ -55,6 +55,10 @@ def test_transitions_and_epoch_starts_are_not_kept() -> None:
     assert kept(rows) == [1, 3, 4]
 
 
+def test_steps_that_hold_an_episode_are_not_kept() -> None:
+    assert kept([row(0), row(1, apart=True), row(2)]) == [0, 2]
+
+
 def test_where_most_steps_start_an_epoch_their_starts_are_what_a_step_costs() -> None:
     assert kept([row(i, epoch_start=i % 3 != 0) for i in range(6)]) == list(range(6))
 
