@@ -201,7 +201,7 @@ def without_episode(evidence: Evidence, share: float) -> Ceiling | None:
     if evidence.step_s is None:
         return None
     left = 1 - min(max(share, 0.0), MOST)
-    return Ceiling(step_s=evidence.step_s, speedup=1.0, source="measured", job_speedup=1 / left)
+    return Ceiling(step_s=evidence.step_s, speedup=1.0, kind="outside", job_speedup=1 / left)
 
 
 def loading_costs_nothing(evidence: Evidence) -> bool:

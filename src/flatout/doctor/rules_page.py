@@ -13,7 +13,8 @@ a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loop
 
 The ceiling is what one of the rule's arms measured: steps that ran differently, interleaved with ordinary
 ones. Where no arm could run there is none, and the finding says why; where the arm showed no gain there is
-no finding."""
+no finding. Some times are measured where they pass, without an arm: *outside* the steps, at *epoch starts*,
+in *compilation*, and by the GPU's own *kernels*."""
 
 
 def markdown() -> str:

@@ -40,6 +40,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Compilation, CompiledFunction, Evidence, ModuleCall, Place
 
 RULE = title_of(__doc__)
+ARMS = ("compilation",)
 LEAST_SHARE = 0.05  # of the steps after warm-up
 FEWEST_STEPS = 2
 

@@ -43,6 +43,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
 RULE = title_of(__doc__)
+ARMS = ("workers", "cached")
 LEAST_WAIT_SHARE = 0.10
 
 
@@ -78,7 +79,7 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cached: Counte
         evidence,
         loader.place,
         f"{loader.num_workers} workers cannot keep up: waiting for them is {show_share(share)} of the step",
-        arms=("workers", "cached") if helps else ("cached",),
+        arms=ARMS if helps else ARMS[1:],
         figures=[*figures, *loading.figures(loader)],
         share=share,
         observed_share=share,

@@ -45,6 +45,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Kernels, ModuleCall
 
 RULE = title_of(__doc__)
+ARMS = ("kernels",)
 MODEL_PHASES = ("forward", "backward", "optimizer")
 LEAST_GAP_SHARE = 0.2  # of the step, in which the model's launches keep the GPU waiting
 BUSY = 0.7  # of the step, a GPU that is not waiting for launches

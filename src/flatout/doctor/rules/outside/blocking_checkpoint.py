@@ -39,6 +39,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
+ARMS = ("outside",)
 
 
 def detect(evidence: Evidence) -> list[Finding]:
