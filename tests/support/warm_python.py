@@ -52,13 +52,15 @@ sys.exit(code)
 @functools.cache
 def warm() -> WarmPython:
     """The server of this process, started when it is first asked for; it ends with this process."""
-    return WarmPython(Path(tempfile.mkdtemp(prefix="warm-")))
+    return WarmPython()
 
 
 class WarmPython:
     """A server; `bin` holds the programs, and `run` starts one of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        folder = Path(self._folder.name)
         self.bin = folder / "bin"
         self.bin.mkdir()
         address = str(folder / "socket")
@@ -75,7 +77,11 @@ class WarmPython:
         )
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
-        atexit.register(self._server.communicate)  # it ends where its input does
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        self._server.communicate()  # it ends where its input does
+        self._folder.cleanup()
 
     def environment(self, **changes: str) -> dict[str, str]:
         """The environment of a shell whose programs are warm, and torchrun's ranks with them."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 
 from flatout.doctor.finding import Finding
@@ -96,6 +98,17 @@ def test_a_mistake_is_caught(wrong: str, caught_by: str) -> None:
         getattr(Wrong(), caught_by)()
 
 
+@pytest.fixture
+def not_made_small() -> Iterator[None]:
+    """Let hypothesis end with the first counterexample that it finds."""
+    usual = hypothesis.settings.get_current_profile_name()
+    hypothesis.settings.register_profile("found", hypothesis.settings(phases=[hypothesis.Phase.generate]))
+    hypothesis.settings.load_profile("found")
+    yield
+    hypothesis.settings.load_profile(usual)
+
+
+@pytest.mark.usefixtures("not_made_small")
 def test_a_rule_that_breaks_on_odd_evidence_is_caught() -> None:
     def breaks(evidence: Any) -> list[Finding]:
         return [] if evidence.step_s else [1 / evidence.step_s for _ in evidence.sites]
