@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import math
 import os
 import re
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 CLEAR_LINE = "\r\x1b[K"
 MOST_KEPT = 1000  # characters of a row
+ASK_EVERY_S = 0.1  # whether the terminal is taken
 TOKENS = re.compile(r"\r|\x1b\[([0-9;?]*)([@-~])|[^\r\x1b]+|\x1b")
 MOVES = "ABEFHJLMSTdf"  # to another row
 HIDDEN_FROM = 20  # tqdm draws no bars below this row
@@ -51,6 +54,9 @@ class Row:
         _, newline, rest = text.rpartition("\n")
         if newline:
             self.clear()
+        if "\r" not in rest and "\x1b" not in rest:  # as nearly always
+            self._put(rest)
+            return
         for token in TOKENS.finditer(rest):
             if token[0] == "\r":
                 self._column, self.is_redrawn = 0, True
@@ -59,10 +65,13 @@ class Row:
             elif token[2] is not None and token[2] in MOVES:  # what stands there is not known
                 self._text, self.is_redrawn = "?", False
             elif token[2] is None and token[0] != "\x1b":
-                end = self._column + len(token[0])
-                before, after = self._text[: self._column], self._text[end:]
-                self._text = (before.ljust(self._column) + token[0] + after)[:MOST_KEPT]
-                self._column = min(end, MOST_KEPT)
+                self._put(token[0])
+
+    def _put(self, text: str) -> None:
+        end = self._column + len(text)
+        before, after = self._text[: self._column], self._text[end:]
+        self._text = (before.ljust(self._column) + text + after)[:MOST_KEPT]
+        self._column = min(end, MOST_KEPT)
 
 
 class HookedLock:
@@ -109,6 +118,8 @@ class StandingLine:
         self._rows_down: int | None = None  # below the cursor; None: it does not stand
         self._row = Row()
         self._num_busy = 0  # reads of the terminal, and operations of tqdm
+        self._height = HIDDEN_FROM
+        self._asked_s, self._was_taken = -math.inf, False
         self._hooks: list[tuple[Any, str, Any]] = []  # whose attribute, and what stands in for it
 
     # The line
@@ -120,6 +131,7 @@ class StandingLine:
             if stream is not self._stream:
                 self._wipe()
             self._stream, self._text = stream, text
+            self._height, self._asked_s = _height(stream), -math.inf
             self._draw()
 
     def say(self, stream: TextIO, message: str) -> None:
@@ -159,25 +171,44 @@ class StandingLine:
             del owner.__dict__[name]
 
     def _draw(self) -> None:
+        text = self._drawing()
+        if text and self._stream is not None:
+            self._put(self._stream, text)
+
+    def _drawing(self) -> str:
+        """What draws the line, which then stands; nothing where it must stay away."""
         stream = self._stream
-        if stream is None or self._num_busy or not is_writable(stream) or is_taken(stream):
-            return
+        if stream is None or self._num_busy or not is_writable(stream):
+            return ""
         rows = self._rows_below()
-        if rows is None or rows >= _height(stream):
-            return
-        if rows != self._rows_down:
-            self._wipe()
-        if rows:  # index, unlike a line feed, keeps the column
-            room = "\x1bD" * rows + f"\x1b[{rows}A"
-            self._put(stream, f"{room}\x1b7\x1b[{rows}B{CLEAR_LINE}{self._text}\x1b8")
-        else:  # what is not heard is appended: two spaces keep it apart
-            self._put(stream, f"{CLEAR_LINE}{self._text}  ")
+        if rows is None or rows >= self._height or self._is_taken():
+            return ""
+        wipe = self._wiping() if rows != self._rows_down else ""
         self._rows_down = rows
+        if not rows:  # what is not heard is appended: two spaces keep it apart
+            return f"{wipe}{CLEAR_LINE}{self._text}  "
+        room = "\x1bD" * rows + f"\x1b[{rows}A"  # index, unlike a line feed, keeps the column
+        return f"{wipe}{room}\x1b7\x1b[{rows}B{CLEAR_LINE}{self._text}\x1b8"
 
     def _wipe(self) -> None:
+        text = self._wiping()
+        if text and self._stream is not None and is_writable(self._stream):
+            self._put(self._stream, text)
+
+    def _wiping(self) -> str:
+        """What wipes the line, which then does not stand."""
         rows, self._rows_down = self._rows_down, None
-        if rows is not None and self._stream is not None and is_writable(self._stream):
-            self._put(self._stream, f"\x1b7\x1b[{rows}B{CLEAR_LINE}\x1b8" if rows else CLEAR_LINE)
+        if rows is None:
+            return ""
+        return f"\x1b7\x1b[{rows}B{CLEAR_LINE}\x1b8" if rows else CLEAR_LINE
+
+    def _is_taken(self) -> bool:
+        """Ask the terminal, but not at every print."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s > ASK_EVERY_S and self._stream is not None:
+            self._asked_s = now_s
+            self._was_taken = is_taken(self._stream)
+        return self._was_taken
 
     def _put(self, stream: TextIO, text: str) -> None:
         """Write past our own stand-in."""
@@ -264,20 +295,34 @@ class StandingLine:
         if self._is_hooked(stream, "write"):
             return
         own = stream.write
+        known: dict[int, bool] = {}  # the stream of the line -> whether it is the same terminal
+
+        def shares_terminal(other: TextIO) -> bool:
+            if id(other) not in known:
+                known[id(other)] = _is_same_terminal(stream, other)
+            return known[id(other)]
 
         def write(text: str) -> int:
             if os.getpid() != self._pid:  # forked: whoever held the lock is not in this process
                 return own(text)
             with self._lock:
-                if text:
-                    self._wipe()
+                if not text or self._stream is None:
                     self._row.take(text)
-                written = own(text)
-                if text and self._stream is not None and not self._num_busy:
-                    if self._rows_below() is not None:
-                        stream.flush()  # the line must not come before the text
+                    return own(text)
+                if not shares_terminal(self._stream):
+                    self._wipe()
+                    written = own(text)
+                    stream.flush()
                     self._draw()
-                return written
+                    return written
+                # In one text, so that a print costs one call of the system and the line does not flicker.
+                wipe = self._wiping()
+                self._row.take(text)
+                line = self._drawing()
+                own(f"{wipe}{text}{line}")
+                if line:
+                    stream.flush()
+                return len(text)
 
         write.own = own  # type: ignore[attr-defined]
         stream.__dict__["write"] = write
@@ -298,6 +343,15 @@ def is_taken(stream: TextIO) -> bool:
             return True
         return os.tcgetpgrp(number) != os.getpgrp()
     except (AttributeError, OSError, ValueError, termios.error):
+        return False
+
+
+def _is_same_terminal(one: TextIO, other: TextIO) -> bool:
+    if one is other:
+        return True
+    try:
+        return os.fstat(one.fileno()).st_rdev == os.fstat(other.fileno()).st_rdev
+    except (AttributeError, OSError, ValueError):
         return False
 
 

@@ -142,7 +142,10 @@ def test_the_line_fits_the_terminal_that_is_written_to(monkeypatch: pytest.Monke
             writer = LineWriter(stream)
             writer.write([sample(gpus=(T4,))])
             writer.close()
-            assert os.read(user, 1000).decode() == f"{CLEAR_LINE}GPU 8.2/16.0   \r\n"
+            shown = b""
+            while not shown.endswith(b"\n"):
+                shown += os.read(user, 1000)
+            assert shown.decode() == f"{CLEAR_LINE}GPU 8.2/16.0   \r\n"
     finally:
         os.close(user)
 
