@@ -103,6 +103,8 @@ def find_episodes(
     looks = list(looks)
     timed = [row for row in rows if row.arm not in ("warmup", *INSTRUMENTS) or row.arm in COUNTED]
     num_steps = sum(row.arm in COUNTED for row in timed)
+    for row in timed:  # more is known than when it was asked for last
+        row.apart = False
     long = list(_long_steps(timed, seconds or {}))
     found: list[Episode] = []
     if long:

@@ -28,7 +28,15 @@ from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import Agreement
 from flatout.measure.run.rows import StepRow, build_steps
-from flatout.measure.run.schedule import FOR_PASSES, Rounds, StepBlock, WarmUp, plan_passes, plan_rounds
+from flatout.measure.run.schedule import (
+    FOR_PASSES,
+    Rounds,
+    StepBlock,
+    WarmUp,
+    last_steps,
+    plan_passes,
+    plan_rounds,
+)
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
@@ -98,6 +106,7 @@ class Observer:
         self.warm_up: WarmUp | None = self.make_warm_up()
         self.warmup_reason: str | None = None
         self.blocks: list[StepBlock] = []
+        self._saw_last = False
         self.block_number = 0
         self.position = 0
         self.begun = False
@@ -398,8 +407,10 @@ class Observer:
 
     def _next_blocks(self) -> list[StepBlock]:
         """After the instruments: one block of an arm or of its baseline at a time."""
-        if self.agreement.shared or not self.options.counterfactuals:
+        if self.agreement.shared:
             return []
+        if not self.options.counterfactuals:
+            return self._last_block()
         if self.rounds is None:
             same = [Same()] if self.options.same else []
             self.rounds = Rounds(
@@ -414,7 +425,18 @@ class Observer:
 
             torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
         block = self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
-        return [block] if block is not None else []
+        return [block] if block is not None else self._last_block()
+
+    def _last_block(self) -> list[StepBlock]:
+        """More steps as they are, where few were seen: what comes once in many of them may show."""
+        real = [row for row in self.rows if row.arm == REAL]
+        num_steps = last_steps(
+            len(real), seen_s=sum(row.host_s for row in real), seconds_left=self.seconds_left
+        )
+        if self._saw_last or not num_steps:
+            return []
+        self._saw_last = True
+        return [StepBlock(arm=REAL, num_steps=num_steps)]
 
     def measured(self, arm: Arm) -> Counterfactual | None:
         """What an arm has shown so far."""

@@ -25,6 +25,7 @@ SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
+ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
@@ -103,6 +104,14 @@ def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list
 def attributed_steps(step_s: float) -> int:
     """Several where they are short: a single one may be an odd one."""
     return min(MOST_ATTRIBUTED_STEPS, max(1, math.ceil(ATTRIBUTION_S / step_s)))
+
+
+def last_steps(num_seen: int, *, seen_s: float, seconds_left: float) -> int:
+    """How many more real steps to take at the end, after `num_seen` of them in `seen_s`."""
+    if not num_seen or seen_s <= 0:
+        return 0
+    left_s = min(ENOUGH_REAL_S - seen_s, seconds_left)
+    return max(0, min(ENOUGH_REAL_STEPS - num_seen, math.floor(left_s / (seen_s / num_seen))))
 
 
 def plan_rounds(step_s: float, *, seconds: float, labels: Iterable[str]) -> list[StepBlock]:

@@ -17,6 +17,7 @@ from flatout.measure.run.schedule import (
     NO_TIME,
     Rounds,
     WarmUp,
+    last_steps,
     plan_passes,
     plan_rounds,
     steps_per_block,
@@ -189,3 +190,19 @@ def test_steps_that_never_settle_are_measured_all_the_same() -> None:
     num = next(i for i, step_s in enumerate(steps, start=1) if warm_up.add(step_s))
     assert num == WarmUp.MOST
     assert "not steady after 20 steps" in warm_up.reason
+
+
+@pytest.mark.parametrize(
+    ("num_seen", "seen_s", "seconds_left", "more"),
+    [
+        (4, 0.4, 50.0, 26),  # three seconds are enough
+        (4, 0.004, 50.0, 196),  # and so are two hundred steps
+        (4, 0.4, 1.0, 10),  # that is all the time there is
+        (4, 8.0, 50.0, 0),
+        (0, 0.0, 50.0, 0),
+    ],
+)
+def test_a_run_in_which_few_steps_were_seen_sees_more(
+    num_seen: int, seen_s: float, seconds_left: float, more: int
+) -> None:
+    assert last_steps(num_seen, seen_s=seen_s, seconds_left=seconds_left) == more
