@@ -57,6 +57,22 @@ def keep_out_of_graphs(*functions: Any) -> None:
         _hide_from_dynamo(function.__code__, with_calls=True)
 
 
+def compile_sizes_apart(patches: Patches) -> None:
+    """Let dynamo compile a batch of another size for that size alone, until `patches` are undone.
+
+    It would compile it for any size, and from then on run batches of the usual size by that code, too.
+    """
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is None or not config.automatic_dynamic_shapes:
+        return
+
+    def put_back() -> None:
+        config.automatic_dynamic_shapes = True
+
+    patches.on_undo(put_back)
+    config.automatic_dynamic_shapes = False
+
+
 def in_compiled_function() -> bool:
     """Whether a function that torch.compile compiles is on this thread's stack.
 

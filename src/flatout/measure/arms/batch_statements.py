@@ -31,7 +31,7 @@ from flatout.measure.arms.knock_out.leave_out import (
 from flatout.measure.batches import KeptBatch, arrays_of, halve, num_rows
 from flatout.measure.clock import EXCLUDED
 from flatout.measure.loading.loaders import LoaderWatch
-from flatout.measure.patches import Patches
+from flatout.measure.patches import Patches, compile_sizes_apart
 from flatout.measure.user_code import UserCode
 
 SWITCH = "_flatout_batch"
@@ -239,6 +239,15 @@ class HalfStatements(ServedStatements):
     baseline = "cached"
     suspicion = 0.99
     fewest_rounds = 3
+
+    def begin(self) -> None:
+        self._patches = Patches()
+        compile_sizes_apart(self._patches)
+        super().begin()
+
+    def end(self) -> None:
+        super().end()
+        self._patches.undo()
 
     def _changed(self, values: Any) -> Any:
         if not arrays_of(values):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from flatout.measure.arms import batch_statements
 from flatout.measure.arms.arm import ONE_BATCH, Arm, ArmContext
 from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.patches import Patches, compile_sizes_apart
 
 
 class Cached(Arm):
@@ -37,6 +38,13 @@ class Half(Arm):
 
     def __init__(self, loaders: LoaderWatch) -> None:
         self._loaders = loaders
+        self._patches = Patches()
+
+    def begin(self) -> None:
+        compile_sizes_apart(self._patches)
+
+    def end(self) -> None:
+        self._patches.undo()
 
     def step_end(self) -> None:
         self.refusal = self._loaders.cannot_halve

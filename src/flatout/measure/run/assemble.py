@@ -142,7 +142,7 @@ def _counterfactuals(observer: Observer) -> tuple[Counterfactual, ...]:
 def _with_lines(loaders: tuple[Loader, ...], stacks: Stacks | None) -> tuple[Loader, ...]:
     """Where the training process makes the batches itself, its own stacks tell in which lines."""
     trained = [loader for loader in loaders if loader.trains]
-    if stacks is None or len(trained) != 1 or trained[0].num_workers != 0:
+    if stacks is None or len(trained) != 1 or trained[0].num_workers:
         return loaders
     lines = fetch_lines(stacks, collate=trained[0].collate_place)
     return tuple(replace(each, lines=lines) if each is trained[0] else each for each in loaders)

@@ -3,6 +3,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+import torch._dynamo
+
 from flatout.measure.arms import kept_batches
 from flatout.measure.arms.batch_statements import NotMade
 
@@ -35,3 +38,24 @@ def test_batches_that_cannot_be_halved_give_the_arm_up() -> None:
     made.loaders.cannot_halve = "batches of 3 are too small for it"
     half.step_end()
     assert half.refusal == "batches of 3 are too small for it"
+
+
+def test_half_batches_leave_the_code_compiled_for_whole_ones_alone() -> None:
+    ran: list[str] = []
+
+    def backend(graph: Any, examples: Any) -> Any:
+        name = "any size" if any(isinstance(each, torch.SymInt) for each in examples) else "one size"
+        return lambda *args: (ran.append(name), graph.forward(*args))[1]
+
+    torch._dynamo.reset()
+    double = torch.compile(lambda x: x * 2, backend=backend)
+    _, half, *_ = kept_batches.propose(context(object()))
+    double(torch.ones(8))
+    half.begin()
+    double(torch.ones(4))
+    half.end()
+    double(torch.ones(8))
+    assert ran == ["one size"] * 3
+    double(torch.ones(6))
+    assert ran[-1] == "any size"  # as the job's own other sizes are compiled
+    torch._dynamo.reset()

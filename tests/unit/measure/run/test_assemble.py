@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.measure.run.assemble import Assembly, Ending
+from flatout.measure.evidence import Loader, Place, StackPath, Stacks
+from flatout.measure.run.assemble import Assembly, Ending, _with_lines
 from flatout.measure.run.observer import Observer, ObserverOptions
 
 
@@ -52,3 +53,21 @@ def test_each_thing_that_is_missing_is_said_once(observer: Observer) -> None:
     missing = Assembly(command=("x",), folder=".").evidence(observer, Ending("finished", 0)).missing
     assert missing.count("kernels: failed") == 1
     assert sum(message.startswith("cached batches:") for message in missing) == 1
+
+
+@pytest.mark.parametrize(("num_workers", "lines"), [(None, 1), (0, 1), (2, 0)])
+def test_lines_that_make_batches_are_read_off_the_training_thread_where_no_worker_does(
+    num_workers: int | None, lines: int
+) -> None:
+    place = Place(file="train.py", line=6, function="batches")
+    made = StackPath(
+        phase="wait", places=(Place(file="train.py", line=13, function="main"), place), samples=9
+    )
+    trained = StackPath(phase="forward", places=made.places[:1], samples=4)
+    stacks = Stacks(num_steps=3, samples_by_phase={}, paths=(made, trained))
+    loader = Loader(
+        place=None, dataset="generator", num_workers=num_workers, batch_size=None, pin_memory=False,
+        persistent_workers=False, prefetch_factor=None, num_batches=None, trains=True,
+    )  # fmt: skip
+    (found,) = _with_lines((loader,), stacks)
+    assert [line.place for line in found.lines] == [place] * lines
