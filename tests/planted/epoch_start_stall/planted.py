@@ -15,9 +15,11 @@ class Weighted(Sampler):
         self.chosen = chosen
 
     def __iter__(self):
-        drawn = [(random.random() ** weight, index) for index, weight in enumerate(self.weights)]
-        drawn.sort()
-        return iter([index for _, index in drawn[: self.chosen]])
+        drawn = [
+            (random.random() ** weight, index) for index, weight in enumerate(self.weights)
+        ]  # also: epoch-start-stall
+        drawn.sort()  # also: epoch-start-stall
+        return iter([index for _, index in drawn[: self.chosen]])  # also: epoch-start-stall
 
     def __len__(self):
         return self.chosen

@@ -24,6 +24,7 @@ LONG_STEP_S = 2.0
 SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
+LONGER = 4  # times as many steps at most, in the block of an arm that is fast
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
 ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
@@ -134,6 +135,7 @@ class Rounds:
         self._num_steps = steps_per_block(step_s)
         self._num_blocks: Counter[str] = Counter()
         self._refined: set[str] = set()
+        self._speedups: dict[str, float] = {}
         self._last: str | None = None  # the block that ran last
         self._queue: list[str] = []
         self.arms: dict[str, Arm] = {}
@@ -155,11 +157,17 @@ class Rounds:
             return None
         self._last = self._queue.pop(0)
         self._num_blocks[self._last] += 1
-        return StepBlock(arm=self._last, num_steps=self._num_steps)
+        return StepBlock(arm=self._last, num_steps=self._steps_of(self._last))
+
+    def _steps_of(self, label: str) -> int:
+        """Steps that last as long as the baseline's: on a busy machine a short block dodges the other jobs."""
+        faster = max(1.0, self._speedups.get(label, 1.0))
+        return 1 + round((self._num_steps - 1) * min(faster, LONGER))
 
     def _next_labels(self, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]) -> list[str]:
         """A block of a baseline, and of one or two arms beside it."""
         found = {label: measure(arm) for label, arm in self.arms.items() if self._num_blocks[label]}
+        self._speedups = {label: gained.speedup for label, gained in found.items() if gained is not None}
         for label, gained in found.items():
             if gained is not None and gained.speedup >= GAIN and label not in self._refined:
                 self._refined.add(label)

@@ -13,6 +13,7 @@ from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence import INSTRUMENTS, Counterfactual
 from flatout.measure.run.schedule import (
     FEWEST_ROUNDS,
+    LONGER,
     MOST_ROUNDS,
     NO_TIME,
     Rounds,
@@ -92,7 +93,9 @@ def run(
     left_s = seconds
     while block := rounds.next(seconds_left=left_s, measure=measure):
         ran.append(block.arm)
-        left_s -= step_s * block.num_steps
+        left_s -= (
+            step_s * block.num_steps / next((arm.speedup for arm in arms if arm.label == block.arm), 1.0)
+        )
         assert left_s > -2 * step_s * steps_per_block(step_s)
     return ran, rounds
 
@@ -111,6 +114,21 @@ def test_what_gains_gets_rounds_until_its_interval_is_narrow() -> None:
     assert ran.count("suspicious") == FEWEST_ROUNDS
     ran, _ = run([Gains("gains"), Gains("nothing", 1.0)], width=0.3)
     assert (ran.count("gains"), ran.count("nothing")) == (MOST_ROUNDS, FEWEST_ROUNDS)
+
+
+def test_the_block_of_a_fast_arm_lasts_as_long_as_those_beside_it() -> None:
+    rounds = Rounds([Gains("fast", 3.0), Gains("free", 50.0)], step_s=0.01, seconds=60.0)
+    measured = replace(doctor.counterfactuals()[0], speedup_low=1.0)
+    lengths: dict[str, list[int]] = {"real": [], "fast": [], "free": []}
+    for _ in range(6):
+        block = rounds.next(
+            seconds_left=60.0, measure=lambda arm: replace(measured, label=arm.label, speedup=arm.speedup)
+        )
+        lengths[block.arm].append(block.num_steps - 1)
+    usual = lengths["real"][0]
+    assert set(lengths["real"]) == {usual}
+    assert lengths["fast"] == [usual, 3 * usual]
+    assert lengths["free"] == [usual, LONGER * usual]
 
 
 def test_an_arm_may_ask_for_rounds_though_it_gains_nothing() -> None:
