@@ -15,9 +15,8 @@ class Weighted(Sampler):
         self.chosen = chosen
 
     def __iter__(self):
-        drawn = [
-            (random.random() ** weight, index) for index, weight in enumerate(self.weights)
-        ]  # also: epoch-start-stall
+        numbers = [random.random() ** weight for weight in self.weights]  # also: epoch-start-stall
+        drawn = list(zip(numbers, range(len(numbers)), strict=True))  # also: epoch-start-stall
         drawn.sort()  # also: epoch-start-stall
         return iter([index for _, index in drawn[: self.chosen]])  # also: epoch-start-stall
 

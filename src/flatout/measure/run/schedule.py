@@ -160,7 +160,7 @@ class Rounds:
         return StepBlock(arm=self._last, num_steps=self._steps_of(self._last))
 
     def _steps_of(self, label: str) -> int:
-        """Steps that last as long as the baseline's: on a busy machine a short block dodges the other jobs."""
+        """Steps that last as long as the baseline's: on a busy machine a short block dodges other jobs."""
         faster = max(1.0, self._speedups.get(label, 1.0))
         return 1 + round((self._num_steps - 1) * min(faster, LONGER))
 
