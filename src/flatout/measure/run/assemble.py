@@ -13,6 +13,7 @@ from typing import Any
 from flatout import __version__
 from flatout.ground.codec import decode, encode, rounded
 from flatout.ground.torchrun import read_launch
+from flatout.measure.arms.arm import ONE_BATCH, REAL
 from flatout.measure.evidence import (
     Counterfactual,
     Ended,
@@ -26,6 +27,7 @@ from flatout.measure.evidence import (
     Precision,
     Site,
     Stacks,
+    Step,
 )
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
@@ -71,7 +73,7 @@ class Assembly:
         modules = tools.modules.evidence() if tools.modules is not None else ()
         episodes = _episodes(observer, loaders)
         steps = build_steps(observer.rows)  # of which the episodes told which are typical
-        counterfactuals = _counterfactuals(observer)
+        counterfactuals = _counterfactuals(observer, steps)
         evidence = Evidence(
             job=self._job(observer, ending),
             host=_host(),
@@ -119,11 +121,13 @@ class Assembly:
         )
 
 
-def _counterfactuals(observer: Observer) -> tuple[Counterfactual, ...]:
+def _counterfactuals(observer: Observer, steps: tuple[Step, ...]) -> tuple[Counterfactual, ...]:
     found = []
     for arm in observer.arms.values():
         counts = arm.refusal is None and not arm.only_baseline
         measured = observer.measured(arm) if counts else None
+        if measured is not None and measured.baseline == ONE_BATCH:
+            measured = _with_waits(measured, steps)
         if measured is not None:
             found.append(
                 replace(
@@ -165,6 +169,27 @@ def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode,
         started_at_s=lookout.started_at_s,
         has_loader=any(loader.trains for loader in loaders),
         seconds={step.index: step.step_s for step in build_steps(rows)} if observer.marks is not None else {},
+    )
+
+
+def _with_waits(found: Counterfactual, steps: tuple[Step, ...]) -> Counterfactual:
+    """A gain over steps on one and the same batch as one over real steps, which also wait for batches."""
+    real = [step for step in steps if step.arm == REAL and step.kept]
+    if not real:
+        return found
+    real_s = sum(step.step_s for step in real) / len(real)
+    wait_s = min(real_s, sum(step.phases_s.get("wait", 0.0) for step in real) / len(real))
+
+    def without(speedup: float) -> float:
+        return wait_s + (real_s - wait_s) / speedup
+
+    return replace(
+        found,
+        step_s=without(found.speedup),
+        baseline_step_s=real_s,
+        speedup=real_s / without(found.speedup),
+        speedup_low=real_s / without(found.speedup_low),
+        speedup_high=real_s / without(found.speedup_high),
     )
 
 

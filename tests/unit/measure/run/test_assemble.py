@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.measure.evidence import Loader, Place, StackPath, Stacks
-from flatout.measure.run.assemble import Assembly, Ending, _with_lines
+from flatout.measure.evidence import Loader, Place, StackPath, Stacks, Step
+from flatout.measure.run.assemble import Assembly, Ending, _with_lines, _with_waits
 from flatout.measure.run.observer import Observer, ObserverOptions
+from tests.support import doctor as builders
 
 
 @pytest.fixture
@@ -71,3 +73,15 @@ def test_lines_that_make_batches_are_read_off_the_training_thread_where_no_worke
     )  # fmt: skip
     (found,) = _with_lines((loader,), stacks)
     assert [line.place for line in found.lines] == [place] * lines
+
+
+def test_a_gain_on_one_batch_is_one_over_steps_that_wait_for_batches() -> None:
+    wait = {"wait": 0.05, "forward": 0.05}
+    steps = tuple(Step(index=i, arm="real", block=0, step_s=0.1, phases_s=wait) for i in range(4))
+    found = replace(builders.counterfactuals()[0], speedup=2.0, speedup_low=1.0, speedup_high=5.0)
+    made = _with_waits(found, steps)
+    assert (made.step_s, made.baseline_step_s) == pytest.approx((0.075, 0.1))
+    assert (made.speedup, made.speedup_low, made.speedup_high) == pytest.approx(
+        (0.1 / 0.075, 1.0, 0.1 / 0.06)
+    )
+    assert _with_waits(found, ()) == found

@@ -112,6 +112,8 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         is_model = function.code.co_name == "forward" or function.name in outermost
         if share < LEAST_SHARE and not (is_model and context.device == "cuda"):
             continue
+        if has_compiled() and not shares.sampled(function.file, block.first_line, block.last_line):
+            continue  # it runs inside a compiled graph, or not at all
         arm = FunctionBlock(context, shares, function, block, suspicion=max(share, ALWAYS))
         yield arm
         if arm.refusal is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +43,26 @@ class Shares:
 
     def of(self, file: str, first_line: int, last_line: int) -> float:
         """The share of the lines from `first_line` to `last_line`, with what they call."""
-        return max(self._sampled(file, first_line, last_line), self._attributed(file, first_line, last_line))
+        return max(self.sampled(file, first_line, last_line), self._attributed(file, first_line, last_line))
 
-    def _sampled(self, file: str, first_line: int, last_line: int) -> float:
-        stacks = self._context.stacks
-        if stacks is None or not self._total:
-            return 0.0
-        found = 0.0
-        for path in stacks.paths:
+    def sampled(self, file: str, first_line: int, last_line: int) -> float:
+        """The same by the looks at the stack alone."""
+        found = self._looks(file, first_line, last_line)
+        weighted = found.total() + found["forward"] * (self._with_backward - 1)
+        return weighted / max(1, self._total)
+
+    def makes_batches(self, file: str, first_line: int, last_line: int) -> bool:
+        """Whether lines were found mostly while the step waited for a batch."""
+        found = self._looks(file, first_line, last_line)
+        return found["wait"] * 2 > found.total()
+
+    def _looks(self, file: str, first_line: int, last_line: int) -> Counter[str]:
+        """How often lines were on the stack, by phase."""
+        found: Counter[str] = Counter()
+        for path in self._context.stacks.paths if self._context.stacks is not None else ():
             if any(place.file == file and first_line <= place.line <= last_line for place in path.places):
-                found += path.samples * (self._with_backward if path.phase == "forward" else 1.0)
-        return found / self._total
+                found[path.phase] += path.samples
+        return found
 
     def _attributed(self, file: str, first_line: int, last_line: int) -> float:
         step_s = self._context.attributed_step_s
@@ -77,7 +87,9 @@ class KnockOut(Arm):
         self.place, self.last_line, self.function = place, block.last_line, place.function
         self.label = f"{self.kind} {place}"
         self.suspicion, self.refusal = suspicion, block.refusal
-        self._on_one_batch: bool | None = None  # decided with the first block
+        # what makes batches does not run where one is served; for others the first block decides
+        self._makes_batches = shares.makes_batches(place.file, block.first_line, block.last_line)
+        self._on_one_batch = False if self._makes_batches else None
         self._results: KeptResults | None = None
         self._num_idle = 0  # steps of the arm in which the block did not run
         self._patches = Patches()
@@ -133,7 +145,7 @@ class KnockOut(Arm):
         elif not results.giving:
             results.giving = True
             self._set_roofline(results)
-        elif results.num_unknown and self._context.loaders.trained_on() is not None:
+        elif results.num_unknown and not self._makes_batches and self._context.loaders.trained_on():
             self._on_one_batch = self._shares.are_ragged = True
         results.reset()
 

@@ -28,6 +28,7 @@ def test_the_share_of_lines_holds_what_they_call_and_their_backward_pass() -> No
     assert shares.of("model.py", 20, 20) == pytest.approx(0.4)
     assert shares.of("model.py", 4, 4) == pytest.approx(0.1)
     assert shares.of("other.py", 1, 99) == 0.0
+    assert not shares.makes_batches("model.py", 1, 9)
     site = Site(kind="row", op="x", place=line(7), via=None, calls_per_step=9, host_s=0.2, backward_s=0.4)
     context = SimpleNamespace(stacks=None, sites=(site,), attributed_step_s=2.0)
     assert Shares(context).of("model.py", 6, 8) == pytest.approx(0.3)
