@@ -1,0 +1,101 @@
+"""The benchmark of ceilings: its fixes fit the planted scripts, its goals can be missed, its page fills."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARK = ROOT / "benchmarks" / "diagnosis"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Modules of the benchmark and of the docs, which are scripts and not packages."""
+    names = ("fixes", "table", "diagnosis_figures")
+    for folder in (BENCHMARK, ROOT / "docs"):
+        monkeypatch.syspath_prepend(str(folder))
+
+    def load_module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_every_planted_script_can_be_mended(load: Any) -> None:
+    fixes = load("fixes")
+    planted = sorted(path.parent.name for path in fixes.PLANTED.glob("*/planted.py"))
+    assert len(planted) > 15
+    for rule in planted:
+        text = fixes.mended(rule, workers=3)
+        compile(text, f"{rule}.py", "exec")
+        assert text != (fixes.PLANTED / rule / "planted.py").read_text()
+        assert "# guilty" not in text
+        assert ("num_workers=3" in text) == fixes.needs_workers(rule)
+
+
+def test_darkroom_is_mended_by_one_gather(load: Any, tmp_path: Path) -> None:
+    fixes = load("fixes")
+    script = fixes.darkroom_with_one_gather(tmp_path)
+    assert script.name == "train.py"
+    model = (tmp_path / "model.py").read_text()
+    compile(model, "model.py", "exec")
+    assert "table.gather" in model
+    assert "seq.append" not in model
+
+
+def row(
+    name: str, *, real: float, ceiling: float | None, arm: str = "knock-out", spread: float = 0.01
+) -> Any:
+    ends = {"low": None, "high": None}
+    if ceiling is not None:
+        ends = {"low": ceiling * (1 - spread), "high": ceiling * (1 + spread)}
+    known = {"real": real, "real_low": real * (1 - spread), "real_high": real * (1 + spread)}
+    return {"name": name, "ceiling": ceiling, "arm": arm, "of": "step", "found": True, **known, **ends}
+
+
+def test_goals_name_the_rows_that_miss_them(load: Any) -> None:
+    rows = [
+        row("kept", real=2.0, ceiling=2.2),
+        row("too-low", real=3.0, ceiling=2.0),
+        row("too-high", real=2.0, ceiling=6.0),
+        row("noisy", real=2.0, ceiling=6.0, spread=0.5),
+        row("treated", real=2.0, ceiling=2.4, arm="autocast"),
+        row("unproven", real=2.0, ceiling=None),
+    ]
+    kept = load("table").goals(rows)
+    assert kept["real_above_ceiling"] == ["too-low"]
+    assert kept["real_far_below_ceiling"] == ["too-high", "noisy?"]
+    assert kept["treatments_off"] == ["treated"]
+    assert kept["without_ceiling"] == ["unproven"]
+
+
+def test_the_page_shows_ceilings_beside_gains(load: Any, tmp_path: Path) -> None:
+    rows = [row("sync-in-step", real=1.14, ceiling=1.2, arm="reads-free"), row("x", real=2.0, ceiling=None)]
+    result = {
+        "hardware": "NVIDIA H200",
+        "device": "h200",
+        "rows": rows,
+        "goals": load("table").goals(rows),
+        "score": {"precision": "100.0%  (2 of 2)"},
+        "aa": {"runs": 100, "holding_one": 97},
+    }
+    (tmp_path / "diagnosis-nvidia-h200_2030-01-01.json").write_text(json.dumps(result))
+    (tmp_path / "shares_h200.json").write_text(json.dumps({"ceilings": {"sync-in-step": 1.21}}))
+    page = (ROOT / "docs" / "ceilings.md").read_text()
+    assert len(re.findall(r"<!-- diagnosis: \w+ -->", page)) >= 3
+    figures = load("diagnosis_figures")
+    shown = figures.with_tables(page, folder=tmp_path)
+    assert "<!-- diagnosis" not in shown
+    assert "| sync-in-step | 1.14× [1.13, 1.15] | 1.20× [1.19, 1.21] | reads-free | 1.21× |" in shown
+    assert "97 of 100 intervals hold 1" in shown
+    assert "Not measured yet" in figures.with_tables(page, folder=tmp_path / "none")
