@@ -1,4 +1,4 @@
-"""A script under `flatout diagnose` and `flatout watch --run` sees what it sees under `python`.
+"""A script under `flatout diagnose`, `watch --run` and `run` sees what it sees under `python`.
 
 One probe writes down what it can see and ends in several ways; what differs is listed here, and in
 docs/diagnosis.md.
@@ -24,6 +24,7 @@ WAYS = {
     "python": (),
     "diagnose": ("-m", "flatout", "diagnose", "--save", "{folder}/evidence.json"),
     "watch": ("-m", "flatout", "watch", "--log", "{folder}/log", "--run"),
+    "run": ("-m", "flatout", "run", "--with", "{folder}/flatout.toml"),
 }
 INHERITED = 97  # a file that is open already; seen.py knows its number
 # What is allowed to differ, and how.
@@ -35,13 +36,15 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "names of __main__": {leave_out.SWITCH, batch_statements.SWITCH},
     },
     "watch": {"threads": {"flatout-sampler"}},
+    "run": {},
 }
 # Exit codes by way: `diagnose` ends with 2 where there is nothing to measure, as its documentation says.
-CODES = {"return": (0, 2, 0), "exit": (1, 2, 1), "raise": (1, 2, 1), "kill": (-9, 2, -9)}
+CODES = {"exit": (1, 2, 1, 1), "raise": (1, 2, 1, 1), "kill": (-9, 2, -9, -9)}
 
 
 def start(way: str, *command: str, folder: Path, options: tuple[str, ...] = (), **pipes: Any) -> Any:
     started = [sys.executable, *options, *(word.format(folder=folder) for word in WAYS[way]), *command]
+    (folder / "flatout.toml").write_text('command = ["seen.py"]\ntreatments = []\n')
     reader, writer = os.pipe()
     os.write(writer, b"inherited")
     os.close(writer)
@@ -108,7 +111,7 @@ def test_what_it_sees_of_its_process(how: str, tmp_path: Path) -> None:
         seen[way] = without_allowed(json.loads(path.read_text()), way)
         path.unlink()
     assert len(seen["python"]) > 35
-    for way in ("diagnose", "watch"):
+    for way in WAYS:
         assert seen[way] == seen["python"]
         assert ended.get(way) == ended.get("python")  # output, warnings, and what runs at exit
     if ended:
