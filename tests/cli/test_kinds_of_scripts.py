@@ -165,7 +165,7 @@ def test_a_compiled_model_is_counted_by_its_own_lines_and_not_compiled_again(tmp
     assert rows.calls_per_step == 16.0
     # the full batch once, and half of it once: nothing that an instrument caused
     assert "compiled 2 graphs" in outcome.stdout
-    assert {step.num_forwards for step in evidence.steps} == {1}
+    assert {step.num_forwards for step in evidence.steps if not step.arm.startswith("knock-out")} == {1}
 
 
 def test_parts_that_are_compiled_by_themselves_stay_compiled(tmp_path: Path) -> None:
