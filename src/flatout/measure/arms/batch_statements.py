@@ -299,12 +299,12 @@ def _behind_gradients(suite: Suite) -> list[Item]:
     """The statements that `.backward()` needs the results of."""
     needed: set[str] = set()
     found: list[Item] = []
-    todo = [item for item in suite.items if item.goes_back]
-    while todo:
-        item = todo.pop()
+    waiting = [item for item in suite.items if item.goes_back]
+    while waiting:
+        item = waiting.pop()
         found.append(item)
         needed |= item.loads
-        todo += [each for each in suite.items if each.stores & needed and each not in (*found, *todo)]
+        waiting += [each for each in suite.items if each.stores & needed and each not in (*found, *waiting)]
     return found
 
 
