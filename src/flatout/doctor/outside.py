@@ -40,6 +40,8 @@ def outside_findings(
 
 
 def name_of(episode: Episode) -> str:
+    if episode.kind == "epoch-start":
+        return "the loader"
     return f"{episode.function}()" if episode.function else "this block"
 
 
@@ -51,6 +53,8 @@ def _figures(evidence: Evidence, episode: Episode) -> list[str]:
         f"a typical step takes {show_seconds(evidence.step_s)}",
         f"on the stack in {episode.samples} looks, some 25 a second",
     ]
+    if episode.inside is not None:
+        figures.append(f"most of the time at {episode.inside}")
     if episode.with_epoch:
         figures.append("it comes with every epoch, and is spread over the epoch's length")
     if episode.per_step_s is None:

@@ -330,6 +330,7 @@ class Episode:
     per_step_s: float | None  # spread over the job's steps; None: paid once, or seen a single time
     with_epoch: bool = False  # it comes with every epoch, and is spread over its length
     samples: int = 0  # looks at the stack that found it
+    inside: Place | None = None  # the innermost line of at least half of them, where it is another
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

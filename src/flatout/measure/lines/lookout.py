@@ -41,6 +41,7 @@ class Look(NamedTuple):
     callee: str | None  # the library's function that the innermost of them calls
     library: Library | None  # what libraries were doing
     in_model: bool
+    in_loader: int | None = None  # the places from here on are called by a loader
 
 
 class Lookout:
@@ -91,6 +92,7 @@ class Lookout:
         callee: str | None = None
         library: Library | None = None
         called: str | None = None
+        inside: int | None = None  # places that the loader calls
         at: FrameType | None = frame
         while at is not None:
             if self._user_code.is_user(at.f_code):
@@ -99,9 +101,13 @@ class Lookout:
                 places.append(self._user_code.place_in(at.f_code, line=at.f_lineno))
             elif self._user_code.is_library(at.f_code):
                 called = at.f_code.co_name
-                library = library or self._does(at.f_code)
+                does = self._does(at.f_code)
+                library = library or does
+                inside = len(places) if does == "loading" else inside
             at = at.f_back
-        return Look(time_s, weight_s, tuple(places[::-1][:DEEPEST]), callee, library, region == FORWARD)
+        outside = None if inside is None else len(places) - inside
+        kept = tuple(places[::-1][:DEEPEST])
+        return Look(time_s, weight_s, kept, callee, library, region == FORWARD, outside)
 
     def _does(self, code: CodeType) -> Library | None:
         known = self._doing.get(id(code))

@@ -271,7 +271,7 @@ def _places(evidence: Evidence) -> list[Place | None]:
         places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
     if evidence.stacks is not None:
         places += [place for path in evidence.stacks.paths[:MOST_SHOWN_PATHS] for place in path.places]
-    places += [episode.place for episode in evidence.episodes]
+    places += [place for episode in evidence.episodes for place in (episode.place, episode.inside)]
     if evidence.memory is not None:
         for growth in evidence.memory.growth:
             places += [growth.place, growth.holder_place]

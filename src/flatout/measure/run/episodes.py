@@ -83,6 +83,12 @@ class Tally:
         self.loads |= look.library == "loading"
         self.names |= {place.function for place in look.places if place.function and place != cause.place}
 
+    def innermost(self, cause: Cause) -> Place | None:
+        """The line below the cause in which most of the looks ended, if half of them did."""
+        ends = Counter(look.places[-1] for look in self.looks if look.places[-1] != cause.place)
+        place, num = ends.most_common(1)[0] if ends else (None, 0)
+        return place if num * 2 >= len(self.looks) else None
+
 
 def find_episodes(
     rows: Sequence[StepRow],
@@ -186,7 +192,8 @@ class _Typical:
         self._headers = {(place.file, header) for place in places for header in loops(place)}
 
     def cause(self, look: Look, *, begins_epoch: bool) -> Cause | None:
-        for depth, place in enumerate(look.places):
+        called_by_loader = look.in_loader if look.in_loader is not None else len(look.places)
+        for depth, place in enumerate(look.places[:called_by_loader]):
             if (place.file, place.line) not in self._lines:
                 inner = (below for below in look.places[depth + 1 :] if below != place)  # a comprehension
                 called = next((below.function for below in inner), look.callee)
@@ -194,9 +201,9 @@ class _Typical:
                 if header is not None and header != place.line:
                     place, called = replace(place, line=header), None
                 return Cause(place, called)
-        if look.places and (
-            look.library in ("checkpoint", "compilation") or (look.library == "loading" and begins_epoch)
-        ):
+        if look.in_loader and begins_epoch:  # a sampler's or a dataset's lines are the loader's time
+            return Cause(look.places[min(look.in_loader, len(look.places)) - 1], None, "loading")
+        if look.places and look.library in ("checkpoint", "compilation"):
             return Cause(look.places[-1], look.callee, look.library)
         return None
 
@@ -266,6 +273,7 @@ def _episode(
         per_step_s=per_step_s,
         with_epoch=tally.with_epoch and steps_per_epoch is not None,
         samples=len(tally.looks),
+        inside=tally.innermost(cause),
     )
 
 

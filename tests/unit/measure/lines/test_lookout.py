@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,25 @@ def test_looks_name_the_lines_from_the_outermost_to_the_innermost() -> None:
     assert [place.function for place in looks[-1].places][-2:] == ["evaluate", "spend"]
     assert 0 < sum(look.weight_s for look in looks) <= spent_s
     assert looks == sorted(looks, key=lambda look: look.time_s)
+
+
+class Order(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        spend(0.25)
+        return iter([0])
+
+
+def test_lines_that_a_loader_calls_are_told_from_those_that_call_it() -> None:
+    lookout = Lookout(Clock(), UserCode(str(HERE.parent)))
+    lookout.start()
+    for _ in torch.utils.data.DataLoader([1], sampler=Order()):
+        pass
+    lookout.stop()
+    look = next(look for look in reversed(lookout.looks) if look.library == "loading")
+    assert look.in_loader is not None
+    outside, inside = look.places[: look.in_loader], look.places[look.in_loader :]
+    assert outside[-1].function == "test_lines_that_a_loader_calls_are_told_from_those_that_call_it"
+    assert [place.function for place in inside] == ["Order.__iter__", "spend"]
 
 
 def test_a_long_run_keeps_half_of_its_looks_with_twice_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ MAIN = Place(file="train.py", line=50, function="main")
 STEP = Place(file="train.py", line=20, function="train")
 CALLS = Place(file="train.py", line=31, function="train")
 INSIDE = Place(file="train.py", line=7, function="evaluate")
+DRAWS = Place(file="data.py", line=12, function="Order.__iter__")
 SAVES = Place(file="train.py", line=33, function="train")
 
 
@@ -81,6 +82,7 @@ def test_an_evaluation_is_found_at_the_line_that_calls_it() -> None:
     (found,) = evaluated(10, 3).episodes()
     assert (found.kind, found.place, found.function) == ("evaluation", CALLS, "evaluate")
     assert (found.times, found.num_steps, found.samples) == (3, 32, 30)
+    assert found.inside == INSIDE
     assert found.seconds == pytest.approx(1.2)
     assert found.per_step_s == pytest.approx(1.2 / 32)
     assert not found.with_epoch
@@ -167,9 +169,11 @@ def test_the_start_of_an_epoch_is_found_in_the_loader() -> None:
     for _ in range(2):
         run.steps(9)
         start_s, _ = run.step(wait_s=0.3, epoch_start=True, begins_epoch=True)
-        run.look(MAIN, STEP, at_s=start_s + 0.1, library="loading", callee="__iter__")
+        run.look(MAIN, STEP, at_s=start_s + 0.1, library="loading", callee="__iter__", in_loader=2)
+        run.look(MAIN, STEP, DRAWS, at_s=start_s + 0.2, library="loading", in_loader=2)
     (found,) = run.episodes(steps_per_epoch=10.0)
     assert (found.kind, found.place, found.with_epoch) == ("epoch-start", STEP, True)
+    assert (found.samples, found.inside) == (4, DRAWS)
     assert found.per_step_s == pytest.approx(0.03)
 
 
