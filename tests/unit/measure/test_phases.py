@@ -383,6 +383,7 @@ def test_dynamo_does_not_see_the_instruments(
 
     monkeypatch.setattr(schedule, "MOST_STACK_STEPS", 2)
     num_steps = 40  # through the longest warm-up and every pass
+    what_dynamo_did(make, num_steps=2)  # and what it does once in a process
     plain = what_dynamo_did(make, num_steps=num_steps)
     assert plain["counters"]["stats"]["unique_graphs"] == num_graphs
     options = ObserverOptions(folder=str(HERE.parent), counterfactuals=False, seconds=600)
