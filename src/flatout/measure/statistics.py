@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
 MOST_OUTLIERS = 0.25  # of all timed steps
+UNKNOWN_CHANCE = 0.1  # of a block, where too few were seen to tell
+# by degrees of freedom, from 2 on; the last for any more
+STUDENT_95 = (4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.0)
 FARTHEST = 2  # blocks: what is farther away ran at another time
 
 
@@ -63,7 +67,8 @@ def compare(
     """The arm `label` against `baseline`, each of its blocks paired with the baseline blocks beside it.
 
     The interval resamples rounds and, within a round, steps: what changes slowly on a shared machine
-    hits both arms of a round and cancels.  Of a single round it is the interval of its steps alone.
+    hits both arms of a round and cancels.  A few rounds are too few to show how much blocks differ by chance,
+    so it is at least as wide as all blocks of the baseline say that it must be.
     """
     treated_blocks, plain_blocks = _kept_blocks(steps, label), _kept_blocks(steps, baseline)
     pairs = [(values, _beside(block, plain_blocks)) for block, values in sorted(treated_blocks.items())]
@@ -82,18 +87,36 @@ def compare(
         num_values=len(paired),
         random=random,
     )
+    speedup = plain_s / treated_s
+    chance = math.exp(_chance(plain_blocks) / math.sqrt(len(paired)))
     return Counterfactual(
         kind=kind or label,
         label=label,
         baseline=baseline,
         step_s=treated_s,
         baseline_step_s=plain_s,
-        speedup=plain_s / treated_s,
-        speedup_low=min(low, plain_s / treated_s),
-        speedup_high=max(high, plain_s / treated_s),
+        speedup=speedup,
+        speedup_low=min(low, speedup / chance),
+        speedup_high=max(high, speedup * chance),
         num_blocks=len(treated),
         num_steps=sum(len(block) for block in treated),
     )
+
+
+def _chance(blocks: dict[int, list[float]]) -> float:
+    """How far the ratio of a block to the two beside it lies from 1 by chance: 95 % of it, as a logarithm.
+
+    Measured on blocks of one kind, each against the two around it, so that a machine that gets slower does
+    not count.
+    """
+    import numpy as np
+
+    means = np.log([np.mean(blocks[block]) for block in sorted(blocks)])
+    apart = means[1:-1] - (means[:-2] + means[2:]) / 2
+    if len(apart) < 2:
+        return UNKNOWN_CHANCE
+    quantile = STUDENT_95[min(len(apart), len(STUDENT_95) + 1) - 2]
+    return float(quantile * math.sqrt(np.mean(apart**2)))
 
 
 def _beside(block: int, plain_blocks: dict[int, list[float]]) -> list[float]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,6 +58,24 @@ def test_a_planted_speedup_lies_inside_the_interval_as_often_as_it_claims(speedu
         assert found is not None
         inside += found.speedup_low <= speedup <= found.speedup_high
     assert inside >= 51  # of 60; 95 % on average, bootstraps of few rounds are a little narrow
+
+
+@pytest.mark.parametrize("num_rounds", [2, 3, 6])
+def test_blocks_that_differ_by_chance_are_not_taken_for_a_gain(num_rounds: int) -> None:
+    """A shared machine has good and bad moments as long as a block."""
+    inside = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        moments = [float(np.exp(0.03 * random.standard_normal())) for _ in range(40)]
+        steps = rounds(speedup=1.0, noise=0.05, seed=seed, num_rounds=num_rounds)
+        found = compare(
+            [replace(each, step_s=each.step_s * moments[each.block]) for each in steps],
+            label="cached",
+            baseline="real",
+        )
+        assert found is not None
+        inside += found.speedup_low <= 1 <= found.speedup_high
+    assert inside >= 54
 
 
 def test_slow_drift_cancels_between_the_arms_of_a_round() -> None:
