@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from flatout.ground.errors import BadInput, ChildDied, FlatoutError, ForkUnusable
 
 Result = TypeVar("Result")
+FORK_TRIES = 300
 
 
 def in_fresh_process(
@@ -110,7 +112,7 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
     process = context.Process(target=_answer, args=(there, function, args, kwargs), daemon=True)
     with warnings.catch_warnings():  # of threads that a fork leaves behind: the child uses none of theirs
         warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+        _start(process)
     there.close()
     try:
         answer = here.recv()
@@ -127,6 +129,19 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
             process.kill()
     result: Result = answered(answer)
     return result
+
+
+def _start(process: Any) -> None:
+    """Fork; a library that changes its file locks in another thread refuses that for a moment."""
+    for _ in range(FORK_TRIES):
+        try:
+            process.start()
+            return
+        except RuntimeError as error:
+            if "fork is unsafe" not in str(error):
+                raise
+            time.sleep(0.01)
+    process.start()
 
 
 def answered(answer: tuple[str, Any]) -> Any:

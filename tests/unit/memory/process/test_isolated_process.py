@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.ground.errors import BadInput, ChildDied, FlatoutError, StructureChanges
+from flatout.memory.process import isolated_process
 from flatout.memory.process.isolated_process import (
     ForkUnusable,
     check_backward,
@@ -245,3 +246,23 @@ def logged_by_a_wrong_width() -> list[str]:
 def test_an_error_of_a_shape_is_not_logged_as_well() -> None:
     assert run_in_child(logged_by_a_wrong_width) == []
     assert logged_by_a_wrong_width() != []  # as PyTorch has it
+
+
+class RefusedProcess:
+    """A process that cannot be started at first."""
+
+    def __init__(self, *, words: str, num_refusals: int) -> None:
+        self.words, self.num_refusals = words, num_refusals
+
+    def start(self) -> None:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise RuntimeError(self.words)
+
+
+def test_a_fork_that_a_library_refuses_for_a_moment_is_tried_again() -> None:
+    process = RefusedProcess(words="os.fork is unsafe while filelock is changing", num_refusals=2)
+    isolated_process._start(process)
+    assert process.num_refusals == 0
+    with pytest.raises(RuntimeError, match="another"):
+        isolated_process._start(RefusedProcess(words="another", num_refusals=1))
