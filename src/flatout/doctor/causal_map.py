@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from flatout.doctor.ceilings import holds, loading_s, num_lines
+from flatout.doctor.ceilings import KNOCKED_OUT, holds, loading_s, num_lines
 from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath
 
-KNOCKED_OUT = "knock-out"
 SLACK = 1.2  # between two measured steps
 CALLS = 0.8  # of the looks at a block, those that found the caller on the stack too
 

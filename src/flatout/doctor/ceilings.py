@@ -21,7 +21,9 @@ from flatout.measure.evidence import Counterfactual, Episode, Evidence, Loader, 
 MOST = 0.999
 # A speed-up that cannot be told from none.
 RESOLVABLE_SPEEDUP = 1.05
-OF_LINES = ("knock-out", "batched-call", "library-recurrence")  # arms that change some lines alone
+KNOCKED_OUT = "knock-out"
+MOST_CALL_LINES = 4  # of a statement that is a call and little else
+OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence")  # arms that change some lines alone
 BUSY = 0.8  # of the step, a GPU that bounds it
 
 
@@ -116,8 +118,27 @@ def arm_at(evidence: Evidence, kind: str, place: Place | None) -> Counterfactual
     """
     held = [found for found in evidence.counterfactuals if found.kind == kind and concerns(found, place)]
     header = _innermost_loop(evidence, place) if kind in OF_LINES else None
+    if not held and kind == KNOCKED_OUT and place is not None:
+        held = _at_the_call(evidence, place)
     with_loop = [found for found in held if header is not None and holds(found, header)]
     return min(with_loop or held, key=lambda found: (num_lines(found), -found.speedup), default=None)
+
+
+def _at_the_call(evidence: Evidence, place: Place) -> list[Counterfactual]:
+    """Arms without the statement that calls the function of a place: the function is gone with it."""
+    paths = evidence.stacks.paths if evidence.stacks is not None else ()
+    callers = set()
+    for path in paths:
+        functions = [(each.file, each.function) for each in path.places]
+        if (place.file, place.function) in functions[1:]:
+            callers.add(path.places[functions.index((place.file, place.function)) - 1])
+    return [
+        found
+        for found in evidence.counterfactuals
+        if found.kind == KNOCKED_OUT
+        and num_lines(found) <= MOST_CALL_LINES
+        and any(holds(found, caller) for caller in callers)
+    ]
 
 
 def _innermost_loop(evidence: Evidence, place: Place | None) -> Place | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.doctor import ceilings
-from flatout.measure.evidence import ArmNotRun, Episode, Stacks
+from flatout.measure.evidence import ArmNotRun, Episode, StackPath, Stacks
 
 seconds = st.floats(min_value=0, max_value=1e6)
 
@@ -172,3 +172,18 @@ def test_a_line_in_a_loop_is_judged_with_its_loop(made):
     assert ceilings.prove(job, ("knock-out",), place=made.place(31)).ceiling.arm == loop.label
     alone = dataclasses.replace(job, counterfactuals=(line,))
     assert ceilings.prove(alone, ("knock-out",), place=made.place(31)).refuted
+
+
+def test_a_line_of_a_function_whose_call_was_left_out_is_gone_with_it(made):
+    call = made.place(54, file="model.py", function="Model.forward")
+    line = made.place(75, file="model.py", function="Model.build")
+    path = StackPath(phase="forward", places=(made.place(9), call, line), samples=9)
+    stacks = Stacks(num_steps=1, samples_by_phase={}, paths=(path,))
+    without_call = made.counterfactual("knock-out", 2.3, line=54, place=call)
+    forward = made.counterfactual(
+        "knock-out", 9.0, line=45, last_line=59, place=dataclasses.replace(call, line=45)
+    )
+    job = made.evidence(counterfactuals=(without_call, forward), stacks=stacks)
+    assert ceilings.prove(job, ("knock-out",), place=line).ceiling.speedup == pytest.approx(2.3)
+    whole = dataclasses.replace(job, counterfactuals=(forward,))
+    assert ceilings.prove(whole, ("knock-out",), place=line).ceiling is None

@@ -76,6 +76,8 @@ class PaddedBatch:
         rows = num_rows(batch)
         if rows is None or not all(isinstance(array, torch.Tensor) for array in self.arrays):
             raise NotPadded("the batches hold other things than tensors with a row for each sample")
+        if _has_lists(batch, rows):  # lengths, most likely: they would not fit other rows or shorter ones
+            raise NotPadded("the batches hold a list with an entry for each sample")
         self.rows = rows
         sequences = [array for array in self.arrays if _is_sequence(array, rows, ragged=ragged)]
         widths = Counter(int(array.shape[1]) for array in sequences)
@@ -192,6 +194,16 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         if saved >= LEAST_SAVED:
             suspicion = min(1.0, saved * model_s / context.step_s)
             yield Trimmed(context.loaders, to=to, ragged=ragged, suspicion=suspicion, place=record.place)
+
+
+def _has_lists(batch: Any, rows: int) -> bool:
+    """Whether a list of plain values, one for each row, is somewhere in a batch."""
+    if isinstance(batch, dict):
+        return any(_has_lists(value, rows) for value in batch.values())
+    if not isinstance(batch, (list, tuple)):
+        return False
+    plain = len(batch) == rows and all(isinstance(value, (int, float, str)) for value in batch)
+    return plain or any(_has_lists(value, rows) for value in batch)
 
 
 def _is_sequence(array: Any, rows: int, *, ragged: bool) -> bool:

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from flatout.measure.arms.arm import Arm
-from flatout.measure.arms.trimmed import Trimmed, propose, take_turns
+from flatout.measure.arms.trimmed import NotPadded, PaddedBatch, Trimmed, propose, take_turns
 from flatout.measure.loading.loaders import LoaderWatch
 
 Keep = Callable[..., Iterator[Any]]
@@ -106,6 +106,14 @@ def test_batches_without_padding_are_refused(
     begin(arm)
     assert arm.refusal is not None and reason in arm.refusal
     end(arm)
+
+
+@pytest.mark.parametrize("beside", [[5, 30], (5.0, 30.0), ["a", "b"], {"deeper": [5, 30]}])
+def test_a_list_with_an_entry_for_each_sample_would_not_fit_other_rows(beside: Any) -> None:
+    words = torch.stack([sentence(length, 40)["words"] for length in (5, 30)])
+    assert PaddedBatch({"words": words}, ragged=False).width == 40
+    with pytest.raises(NotPadded, match="an entry for each sample"):
+        PaddedBatch({"words": words, "lengths": beside}, ragged=False)
 
 
 def test_a_few_batches_in_a_row_are_as_wide_as_all() -> None:
