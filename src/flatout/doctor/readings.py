@@ -21,6 +21,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Plac
 
 LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
 LEAST_SHOWN = 0.02  # of the step, a line
+MOST_LOSS = 0.2  # of the step: lines of a loss that take more are worth a word, a loop over time for instance
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
 STRAGGLES = 1.1  # a rank this much slower than the median of all
@@ -301,8 +302,8 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
     """The time in which the GPU is idle, or without one the time outside the model and the optimizer."""
     shares = phase_shares(evidence)
     busy = evidence.kernels.busy_share if evidence.kernels else None
-    wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0) * (1 - loss_share(evidence))
-    unexplained = wait + rest if busy is None else 1 - busy
+    wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0)
+    unexplained = wait + rest - _loss_of_the_step(evidence) if busy is None else 1 - busy
     if unexplained < LEAST_UNEXPLAINED:
         return None
     if busy is None:
@@ -323,14 +324,21 @@ def loss_share(evidence: Evidence) -> float:
     return in_loss / evidence.stacks.samples_by_phase["rest"]
 
 
+def _loss_of_the_step(evidence: Evidence) -> float:
+    """The share of the step that needs no explanation, because it is a loss of a usual size."""
+    share = phase_shares(evidence).get("rest", 0.0) * loss_share(evidence)
+    return share if share < MOST_LOSS else 0.0
+
+
 def lines_between_phases(evidence: Evidence, *, most: int = 3) -> list[tuple[Place, float]]:
     """The lines that the training thread is found in between the phases, with their shares of the step."""
     samples = evidence.stacks.samples_by_phase.get("rest", 0) if evidence.stacks else 0
     if evidence.stacks is None or not samples:
         return []
     held: Counter[Place] = Counter()
+    loss = evidence.stacks.differentiable if _loss_of_the_step(evidence) else ()
     for path in evidence.stacks.paths:
-        if path.phase == "rest" and path.places and path.places[-1] not in evidence.stacks.differentiable:
+        if path.phase == "rest" and path.places and path.places[-1] not in loss:
             held[path.places[-1]] += path.samples
     rest = phase_shares(evidence).get("rest", 0.0)
     shares = [(place, num / samples * rest) for place, num in held.most_common(most)]

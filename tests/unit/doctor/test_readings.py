@@ -345,7 +345,13 @@ def test_time_between_the_phases_is_named_by_its_line() -> None:
 
 def test_little_time_and_the_lines_of_the_loss_are_nothing_to_explain() -> None:
     assert unexplained(with_rest(0.09)) is None
-    assert unexplained(with_rest(0.9, of_loss=95)) is None
+    assert unexplained(with_rest(0.2, of_loss=95)) is None
+
+
+def test_a_loss_that_takes_most_of_the_step_is_named() -> None:
+    words = unexplained(with_rest(0.9, of_loss=95))
+    assert words is not None
+    assert f"{builders.CREATE_LINE} (86 % of the step)" in words
 
 
 def test_time_between_the_steps_is_named_though_no_line_holds_much_of_it() -> None:

@@ -39,7 +39,7 @@ LEAST_SET_UP_S = 1.0
 FEWEST_LOOKS = 3  # for a cause to be one
 LEAST_TYPICAL = 0.002  # of the looks at typical steps, for a line to be one of theirs
 MOST_EPISODES = 20
-EVALUATES = re.compile(r"eval|valid|test|score|metric", re.IGNORECASE)
+EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
 SAVES = re.compile(r"save|checkpoint", re.IGNORECASE)
 ROLLS_OUT = re.compile(r"roll|collect|play|episode|simul|generat|explor|act\b", re.IGNORECASE)
 
