@@ -8,7 +8,6 @@ lines/                    which lines of the user's code create, read, copy, kee
 compilation               what torch.compile does, from dynamo's own records
 device/                   kernels and operators, recorded by torch's profiler
 batches                   a batch as a structure: walked, served again, cut in half
-live_objects              the garbage collector's objects, walked without harming other threads
 statistics                speed-ups with their uncertainty, from interleaved blocks
 user_code, patches        whose line this is; replacements in the job's process that can be taken back
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from flatout.measure.live_objects import live_objects
+from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.patches import Patches
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"

@@ -8,4 +8,5 @@ live_memory      lines that make tensors which stay alive, step after step
 retained         who keeps a tensor alive, and how much of an autograd graph hangs on it
 stores           the line that puts a value into a name
 function_modes   a torch-function mode put onto the running thread from inside a hook
+live_objects     the garbage collector's objects, walked without harming other threads
 """

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from flatout.measure.evidence import GraphGrowth, Growth, Memory, Place
+from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.lines.retained import (
     Holder,
     container_sizes,
@@ -33,7 +34,6 @@ from flatout.measure.lines.retained import (
     old_nodes,
     tensors_with_graph,
 )
-from flatout.measure.live_objects import live_objects
 from flatout.measure.user_code import UserCode
 
 FEWEST_BOUNDARIES = 3

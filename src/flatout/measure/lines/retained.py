@@ -24,8 +24,8 @@ from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from flatout.measure.evidence import Place
+from flatout.measure.lines.live_objects import alone, live_objects
 from flatout.measure.lines.stores import Store, find_store, stores_of
-from flatout.measure.live_objects import alone, live_objects
 from flatout.measure.user_code import UserCode
 
 MOST_NODES = 300_000

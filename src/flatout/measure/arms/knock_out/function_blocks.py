@@ -24,7 +24,7 @@ from flatout.measure.arms.knock_out.blocks import (
 from flatout.measure.arms.knock_out.knock_out import ALWAYS, LEAST_SHARE, KnockOut, Shares
 from flatout.measure.arms.knock_out.rewrite import KNOCK_OUT, CannotRewrite, parse_file, rewritten
 from flatout.measure.evidence import Place
-from flatout.measure.live_objects import live_objects
+from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.phases import has_compiled
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from flatout.measure.lines import retained
-from flatout.measure.live_objects import alone, live_objects
+from flatout.measure.lines.live_objects import alone, live_objects
 from flatout.measure.user_code import UserCode
 
 WALK_S = 1.0
