@@ -79,6 +79,8 @@ def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
         words = f"{what} costs {show_share(1 - 1 / found.speedup)} of the step"
         if found.kind == "cached":
             words = _loader_costs(found, evidence)
+        elif found.kind == "workers":
+            words = _workers_cost(what, found, evidence)
     elif found.speedup_high < 1 + NARROW:
         words = f"{what} is not the limit"
     else:
@@ -86,6 +88,14 @@ def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
     figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
     named = label.format(value=found.value or 0, place=found.place or UNKNOWN)
     return _reading(found, label=named, figure=figure, words=words)
+
+
+def _workers_cost(what: str, found: Counterfactual, evidence: Evidence) -> str:
+    """More workers take away the wait for batches, and nothing else."""
+    gained, waits = 1 - 1 / found.speedup, phase_shares(evidence).get("wait", 0.0)
+    if waits >= gained:
+        return f"{what} costs {show_share(gained)} of the step"
+    return f"{what} costs at most {show_share(waits)} of the step, which is what it waits for batches"
 
 
 def _loading(cached: Counterfactual) -> str:

@@ -55,6 +55,13 @@ def test_a_loader_that_the_step_hardly_waits_for_is_not_said_to_cost_so_much() -
     assert not bound(alone).startswith("The loader bounds")
 
 
+def test_workers_are_not_said_to_gain_more_than_the_step_waits() -> None:
+    workers = replace(builders.counterfactuals()[0], kind="workers", label="workers 2", value=2.0)
+    made = replace(workers, speedup=1.5, speedup_low=1.3, speedup_high=1.9)
+    (reading,) = readings(replace(loading_bound(cores=2.0), counterfactuals=(made,), steps=waiting(0.04)))
+    assert "costs at most 4 % of the step" in reading.words
+
+
 def waiting(share: float) -> tuple[Step, ...]:
     """Steps that wait for their batch for `share` of their time."""
     phases = dict.fromkeys(PHASES, 0.0) | {"wait": share, "forward": 1 - share}
@@ -287,7 +294,7 @@ def test_every_kind_of_arm_says_what_was_changed_and_what_that_costs(kind: str, 
             value=4.0,
             place=builders.SYNC_LINE,
         )
-        (reading,) = readings(builders.evidence(counterfactuals=(made,)))
+        (reading,) = readings(builders.evidence(counterfactuals=(made,), steps=waiting(0.8)))
         assert reading.label == label
         return reading.words
 
