@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from flatout.doctor.ceilings import KNOCKED_OUT, holds, loading_s, num_lines
 from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath
 
-SLACK = 1.2  # between two measured steps
+SLACK = 1.2  # between two measured figures
 CALLS = 0.8  # of the looks at a block, those that found the caller on the stack too
 
 
@@ -78,7 +78,7 @@ def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[Stack
     last = inner.last_line or inner.place.line
     if outer.place.file == inner.place.file and holds(outer, inner.place):
         return holds(outer, replace(inner.place, line=last)) and num_lines(outer) > num_lines(inner)
-    if outer.step_s > SLACK * inner.step_s or holds(inner, outer.place):
+    if _freed(outer) < _freed(inner) / SLACK or holds(inner, outer.place):
         return False  # what holds another block costs at least as much
     seen = below = 0
     for path in paths:
@@ -87,6 +87,11 @@ def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[Stack
             seen += path.samples
             below += path.samples * any(holds(outer, place) for place in path.places[:depth])
     return seen > 0 and below >= CALLS * seen
+
+
+def _freed(found: Counterfactual) -> float:
+    """The share of the step that goes with a block."""
+    return max(0.0, 1 - 1 / found.speedup) if found.speedup > 0 else 0.0
 
 
 def _distinct(found: Sequence[Counterfactual]) -> list[Counterfactual]:
