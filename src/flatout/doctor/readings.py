@@ -62,6 +62,9 @@ ARMS = {
 }
 
 
+TREATMENTS = tuple(kind for kind in ARMS if kind not in ("cached", "workers", "same"))
+
+
 def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
     """Every arm that changes the step as a whole, read; blocks that were knocked out are the causal map's."""
     read = []
@@ -293,7 +296,21 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
 
 def unexplained(evidence: Evidence) -> str | None:
     """What costs time though no rule names a line; None where hardly any time is left to explain."""
-    return _unexplained_loading(evidence) or _unexplained_gaps(evidence) or _unexplained_outside(evidence)
+    return (
+        _unexplained_loading(evidence)
+        or _unexplained_treatment(evidence)
+        or _unexplained_gaps(evidence)
+        or _unexplained_outside(evidence)
+    )
+
+
+def _unexplained_treatment(evidence: Evidence) -> str | None:
+    """Steps that a treatment made faster, though no rule speaks of it."""
+    known = [each for each in evidence.counterfactuals if each.kind in TREATMENTS]
+    best = max(known, key=lambda each: each.speedup_low, default=None)
+    if best is None or best.speedup_low < 1 + LEAST_UNEXPLAINED:
+        return None
+    return f"{_read_arm(best, evidence).label} the step is {show_ratio(best.speedup)} as fast, measured."
 
 
 def _unexplained_outside(evidence: Evidence) -> str | None:

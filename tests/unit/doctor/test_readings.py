@@ -355,6 +355,14 @@ def test_little_time_and_the_lines_of_the_loss_are_nothing_to_explain() -> None:
     assert unexplained(with_rest(0.2, of_loss=95)) is None
 
 
+def test_a_treatment_that_pays_is_said_though_no_rule_speaks_of_it() -> None:
+    made = replace(builders.counterfactuals()[0], kind="trimmed", label="trimmed", speedup=1.9)
+    paying = replace(with_rest(0.05), counterfactuals=(replace(made, speedup_low=1.7, speedup_high=2.2),))
+    assert unexplained(paying) == "with batches cut to their longest row the step is 1.90× as fast, measured."
+    chance = replace(made, speedup_low=1.05, speedup_high=2.2)
+    assert unexplained(replace(paying, counterfactuals=(chance,))) is None
+
+
 def test_a_loss_that_takes_most_of_the_step_is_named() -> None:
     words = unexplained(with_rest(0.9, of_loss=95))
     assert words is not None

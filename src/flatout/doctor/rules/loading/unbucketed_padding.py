@@ -15,7 +15,8 @@ were cut from the same samples sorted by length. At least 10 points must lie bet
 saved are weighed by the share of the step spent in the layers' own work (matrix products, attention,
 convolutions, normalisation), and at least 5 % of the step must remain; a job that takes as long on half
 its batch is left alone. The ceiling is measured: steps whose batches are cut to the length that sorted
-batches would have.
+batches would have. Samples that are padded to one length by themselves hide their lengths; there the gain of
+steps whose batches are cut to their longest row is the evidence.
 
 Fix
 Draw batches from samples of similar length: shuffle, sort within chunks of some 50 batches, cut batches,
@@ -29,7 +30,7 @@ and a loss averaged over positions weighs samples differently. Compare loss curv
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import rows_cost_nothing, share_of
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
@@ -45,6 +46,31 @@ DENSE = ("matmul", "attention", "convolution", "normalisation")
 
 
 def detect(evidence: Evidence) -> list[Finding]:
+    return _detect_by_lengths(evidence) or _detect_shared(evidence)
+
+
+def _detect_shared(evidence: Evidence) -> list[Finding]:
+    """Padding at the end of all rows, which the samples bring along, so that nobody knows their lengths."""
+    trimmed = next((each for each in evidence.counterfactuals if each.label == ARMS[0]), None)
+    if trimmed is None or trimmed.speedup_low < RESOLVABLE_SPEEDUP:
+        return []
+    findings = []
+    for loader in evidence.loaders:
+        if loader.trains:
+            findings += RULE.proven(
+                evidence,
+                loader.place,
+                "every row of its batches ends in padding, beyond the longest of them",
+                figures=(),
+                arms=ARMS,
+                share=1 - 1 / trimmed.speedup,
+                fix="pad each batch to its longest row in collate_fn, and not every sample to one length",
+                safety="reordered",
+            )
+    return findings
+
+
+def _detect_by_lengths(evidence: Evidence) -> list[Finding]:
     scaling = _share_that_grows_with_positions(evidence)
     if scaling is None or rows_cost_nothing(evidence):
         return []

@@ -64,3 +64,13 @@ def test_a_loader_that_does_not_train_is_left_alone(made):
 
 def test_all_padding_is_no_division_by_zero(made):
     assert detect(padded(made, padded_share=1.0, bucketed_share=1.0)) == []
+
+
+@pytest.mark.parametrize(("speedup", "fires"), [(1.9, True), (1.02, False)])
+def test_padding_that_samples_bring_along_is_found_by_steps_without_it(made, speedup, fires):
+    evidence = made.evidence(
+        loaders=(made.loader(lengths=None),), counterfactuals=(made.counterfactual("trimmed", speedup),)
+    )
+    findings = detect(evidence)
+    assert [finding.ceiling.speedup for finding in findings] == ([pytest.approx(speedup)] if fires else [])
+    assert all("longest row" in finding.fix for finding in findings)
