@@ -35,35 +35,39 @@ from flatout.measure.evidence_file import load_evidence  # noqa: E402
 SCRIPTS = HERE / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCHERS = {"ddp.py": TORCHRUN}
+LOADING = ("single-process-loading", "loader-bound", "slow-samples")
 # Where a script's causes are: the functions whose lines they are at, or the rules that see them.
 CAUSES: dict[str, dict[str, tuple[str, ...]]] = {
     "convnet.py": {
-        "augmentation": ("Augment.__call__", "Images.__getitem__", "single-process-loading"),
+        "augmentation": ("Augment.__call__", "Images.__getitem__", *LOADING),
     },
     "gan.py": {"sync-in-step": ("sync-in-step",)},
     "vae.py": {
         "respawned-workers": ("respawned-workers",),
-        "in-memory": ("single-process-loading", "loader-bound", "concatenating-collate"),
+        "in-memory": (*LOADING, "concatenating-collate"),
         "sync-in-step": ("sync-in-step",),
     },
     "lm_loader.py": {
         "unbucketed-padding": ("unbucketed-padding",),
         "concatenating-collate": ("concatenating-collate", "collate"),
-        "tokenizing": ("encode", "Sentences.__getitem__", "single-process-loading"),
+        "tokenizing": ("encode", "Sentences.__getitem__", *LOADING),
     },
-    "lm_batches.py": {"evaluation": ("estimate_loss",), "attention": ("Attention.forward",)},
+    "lm_batches.py": {
+        "evaluation": ("estimate_loss", "evaluation-dominates"),
+        "attention": ("Attention.forward",),
+    },
     "lstm.py": {
         "recurrent-cell-loop": ("recurrent-cell-loop", "row-indexing-in-loop", "CharModel.forward"),
     },
-    "rl.py": {"rollout": ("rollout", "select_action", "main", "batch-of-one-forwards")},
+    "rl.py": {"rollout": ("rollout", "select_action", "main", "batch-of-one-forwards", "rollout-dominates")},
     "lightning_classifier.py": {"metric": ("per_class_accuracy", "Classifier.training_step")},
     "hf_trainer.py": {"unbucketed-padding": ("unbucketed-padding",)},
     "accelerate_ema.py": {"average": ("EMA.update", "main")},
     "ddp.py": {
-        "preprocessing": ("preprocess", "Signals.__getitem__", "single-process-loading"),
+        "preprocessing": ("preprocess", "Signals.__getitem__", *LOADING),
         "averaged-loss": ("sync-in-step",),
     },
-    "compiled.py": {"graph-break": ("graph-break", "Layer.forward"), "costly-block": ("histogram", "main")},
+    "compiled.py": {"graph-break": ("graph-breaks", "Layer.forward"), "costly-block": ("histogram", "main")},
     "peft_lora.py": {
         "accuracy": ("token_accuracy", "main", "row-indexing-in-loop", "sync-in-step"),
         "no-mixed-precision": ("no-mixed-precision",),

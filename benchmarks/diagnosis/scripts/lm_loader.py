@@ -54,6 +54,22 @@ class Sentences(Dataset):
         return encode(self.sentences[index])
 
 
+class SimilarLengths:
+    """Batches of sentences of about one length, in random order."""
+
+    def __init__(self, sentences, batch_size):
+        order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].split()))
+        starts = range(0, len(order) - batch_size + 1, batch_size)
+        self.batches = [order[start : start + batch_size] for start in starts]
+
+    def __iter__(self):
+        random.shuffle(self.batches)
+        yield from self.batches
+
+    def __len__(self):
+        return len(self.batches)
+
+
 def collate(batch):
     longest = max(len(ids) for ids in batch) if args.mended == "unbucketed-padding" else args.max_length
     if args.mended == "concatenating-collate":
@@ -98,13 +114,11 @@ class LanguageModel(nn.Module):
 
 def main():
     torch.manual_seed(0)
-    loader = DataLoader(
-        Sentences(make_sentences(4000)),
-        batch_size=args.batch_size,
-        shuffle=True,
-        collate_fn=collate,
-        drop_last=True,
-    )
+    sentences = make_sentences(4000)
+    options = {"batch_size": args.batch_size, "shuffle": True, "drop_last": True}
+    if args.mended == "unbucketed-padding":
+        options = {"batch_sampler": SimilarLengths(sentences, args.batch_size)}
+    loader = DataLoader(Sentences(sentences), collate_fn=collate, **options)
     model = LanguageModel(args.dim, args.layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for epoch in range(args.epochs):
