@@ -63,7 +63,8 @@ def _leading_rows(values: Any) -> int | None:
 
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim() > 0:
-            return int(value.shape[0])
+            # a vector of floats is one sample without a batch; one of whole numbers may be a batch of indices
+            return 1 if value.dim() == 1 and value.is_floating_point() else int(value.shape[0])
     return None
 
 

@@ -43,6 +43,12 @@ def test_calls_of_one_line_are_summed_per_step(calls: ModuleCalls) -> None:
     assert found.has_parameters
 
 
+def test_a_vector_of_floats_is_one_sample_and_one_of_indices_a_batch(calls: ModuleCalls) -> None:
+    note(calls, nn.Linear(3, 2), torch.zeros(3))
+    note(calls, nn.Embedding(3, 2), torch.zeros(3, dtype=torch.long))
+    assert {call.module: call.rows for call in calls.evidence()} == {"Linear": 1, "Embedding": 3}
+
+
 def test_rows_that_vary_are_unknown(calls: ModuleCalls) -> None:
     for rows in (4, 5):
         note(calls, nn.Linear(3, 2), torch.zeros(rows, 3))
