@@ -88,10 +88,10 @@ def assert_measured(evidence: Evidence, *, anchor: str, batches: int = 1) -> Non
     assert evidence.job.anchor == anchor
     assert arms(evidence) == ARMS
     assert evidence.missing == ()
-    assert {each.name for each in evidence.counterfactuals} == {"cached", "half"}
+    assert {"cached", "half"} <= {each.kind for each in evidence.counterfactuals}
     per_step = Counter(step.num_batches for step in evidence.steps).most_common(1)[0][0]
     assert per_step == batches
-    assert {step.num_backwards for step in evidence.steps} == {batches}
+    assert {step.num_backwards for step in evidence.steps if step.arm in ARMS} == {batches}
     assert the_loader(evidence).trains
 
 
