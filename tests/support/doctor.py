@@ -579,7 +579,7 @@ _LOADER = Loader(
     calls=(Call(function="numpy.pad", place=_HERE, in_collate=True, calls_per_batch=32.0),),
     lines=(FetchLine(place=_HERE, in_collate=False, samples=100),),
 )
-_SPLIT = {"wait": 0.05, "forward": 0.1, "rest": 0.05}
+_SPLIT = {"wait": 0.08, "forward": 0.15, "rest": 0.075}
 _METRIC = Place(file="train.py", line=9, function="measure")
 # A job with many faults, so that what follows meets rules that have something to say.
 SICK = dataclasses.replace(
@@ -614,7 +614,7 @@ SICK = dataclasses.replace(
         compute_capability="9.0",
         peak_flops={"fp32": 67e12, "tf32": 494e12, "bf16": 989e12},
     ),
-    steps=(Step(index=0, arm="real", block=0, step_s=0.2, phases_s=_SPLIT, rows=32),),
+    steps=(Step(index=0, arm="real", block=0, step_s=0.305, phases_s=_SPLIT, rows=32),),
     loaders=(
         _LOADER,
         dataclasses.replace(
@@ -657,11 +657,11 @@ SICK = dataclasses.replace(
     kernels=Kernels(
         num_steps=3,
         step_s=0.3,
-        busy_share=0.6,
+        busy_share=0.5,
         num_kernels=500.0,
         median_kernel_s=1e-5,
-        gap_s=0.1,
-        sync_gap_s=0.1,
+        gap_s=0.06,
+        sync_gap_s=0.02,
         num_syncs=32.0,
         by_category_s={"matmul": 0.1},
         matmul_s_by_dtype={"fp32": 0.1},

@@ -37,7 +37,7 @@ Reordered: fused kernels round differently. A larger batch changes the training 
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import on_gpu, rows_cost_nothing
+from flatout.doctor.ceilings import on_gpu, rows_cost_nothing, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.readings import loss_share
 from flatout.doctor.rule import title_of
@@ -63,7 +63,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         return []
     launching_s = sum(evidence.phase_s(phase) or 0.0 for phase in MODEL_PHASES)
     launching_s += (evidence.phase_s("rest") or 0.0) * loss_share(evidence)
-    waits_s = (kernels.sync_gap_s or 0.0) / kernels.step_s * step_s  # a cause of its own
+    waits_s = (share_of(kernels.sync_gap_s, kernels.step_s) or 0.0) * step_s  # a cause of its own
     gap_s = min(launching_s, step_s) - busy_s - waits_s
     if gap_s < LEAST_GAP_SHARE * step_s:
         return []

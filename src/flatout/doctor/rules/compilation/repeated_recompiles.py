@@ -1,4 +1,4 @@
-"""FO601 recompiles
+"""FO601 repeated-recompiles
 
 What it does
 Finds a compiled function that torch.compile compiles again in step after step, or has given up on.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.doctor.rules.compilation.recompiles import detect
+from flatout.doctor.rules.compilation.repeated_recompiles import detect
 from flatout.measure.evidence import Compilation, CompiledFunction
 
 
@@ -25,7 +25,7 @@ def compiling(made, **changes):
 
 def test_compilations_in_the_steps_are_their_own_ceiling(made):
     (finding,) = detect(compiling(made))
-    assert (finding.code, finding.name, finding.place) == ("FO601", "recompiles", made.place(12))
+    assert (finding.code, finding.name, finding.place) == ("FO601", "repeated-recompiles", made.place(12))
     assert finding.share == pytest.approx(0.25)
     assert finding.ceiling.speedup == pytest.approx(4 / 3)
     assert finding.ceiling.step_s == pytest.approx(0.075)
