@@ -15,6 +15,8 @@ from flatout.doctor.finding import Ceiling, Finding, Sight
 from flatout.measure.evidence import (
     ArmNotRun,
     Call,
+    Compilation,
+    CompiledFunction,
     Copy,
     Counterfactual,
     Episode,
@@ -23,6 +25,7 @@ from flatout.measure.evidence import (
     Evidence,
     FetchLine,
     Gpu,
+    GraphBreak,
     GraphGrowth,
     Growth,
     Host,
@@ -584,6 +587,24 @@ _METRIC = Place(file="train.py", line=9, function="measure")
 # A job with many faults, so that what follows meets rules that have something to say.
 SICK = dataclasses.replace(
     EMPTY,
+    compilation=Compilation(
+        functions=(
+            CompiledFunction(
+                function="forward",
+                place=_HERE,
+                num_compiled=6,
+                num_recompiled=5,
+                compile_s=3.0,
+                late_s=1.0,
+                num_late_steps=4,
+                reasons=("self.num == 3",),
+                gave_up=False,
+            ),
+        ),
+        breaks=(GraphBreak(place=_HERE, reason="print cannot be traced", times=1),),
+        num_steps=40,
+        steps_s=4.0,
+    ),
     ranks=tuple(
         Rank(rank=rank, step_s=0.2, phases_s={**_SPLIT, "forward": 0.1 + 0.05 * rank}, ended="measured")
         for rank in range(2)
@@ -596,7 +617,7 @@ SICK = dataclasses.replace(
             seconds=2.0,
             times=2,
             num_steps=20,
-            per_step_s=0.1,
+            per_step_s=0.2,
             samples=50,
         )
         for kind in get_args(EpisodeKind)
