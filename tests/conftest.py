@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,14 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("fuzz" if os.environ.get("FLATOUT_FUZZ") else "same")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_compiled_yet() -> None:
+    """A job in which something was compiled is watched otherwise: each file begins as a job does."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        dynamo.counters.clear()
 
 
 @functools.cache

@@ -136,7 +136,7 @@ def test_neither_optimizer_nor_loader(tmp_path: Path) -> None:
     assert {step.num_backwards for step in evidence.steps} == {1}
     assert {step.num_batches for step in evidence.steps} == {0}
     assert evidence.loaders == ()
-    assert [reason for reason in evidence.missing if "DataLoader" in reason]
+    assert evidence.counterfactual("cached") is not None  # the statement that makes the batch ran no more
     assert not [reason for reason in evidence.missing if "mode" in reason]
     (created,) = (site for site in evidence.sites if site.op == "randn")
     assert created.calls_per_step == 1.0

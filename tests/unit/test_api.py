@@ -102,7 +102,7 @@ def test_a_script_is_diagnosed_in_a_process_of_its_own(
     )
     assert found.script_exit_code == 4
     assert found.evidence == load_evidence(tmp_path / "e.json")
-    assert found.findings == ()
+    assert found.findings == examine(found.evidence)
     assert capfd.readouterr().out == "its own output\n"
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from flatout.measure import evidence as module
 from flatout.measure.evidence import (
     EVIDENCE_VERSION,
+    Compilation,
     Counterfactual,
     Evidence,
+    OperatorCalls,
     Place,
     Step,
 )
@@ -55,7 +57,11 @@ def test_any_evidence_survives_json(evidence: Evidence) -> None:
 
 def test_the_built_document_fills_every_field_that_may_be_empty() -> None:
     """Otherwise the round trip above would prove little about it."""
-    made = builders.evidence(ranks=builders.ranks())
+    made = builders.evidence(
+        ranks=builders.ranks(),
+        operator_calls=(OperatorCalls(caller="AdamW.step", place=None, calls_per_step=9.0),),
+        compilation=Compilation(functions=(), breaks=(), num_steps=9, steps_s=0.5),
+    )
     empty = [field.name for field in dataclasses.fields(made) if not getattr(made, field.name)]
     assert empty == []
 
