@@ -7,7 +7,7 @@ DEMO_PAGE := .flatout/demo.html
 DEMO_EVIDENCE := .flatout/demo.json
 BENCH ?= *
 
-.PHONY: demo test fuzz check format bench docs
+.PHONY: demo test planted fuzz check format bench docs
 
 # One thread: the example's operators are tiny, and its two loader workers want the cores.
 demo: $(INSTALLED)
@@ -28,6 +28,10 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  $(TOGETHER)
 	$(BIN)/python -m pytest $(ALONE)
+
+# Every planted script and its clean twin, diagnosed live; `make test` runs a few and replays the recorded ones.
+planted: $(INSTALLED)
+	FLATOUT_PLANTED=all $(BIN)/python -m pytest tests/planted
 
 # Property tests with random examples, many more than `make test` tries.  What this finds becomes an @example.
 FUZZ ?= $(shell grep -rlE '^from hypothesis|^import hypothesis' tests/unit)

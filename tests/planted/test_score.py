@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,13 @@ def load_scorer() -> ModuleType:
 
 score = load_scorer()
 CASES = score.cases()
+# Live runs that `make test` has time for, one of each kind of arm; `make planted` runs them all.
+EVERY = os.environ.get("FLATOUT_PLANTED") == "all"
+QUICK = ("batch_of_one_forwards", "blocking_checkpoint", "row_indexing_in_loop", "single_process_loading")
+
+
+def is_chosen(case) -> bool:
+    return EVERY or case.recording is not None or case.rule in QUICK
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +54,14 @@ def judged():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_is_judged_right(case, judged, request):
-    chosen = [item.callspec.params["case"] for item in request.session.items if is_case(item)]
-    assert judged(case, chosen).faults == ()
+    """A live run is a measurement: one that is wrong is made once more, with the machine to itself."""
+    if not is_chosen(case):
+        pytest.skip("a live run: make planted")
+    cases = [item.callspec.params["case"] for item in request.session.items if is_case(item)]
+    faults = judged(case, [each for each in cases if is_chosen(each)]).faults
+    if faults and case.recording is None:
+        faults = score.run(case).faults
+    assert faults == ()
 
 
 def is_case(item: pytest.Item) -> bool:
