@@ -32,7 +32,7 @@ score = load_scorer()
 CASES = score.cases()
 # Live runs that `make test` has time for, one of each kind of arm; `make planted` runs them all.
 EVERY = os.environ.get("FLATOUT_PLANTED") == "all"
-QUICK = ("batch_of_one_forwards", "blocking_checkpoint", "row_indexing_in_loop", "single_process_loading")
+QUICK = ("batch_of_one_forwards", "blocking_checkpoint", "row_indexing_in_loop")
 
 
 def is_chosen(case) -> bool:
