@@ -80,7 +80,7 @@ def test_an_end_while_saving_leaves_the_one_before(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(atomic_files, "_flush", interrupted)
+        patched.setattr(atomic_files, "flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2)
     assert latest_epoch(tmp_path) == 1
