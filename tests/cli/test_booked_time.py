@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.cli import assert_measured, diagnose, line_of
+from tests.support.cli import ARMS, assert_measured, diagnose, line_of
 
 
 def test_the_closure_of_lbfgs_is_not_optimizer_time(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_the_closure_of_lbfgs_is_not_optimizer_time(tmp_path: Path) -> None:
     assert evidence.job.anchor == "LBFGS.step"
     assert {step.num_batches for step in evidence.steps} == {1}
     assert {step.num_backwards for step in evidence.steps} == {3}
-    assert {step.num_forwards for step in evidence.steps} == {3}
+    assert {step.num_forwards for step in evidence.steps if step.arm in ARMS} == {3}
     rest_s, optimizer_s = evidence.phase_s("rest"), evidence.phase_s("optimizer")
     assert rest_s and optimizer_s
     assert optimizer_s < rest_s
@@ -27,7 +27,7 @@ def test_steps_the_script_marks_itself(tmp_path: Path) -> None:
 def test_lightning_books_the_closure_where_it_belongs(tmp_path: Path) -> None:
     evidence = diagnose("lightning_module.py", save=tmp_path / "evidence.json").measured
     assert_measured(evidence, anchor="SGD.step")
-    assert {step.num_forwards for step in evidence.steps} == {1}
+    assert {step.num_forwards for step in evidence.steps if step.arm in ARMS} == {1}
     rest_s, optimizer_s = evidence.phase_s("rest"), evidence.phase_s("optimizer")
     assert rest_s and optimizer_s
     assert optimizer_s < rest_s / 2
