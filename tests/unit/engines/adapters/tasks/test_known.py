@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ class Shout(GenerationTask):
         word = f"word {draw.randrange(9999)}"
         return {"text": word, "loud": f"{word} word"}
 '''
+
+
+@pytest.fixture(autouse=True)
+def loud_package_is_forgotten() -> Iterator[None]:
+    sys.modules.pop("loud_package", None)
+    yield
+    sys.modules.pop("loud_package", None)
 
 
 def test_five_tasks_come_with_the_product() -> None:
@@ -88,7 +96,6 @@ def test_what_a_task_of_a_package_raises_is_named_as_its_own(
 ) -> None:
     install(tmp_path, value="loud_package:Shout")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "loud_package", raising=False)
     task = task_named("shout")
     broken: Any = None
     with (
@@ -96,7 +103,6 @@ def test_what_a_task_of_a_package_raises_is_named_as_its_own(
         naming_task_files(),
     ):
         task.generated_row(broken)
-    monkeypatch.delitem(sys.modules, "loud_package")
 
 
 def install(folder: Path, *, value: str) -> None:
@@ -114,10 +120,8 @@ def test_a_sixth_is_a_package_with_an_entry_point(
 ) -> None:
     install(tmp_path, value=value)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "loud_package", raising=False)
     assert set(known_tasks()) == {*FIVE, "shout"}
     assert type(task_named("shout")).__module__ == "loud_package"
-    monkeypatch.delitem(sys.modules, "loud_package")
 
 
 @pytest.mark.parametrize(
@@ -132,10 +136,8 @@ def test_an_entry_point_that_is_no_task_is_named(
 ) -> None:
     install(tmp_path, value=value)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "loud_package", raising=False)
     with pytest.raises(BadInput, match=said):
         known_tasks()
-    monkeypatch.delitem(sys.modules, "loud_package")
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
