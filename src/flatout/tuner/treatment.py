@@ -1,6 +1,6 @@
 """A treatment: how a job can run differently without a change of its code.
 
-A module of `treatments` holds one `TREATMENT`.  It proposes values for a job whose Evidence is known, and
+A module below `treatments` holds one `TREATMENT`.  It proposes values for a job whose Evidence is known, and
 installs one of them in the job's process before the script starts.  Its safety says how its numbers are
 checked: `exact` ones must be equal, `reordered` ones differ by rounding, `lossy` ones are tried on request.
 """
@@ -59,9 +59,13 @@ class Dose:
 def all_treatments() -> dict[str, Treatment]:
     """Every treatment by its name."""
     package = importlib.import_module("flatout.tuner.treatments")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    found = [importlib.import_module(f"{package.__name__}.{name}").TREATMENT for name in names]
-    return {each.name: each for each in found}
+    modules = [
+        module.name
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        if not module.ispkg
+    ]
+    found = [importlib.import_module(name).TREATMENT for name in modules]
+    return {each.name: each for each in sorted(found, key=lambda each: each.name)}
 
 
 def treatment_of(dose: Dose) -> Treatment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
-from flatout.tuner.treatments.channels_last import propose as propose_for_convolutions
+from flatout.tuner.treatments.arithmetic.channels_last import propose as propose_for_convolutions
 
 
 def propose(case: Case) -> list[Value]:

@@ -1,0 +1,1 @@
+"""The same mathematics by other kernels: number formats, layouts, compilation."""

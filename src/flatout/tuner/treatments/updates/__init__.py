@@ -1,0 +1,1 @@
+"""The optimizer step in fewer kernels."""
