@@ -144,6 +144,14 @@ def save_tuning(tuning: Tuning, path: Path) -> None:
     save_prescription(tuning.prescription, path)
 
 
+def write_tuning(tuning: Tuning, path: Path, *, diff: str = "") -> None:
+    """Write the report of a tuning as one self-contained page; `diff` is a change of the source."""
+    from flatout.page.document import write_page
+    from flatout.tuner.page import page
+
+    write_page(page(tuning, diff=diff), path)
+
+
 def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
     """Write the report of a diagnosis as one self-contained page."""
     from flatout.doctor.page import page

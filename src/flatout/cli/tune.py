@@ -34,6 +34,7 @@ def tune(
     only: Annotated[
         list[str] | None, flag("--only", "NAME[=VALUE]", "Try this treatment alone; repeatable.")
     ] = None,
+    html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
     """Try what makes an unmodified training script faster, prove it, and keep what pays.
@@ -46,6 +47,7 @@ def tune(
     \b
     Examples:
       flatout tune train.py --epochs 3
+      flatout tune --html tuning.html train.py --epochs 3
       flatout tune --allow-lossy --to a100.toml -m pkg.train --lr 1e-3
       flatout run train.py --epochs 3
 
@@ -65,6 +67,9 @@ def tune(
     )
     if done.prescription.treatments:
         api.save_tuning(done, out)
+    if html is not None:
+        api.write_tuning(done, html)
+        say(f"the report is in {html}")
     if json_output:
         print_document("flatout-tuning", done)
         return

@@ -9,6 +9,8 @@ redirect       in a trial: what the script writes goes to a folder that is throw
 trials         arms in alternating processes, and their results
 verdict        whether a treatment pays, and whether its numbers are right
 prescription   flatout.toml: what was kept, with its proof
+machine        the hardware of a proof, and whether this is another machine
+page           a tuning as one HTML page
 tune           the whole: diagnose, try, keep, drop once, write
 
 A treatment is kept when its gain is beyond doubt and its numbers are those of the job: not verified is not

@@ -15,6 +15,7 @@ from typing import Any
 from flatout.ground.atomic_files import write_whole
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput
+from flatout.tuner.machine import Machine
 from flatout.tuner.treatment import Dose, Value, treatment_of
 
 FILE = "flatout.toml"
@@ -37,7 +38,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """On what, and against which noise, the gain was measured."""
+    """What was gained, and against which noise."""
 
     ratio: float  # all treatments together against none
     low: float
@@ -46,11 +47,6 @@ class Proof:
     noise_high: float
     reproducible: bool
     step_s: float  # without treatments
-    device: str
-    cpu: str
-    python: str
-    torch: str
-    flatout: str
     date: str
 
 
@@ -61,6 +57,7 @@ class Prescription:
     command: tuple[str, ...]
     treatments: tuple[Kept, ...]
     proof: Proof | None = None
+    machine: Machine | None = None  # that the proof was made on
     version: int = VERSION
 
     def doses(self) -> tuple[Dose, ...]:
@@ -111,7 +108,7 @@ def _toml(data: dict[str, Any]) -> str:
 
 
 def _rows(table: dict[str, Any]) -> str:
-    return "".join(f"{key} = {_plain(value)}\n" for key, value in table.items())
+    return "".join(f"{key} = {_plain(value)}\n" for key, value in table.items() if value is not None)
 
 
 def _plain(value: Any) -> str:

@@ -14,6 +14,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.script.main import start_command
 from flatout.ground.units import show_ratio
 from flatout.tuner.child import MODULE, ChildOptions
+from flatout.tuner.machine import differences
 from flatout.tuner.prescription import FILE, Prescription, load_prescription
 
 
@@ -39,15 +40,9 @@ def announce(prescription: Prescription) -> str:
     if proof is None:
         return f"{words}; no proof is written down: flatout tune measures it"
     words += f"; {show_ratio(proof.ratio)} when it was tuned"
-    here = _machine()
-    if here is not None and proof.device not in ("cpu", here) and proof.device != here:
-        words += f" on {proof.device}, and this is {here}: flatout tune measures it here"
+    found = differences(prescription.machine) if prescription.machine else []
+    if found:
+        words += (
+            f" on other hardware ({'; '.join(found)}): flatout tune {prescription.command[0]} proves it here"
+        )
     return words
-
-
-def _machine() -> str | None:
-    """The name of the GPU; None where there is none or it cannot be asked."""
-    from flatout.hardware.nvml import read_gpus
-
-    snapshot = read_gpus()
-    return snapshot.gpus[0].name if snapshot.gpus else None

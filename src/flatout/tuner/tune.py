@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flatout import __version__
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
+from flatout.tuner.machine import machine_of
 from flatout.tuner.meter import TrialResult
 from flatout.tuner.prescription import Kept, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
@@ -58,6 +57,7 @@ class Tuning:
     total: Gain | None  # all that was kept against none; None where nothing was
     prescription: Prescription
     num_trials: int
+    step_s: float  # of the diagnosed job
 
 
 class Tuner:
@@ -91,9 +91,13 @@ class Tuner:
                 self._try(treatment, values)
             self._drop_what_no_longer_pays()
             total = self._total()
+        machine = machine_of(self.evidence)
         kept = tuple(self._kept(dose) for dose in self.kept)
         prescription = Prescription(
-            command=self.command, treatments=kept, proof=self._proof(noise, total) if total else None
+            command=self.command,
+            treatments=kept,
+            proof=self._proof(noise, total) if total else None,
+            machine=machine,
         )
         return Tuning(
             tried=tuple(self.tried),
@@ -102,6 +106,7 @@ class Tuner:
             total=total,
             prescription=prescription,
             num_trials=self.trials.num_run,
+            step_s=self.evidence.step_s or 0.0,
         )
 
     # -- the job itself
@@ -290,7 +295,6 @@ class Tuner:
         )
 
     def _proof(self, noise: Gain, total: Gain) -> Proof:
-        job = self.evidence.job
         return Proof(
             ratio=total.ratio,
             low=total.low,
@@ -299,11 +303,6 @@ class Tuner:
             noise_high=noise.high,
             reproducible=self.reproducible,
             step_s=self.evidence.step_s or 0.0,
-            device=job.device_name or job.device,
-            cpu=self.evidence.host.cpu_model or platform.processor() or "unknown",
-            python=job.python,
-            torch=job.torch,
-            flatout=__version__,
             date=datetime.date.today().isoformat(),
         )
 

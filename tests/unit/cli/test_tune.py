@@ -33,6 +33,7 @@ def test_every_treatment_is_shown_with_its_answer_and_its_gain(capsys: pytest.Ca
         total=GAIN,
         prescription=Prescription(command=("train.py",), treatments=()),
         num_trials=20,
+        step_s=0.1,
     )
     tune._show(done, Path("flatout.toml"))
     shown = capsys.readouterr().out
@@ -48,6 +49,7 @@ def test_a_job_that_nothing_makes_faster_is_told_so(capsys: pytest.CaptureFixtur
         total=None,
         prescription=Prescription(command=("train.py",), treatments=()),
         num_trials=7,
+        step_s=0.1,
     )
     tune._show(done, Path("flatout.toml"))
     assert "Nothing pays" in capsys.readouterr().out

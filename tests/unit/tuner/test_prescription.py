@@ -5,13 +5,23 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
+from flatout.tuner.machine import Machine
 from flatout.tuner.prescription import Kept, Prescription, Proof, load_prescription, save_prescription
 from flatout.tuner.treatment import Dose
 
 PROOF = Proof(
     ratio=1.5, low=1.4, high=1.6, noise_low=0.99, noise_high=1.01, reproducible=True, step_s=0.02,
-    device="cpu", cpu="a \"quoted\" one", python="3.11", torch="2.13", flatout="0.1.0", date="2026-01-01",
+    date="2026-01-01",
 )  # fmt: skip
+MACHINE = Machine(
+    device="cpu",
+    cpu='a "quoted" one',
+    cores=2.0,
+    launch_s=1.5e-6,
+    python="3.11",
+    torch="2.13",
+    flatout="0.1.0",
+)
 KEPT = (
     Kept(name="loader-workers", value=4, safety="exact", ratio=1.3, low=1.2, high=1.4, checked="bit for bit"),
     Kept(name="compile", value="default", safety="reordered", ratio=1.2, low=1.1, high=1.3, checked="near"),
@@ -20,7 +30,7 @@ KEPT = (
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = Prescription(command=("train.py", "--name", "ä"), treatments=KEPT, proof=PROOF)
+    made = Prescription(command=("train.py", "--name", "ä"), treatments=KEPT, proof=PROOF, machine=MACHINE)
     save_prescription(made, tmp_path / "flatout.toml")
     assert load_prescription(tmp_path / "flatout.toml") == made
     assert made.doses()[0] == Dose(name="loader-workers", value=4)

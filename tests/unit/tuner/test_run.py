@@ -7,7 +7,7 @@ import pytest
 from flatout.ground.errors import BadInput
 from flatout.tuner.prescription import Prescription
 from flatout.tuner.run import announce, run
-from tests.unit.tuner.test_prescription import KEPT, PROOF
+from tests.unit.tuner.test_prescription import KEPT, MACHINE, PROOF
 
 
 def test_a_missing_prescription_is_named(tmp_path: Path) -> None:
@@ -21,3 +21,11 @@ def test_what_is_applied_is_said_in_one_line() -> None:
     assert announce(made) == "loader-workers 4; 1.50× when it was tuned"
     assert "no proof" in announce(Prescription(command=("train.py",), treatments=KEPT[:1]))
     assert "runs as it is" in announce(Prescription(command=("train.py",), treatments=()))
+
+
+def test_a_proof_of_another_machine_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Prescription(command=("train.py",), treatments=KEPT[:1], proof=PROOF, machine=MACHINE)
+    monkeypatch.setattr("flatout.tuner.run.differences", lambda machine: ["2 cores instead of 64"])
+    assert announce(made).endswith(
+        "on other hardware (2 cores instead of 64): flatout tune train.py proves it here"
+    )

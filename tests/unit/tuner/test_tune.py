@@ -21,6 +21,11 @@ from tests.unit.tuner.test_treatment import evidence, on_gpu
 from tests.unit.tuner.test_verdict import trial
 
 
+@pytest.fixture(autouse=True)
+def no_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.tuner.machine.measure_apart", lambda: (1e-6, None))
+
+
 class GivenTrials:
     """Trials whose results a function gives, by the names of the treatments."""
 
@@ -83,6 +88,8 @@ def test_what_pays_is_kept_with_its_proof_and_the_rest_says_why_not(tmp_path: Pa
     proof = done.prescription.proof
     assert proof is not None and proof.low > 2.5 and proof.noise_low < 1 < proof.noise_high
     assert done.reproducible
+    machine = done.prescription.machine
+    assert machine is not None and (machine.device, machine.cores, machine.launch_s) == ("cpu", 2, 1e-6)
 
 
 def test_a_treatment_that_another_makes_needless_is_dropped_again(tmp_path: Path) -> None:

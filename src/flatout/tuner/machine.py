@@ -1,0 +1,132 @@
+"""The machine that a proof was made on, and whether this is another one.
+
+One name of a GPU is not one machine: behind a slow host the same GPU launches kernels half as fast, and a
+treatment that saves launches gains twice as much.  So the proof names two latencies beside the hardware: of
+one launch, and of one value read back.  They are measured in a process of their own, because a process that
+has used a GPU keeps a part of its memory.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from flatout import __version__
+from flatout.ground.script.main import start_command
+from flatout.measure.evidence import Evidence
+
+MODULE = "flatout.tuner.machine"
+LAUNCHES, REPEATS = 200, 7
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Hardware and versions; unknown is None."""
+
+    device: str  # the GPU's name, or "cpu"
+    cpu: str
+    cores: float | None = None  # that a job may use
+    launch_s: float | None = None  # from one tiny operation to the next, as the host gives them
+    device_to_host_s: float | None = None  # to read one value that is ready; None on a CPU
+    python: str = ""
+    torch: str = ""
+    flatout: str = ""
+
+
+def machine_of(evidence: Evidence, *, with_latencies: bool = True) -> Machine:
+    """The machine that a job was measured on, which is this one."""
+    job, host = evidence.job, evidence.host
+    launch_s, read_s = measure_apart() if with_latencies else (None, None)
+    return Machine(
+        device=job.device_name or job.device,
+        cpu=host.cpu_model or platform.processor() or "unknown",
+        cores=host.cores,
+        launch_s=launch_s,
+        device_to_host_s=read_s,
+        python=job.python,
+        torch=job.torch,
+        flatout=__version__,
+    )
+
+
+def differences(proven: Machine) -> list[str]:
+    """How this machine differs from the one of a proof, in words; what cannot be asked does not differ."""
+    from flatout.hardware.host import read_host
+    from flatout.hardware.nvml import read_gpus
+
+    host, gpus = read_host(), read_gpus().gpus
+    gpu = gpus[0].name if gpus else None
+    found = []
+    if proven.device != "cpu" and proven.device != gpu:
+        found.append(f"{gpu or 'no GPU'} instead of {proven.device}")
+    if host.cpu_model and proven.cpu not in ("unknown", host.cpu_model):
+        found.append(f"{host.cpu_model} instead of {proven.cpu}")
+    if host.cores and proven.cores and round(host.cores) != round(proven.cores):
+        found.append(f"{host.cores:g} cores instead of {proven.cores:g}")
+    torch = _version("torch")
+    if torch and proven.torch and torch.partition("+")[0] != proven.torch.partition("+")[0]:
+        found.append(f"torch {torch} instead of {proven.torch}")
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def measure_apart() -> tuple[float | None, float | None]:
+    """Measure the latencies in another process; None where that fails."""
+    try:
+        done = subprocess.run(
+            start_command(MODULE, ""), capture_output=True, text=True, timeout=LIMIT_S, check=True
+        )
+        launch_s, read_s = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None, None
+    return launch_s, read_s
+
+
+def main(_at_start: Collection[str]) -> None:
+    print(json.dumps(measure()))
+
+
+def measure() -> tuple[float, float | None]:
+    """Seconds of one launch, and of one value read from a GPU; the medians of a few."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    value = torch.ones(1, device="cuda" if on_gpu else "cpu")
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    def launch() -> None:
+        for _ in range(LAUNCHES):
+            value.add_(1)
+
+    def read() -> None:
+        for _ in range(LAUNCHES):
+            value.item()
+
+    launch_s = _median_s(launch, wait) / LAUNCHES
+    return launch_s, _median_s(read, wait) / LAUNCHES if on_gpu else None
+
+
+def _median_s(action: Callable[[], Any], wait: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        wait()
+        started = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - started)  # without the wait: what the host spends
+    return sorted(times)[REPEATS // 2]

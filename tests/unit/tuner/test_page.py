@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flatout.tuner.page import page
+from flatout.tuner.prescription import Prescription
+from flatout.tuner.tune import Tried, Tuning
+from flatout.tuner.verdict import Gain
+from tests.unit.tuner.test_prescription import KEPT, MACHINE, PROOF
+
+NOISE = Gain(ratio=1.0, low=0.99, high=1.01, num_pairs=3, best=1.01)
+TOTAL = Gain(ratio=1.5, low=1.4, high=1.6, num_pairs=3, best=1.55)
+
+
+def tried(name: str, answer: str, gain: Gain | None, *, value: object = True, reason: str = "") -> Tried:
+    return Tried(
+        name=name, value=value, safety="exact", summary=f"what {name} does", answer=answer, reason=reason,
+        gain=gain,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+DONE = Tuning(
+    tried=(
+        tried("loader-workers", "kept", TOTAL, value=4, reason="losses and gradients are equal bit for bit"),
+        tried(
+            "loader-workers", "no gain", replace(TOTAL, ratio=1.2, low=1.1), value=2, reason="4 gains more"
+        ),
+        tried("garbage-every", "no gain", NOISE, value=100, reason="it gains less than 3 %"),
+        tried("compile", "failed", None, value="default", reason="the script raised <b>no</b> compiler"),
+        tried("threads", "wrong numbers", None, value=1, reason="loss 3 is 0.7 instead of 0.8"),
+    ),
+    noise=NOISE,
+    reproducible=True,
+    total=TOTAL,
+    prescription=Prescription(
+        command=("train.py", "--epochs", "3"), treatments=KEPT[:1], proof=PROOF, machine=MACHINE
+    ),
+    num_trials=31,
+    step_s=0.02,
+)
+
+
+def test_the_page_tells_before_after_trials_reasons_and_the_machine() -> None:
+    shown = page(DONE, diff="--- a\n+++ b\n-    for row in <x>:\n+    rows = x")
+    for words in (
+        "1.50× faster with loader-workers 4",
+        "20.0 ms", "13.3 ms", "1.50× [1.40, 1.60]",  # before, after, its interval
+        "it gains less than 3 %", "&lt;b&gt;no&lt;/b&gt; compiler", "loss 3 is 0.7 instead of 0.8",
+        "repeats bit for bit", "one launch", "1.50 µs", "for row in &lt;x&gt;",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert shown.count('class="row"') == 3 + 4  # two bars and their axis; three measured trials and theirs
+
+
+def test_a_tuning_that_kept_nothing_says_so() -> None:
+    nothing = replace(
+        DONE,
+        tried=(),
+        total=None,
+        reproducible=False,
+        prescription=Prescription(command=("t.py",), treatments=()),
+    )
+    shown = page(nothing)
+    assert "Nothing that was tried pays" in shown and "no treatment suits" in shown
+    assert "differs from run to run" in shown and "Before and after" not in shown
