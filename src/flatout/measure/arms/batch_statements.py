@@ -335,9 +335,14 @@ def _training_loops(node: ast.AST) -> Iterator[ast.For]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FUNCTIONS) and child.decorator_list:
             continue  # what decorates it may compile, record or ship its code
-        if isinstance(child, ast.For) and any(map(trains, child.body)):
-            yield child
+        if isinstance(child, ast.For) and any(map(_holds_backward, child.body)):
+            yield child  # a loop with .step() alone may step environments
         yield from _training_loops(child)
+
+
+def _holds_backward(statement: ast.stmt) -> bool:
+    """Whether `.backward()` stands in a statement, closures included."""
+    return any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(statement))
 
 
 def _can_be_served(statement: ast.stmt) -> bool:

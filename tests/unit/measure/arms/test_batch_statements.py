@@ -294,3 +294,11 @@ def test_a_loop_without_a_statement_to_serve_runs(tmp_path: Path) -> None:
     steps: list[int] = []
     job.run(steps=steps)
     assert steps == [0, 1, 2]
+
+
+def test_environments_that_are_stepped_in_a_loop_take_their_actions_from_it(tmp_path: Path) -> None:
+    job = Job("for action in iter(actions):\n    simulator.step(action)\n", tmp_path)
+    taken: list[Any] = []
+    job.run(actions=[torch.ones(2), torch.zeros(2)], simulator=SimpleNamespace(step=taken.append))
+    assert len(taken) == 2
+    assert job.loaders.records == []
