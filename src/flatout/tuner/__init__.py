@@ -4,8 +4,8 @@ treatments/    ways to run a job differently, one per file
 treatment      what a treatment is, and how one is found
 outermost      the model that a script trains, met at its first call
 child          the process that runs the script: with treatments, and in a trial with a meter
-meter          in a trial: times of steps, losses, and what the gradients are
-redirect       in a trial: what the script writes goes to a folder that is thrown away
+trial/         what a trial sees of its job, in the job's process
+step_hooks     calls around optimizers' steps, which may come and go while one is under way
 trials         arms in alternating processes, and their results
 verdict        whether a treatment pays, and whether its numbers are right
 prescription   flatout.toml: what was kept, with its proof

@@ -69,8 +69,8 @@ def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[
     from flatout.measure.run.lineage import end_with
 
     end_with(options.parent)
-    from flatout.tuner.meter import Meter
-    from flatout.tuner.redirect import redirect_torch, redirect_writes
+    from flatout.tuner.trial.meter import Meter
+    from flatout.tuner.trial.redirect import redirect_torch, redirect_writes
 
     patches = Patches()
     meter = Meter(trial, patches)

@@ -3,6 +3,10 @@
 A module below `treatments` holds one `TREATMENT`.  It proposes values for a job whose Evidence is known, and
 installs one of them in the job's process before the script starts.  Its safety says how its numbers are
 checked: `exact` ones must be equal, `reordered` ones differ by rounding, `lossy` ones are tried on request.
+
+One that can be turned on and off between two steps has a `switch`: it is tried in alternating blocks of one
+run, beside others, at a tenth of the price.  `reversible(install)` is one for an install whose patches undo
+all that it does, in a job that is under way.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from flatout.doctor.finding import FixSafety
 from flatout.ground.errors import BadInput
@@ -33,6 +37,32 @@ class Case:
     source: str  # the text of the user's files
 
 
+class Switch(Protocol):
+    """A treatment in a job under way, turned on and off on the training thread, between steps."""
+
+    def on(self) -> None: ...
+
+    def off(self) -> None: ...
+
+
+class _Reinstalled:
+    """Installed anew each time, and undone."""
+
+    def __init__(self, install: Callable[[Patches, Value], None], value: Value) -> None:
+        self._install, self._value, self._patches = install, value, Patches()
+
+    def on(self) -> None:
+        self._install(self._patches, self._value)
+
+    def off(self) -> None:
+        self._patches.undo()
+
+
+def reversible(install: Callable[[Patches, Value], None]) -> Callable[[Patches, Value], Switch]:
+    """Make a switch of an install that works at any time and whose patches undo all of it."""
+    return lambda _patches, value: _Reinstalled(install, value)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Treatment:
     """One way to run a job differently."""
@@ -42,6 +72,9 @@ class Treatment:
     summary: str  # what it does, as a sentence without its full stop
     propose: Callable[[Case], Sequence[Value]]  # the likeliest first; none where it is not for this job
     install: Callable[[Patches, Value], None]
+    # made before the script starts, off; None where only a process of its own shows what it does
+    switch: Callable[[Patches, Value], Switch] | None = None
+    rules: tuple[str, ...] = ()  # names of the rules whose cause it takes away: their ceiling is its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

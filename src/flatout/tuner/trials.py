@@ -21,8 +21,8 @@ from flatout.ground.codec import decode, encode
 from flatout.ground.script.main import start_command
 from flatout.measure.run.lineage import adopt_orphans
 from flatout.tuner.child import MODULE, ChildOptions, TrialOptions
-from flatout.tuner.meter import TrialResult
 from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.meter import TrialResult
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 LEAST_LIMIT_S = 60.0

@@ -19,9 +19,9 @@ from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
 from flatout.tuner.machine import machine_of
-from flatout.tuner.meter import TrialResult
 from flatout.tuner.prescription import Kept, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
+from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials
 from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain
 

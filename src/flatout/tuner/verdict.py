@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from flatout.tuner.meter import TrialResult
+from flatout.tuner.trial.meter import TrialResult
 
 LEAST_GAIN = 1.03
 FEWEST_PAIRS, MOST_PAIRS = 3, 6

@@ -26,7 +26,7 @@ from flatout.measure.evidence import (
     Step,
 )
 from flatout.measure.patches import Patches
-from flatout.tuner.treatment import Case, Dose, all_treatments, install, read_dose
+from flatout.tuner.treatment import Case, Dose, Switch, all_treatments, install, read_dose
 
 JOB = ObservedJob(
     command=("train.py",), folder="x", started_at="", ended="measured", exit_code=0, error=None, device="cpu",
@@ -200,3 +200,51 @@ def test_a_model_is_compiled_at_its_first_call(patches: Patches) -> None:
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2))
     assert model._compiled_call_impl is not None
+
+
+def switch_of(name: str, value: Any, patches: Patches) -> Switch:
+    make = all_treatments()[name].switch
+    assert make is not None
+    return make(patches, value)
+
+
+def test_what_can_be_switched_is_as_before_when_it_is_off(patches: Patches) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def state() -> tuple[object, ...]:
+        optimizer.step()
+        kind = model(torch.ones(1, 4)).dtype
+        torch.autograd.set_detect_anomaly(True)
+        anomalies = torch.is_anomaly_enabled()
+        torch.autograd.set_detect_anomaly(False)
+        precision = torch.get_float32_matmul_precision()
+        return kind, torch.get_num_threads(), precision, anomalies, gc.isenabled()
+
+    values = {"autocast": "bfloat16", "threads": 2, "matmul-precision": "high", "garbage-every": 100}
+    switched = {name: each for name, each in all_treatments().items() if each.switch is not None}
+    assert {*values, "no-debug-calls"} <= switched.keys() and "compile" not in switched
+    before = state()
+    for name, changed in zip([*values, "no-debug-calls"], (0, 1, 2, 4, 3), strict=True):
+        switch = switch_of(name, values.get(name, True), patches)
+        for _ in range(2):
+            assert state() == before, name
+            switch.on()
+            found = state()
+            assert found[changed] != before[changed], name
+            assert found[:changed] + found[changed + 1 :] == before[:changed] + before[changed + 1 :], name
+            switch.off()
+    assert state() == before
+
+
+def test_a_script_that_imported_a_name_is_switched_all_the_same(patches: Patches) -> None:
+    called: list[int] = []
+    patches.replace(torch.cuda, "empty_cache", lambda: called.append(1))
+    switch = switch_of("no-debug-calls", True, patches)
+    imported = torch.cuda.empty_cache
+    switch.on()
+    imported()
+    assert called == []
+    switch.off()
+    imported()
+    assert called == [1]

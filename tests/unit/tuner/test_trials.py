@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flatout.tuner import verdict
-from flatout.tuner.meter import TrialResult
 from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials
 
 SCRIPT = """

@@ -14,8 +14,8 @@ import pytest
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import tune as tuning
-from flatout.tuner.meter import TrialResult
 from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.tune import Tuner, plan_of, source_of
 from tests.unit.tuner.test_treatment import evidence, on_gpu
 from tests.unit.tuner.test_verdict import trial

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from flatout.tuner import verdict
-from flatout.tuner.meter import TrialResult
+from flatout.tuner.trial.meter import TrialResult
 
 
 def trial(

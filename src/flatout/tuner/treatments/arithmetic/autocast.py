@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.measure.patches import Patches
-from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.step_hooks import around_steps
+from flatout.tuner.treatment import Case, Treatment, Value, reversible
 
 
 def propose(case: Case) -> list[Value]:
@@ -23,7 +24,6 @@ def propose(case: Case) -> list[Value]:
 
 def install(patches: Patches, value: Value) -> None:
     import torch
-    from torch.optim import optimizer as optimizers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     context = torch.autocast(device, dtype=getattr(torch, str(value)))
@@ -37,11 +37,7 @@ def install(patches: Patches, value: Value) -> None:
         torch.set_autocast_enabled(device, True)
         torch.clear_autocast_cache()
 
-    for handle in (
-        optimizers.register_optimizer_step_pre_hook(before_step),
-        optimizers.register_optimizer_step_post_hook(after_step),
-    ):
-        patches.on_undo(handle.remove)
+    around_steps(patches, before=before_step, after=after_step)
 
 
 TREATMENT = Treatment(
@@ -50,4 +46,6 @@ TREATMENT = Treatment(
     summary="compute the forward in bf16, weights and sums in 32 bits",
     propose=propose,
     install=install,
+    switch=reversible(install),
+    rules=("no-mixed-precision",),
 )

@@ -29,4 +29,5 @@ TREATMENT = Treatment(
     summary="compile the model with torch.compile",
     propose=propose,
     install=install,
+    rules=("launch-bound-step",),
 )

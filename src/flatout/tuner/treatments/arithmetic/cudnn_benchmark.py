@@ -1,4 +1,8 @@
-"""Convolution algorithms chosen by trying them, where shapes stay the same."""
+"""Convolution algorithms chosen by trying them, where shapes stay the same.
+
+An algorithm that was chosen for a shape stays chosen whatever the setting becomes, so that a run under way
+cannot be switched.
+"""
 
 from __future__ import annotations
 

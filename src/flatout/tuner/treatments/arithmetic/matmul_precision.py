@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.measure.patches import Patches
-from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatment import Case, Treatment, Value, reversible
 
 
 def propose(case: Case) -> list[Value]:
@@ -16,9 +16,16 @@ def propose(case: Case) -> list[Value]:
     return ["high"] if major.isdigit() and int(major) >= 8 else []
 
 
-def install(_patches: Patches, value: Value) -> None:
+def install(patches: Patches, value: Value) -> None:
     import torch
 
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    def put_back() -> None:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+    patches.on_undo(put_back)
     torch.set_float32_matmul_precision(str(value))
     torch.backends.cudnn.allow_tf32 = True
 
@@ -29,4 +36,6 @@ TREATMENT = Treatment(
     summary="multiply 32-bit matrices with 10 bits of mantissa (TF32)",
     propose=propose,
     install=install,
+    switch=reversible(install),
+    rules=("no-mixed-precision",),
 )

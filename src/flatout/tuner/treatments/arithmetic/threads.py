@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.measure.patches import Patches
-from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatment import Case, Treatment, Value, reversible
 
 
 def propose(case: Case) -> list[Value]:
@@ -13,9 +13,11 @@ def propose(case: Case) -> list[Value]:
     return [] if evidence.job.device != "cpu" or cores < 2 else [1, cores]
 
 
-def install(_patches: Patches, value: Value) -> None:
+def install(patches: Patches, value: Value) -> None:
     import torch
 
+    before = torch.get_num_threads()
+    patches.on_undo(lambda: torch.set_num_threads(before))
     torch.set_num_threads(int(value))
 
 
@@ -25,4 +27,5 @@ TREATMENT = Treatment(
     summary="let an operator on the CPU use this many threads",
     propose=propose,
     install=install,
+    switch=reversible(install),
 )

@@ -51,4 +51,5 @@ TREATMENT = Treatment(
     summary="fetch batches in worker processes that live for the whole run",
     propose=propose,
     install=install,
+    rules=("single-process-loading", "loader-bound", "slow-samples", "respawned-workers"),
 )

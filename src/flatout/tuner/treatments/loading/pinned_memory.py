@@ -47,4 +47,5 @@ TREATMENT = Treatment(
     summary="keep batches in page-locked memory and copy them without waiting",
     propose=propose,
     install=install,
+    rules=("unpinned-host-memory",),
 )

@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 from flatout.measure.patches import Patches
+from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
 
 STEPS = 100
@@ -17,11 +18,9 @@ def propose(_case: Case) -> list[Value]:
 
 
 def install(patches: Patches, value: Value) -> None:
-    from torch.optim import optimizer as optimizers
-
     num_steps, every = 0, int(value)
 
-    def after_step(*_: Any) -> None:
+    def after_step(_optimizer: Any) -> None:
         nonlocal num_steps
         num_steps += 1
         if num_steps == 1:
@@ -31,9 +30,33 @@ def install(patches: Patches, value: Value) -> None:
         elif num_steps % every == 0:
             gc.collect()
 
-    handle = optimizers.register_optimizer_step_post_hook(after_step)
-    patches.on_undo(handle.remove)
+    around_steps(patches, after=after_step)
     patches.on_undo(gc.enable)
+
+
+class _Switch:
+    """Off, the collector runs as it likes; the steps that it was on are counted together."""
+
+    def __init__(self, patches: Patches, value: Value) -> None:
+        self._every, self._num_steps, self._is_on = int(value), 0, False
+        around_steps(patches, after=self._after_step)
+
+    def on(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._is_on = True
+
+    def off(self) -> None:
+        self._is_on = False
+        gc.enable()
+        gc.unfreeze()
+        gc.collect()  # what was left lying is not the next block's to clean up
+
+    def _after_step(self, _optimizer: Any) -> None:
+        self._num_steps += self._is_on
+        if self._is_on and self._num_steps % self._every == 0:
+            gc.collect()
 
 
 TREATMENT = Treatment(
@@ -42,4 +65,5 @@ TREATMENT = Treatment(
     summary="collect garbage every so many steps, not in the middle of one",
     propose=propose,
     install=install,
+    switch=_Switch,
 )

@@ -19,26 +19,51 @@ def propose(case: Case) -> list[Value]:
     return [True] if any(word in case.source for word in WORDS) else []
 
 
-def install(patches: Patches, _value: Value) -> None:
-    import torch
+def install(patches: Patches, value: Value) -> None:
+    _Switch(patches, value).on()
 
-    def ignore(*_args: Any, **_kwargs: Any) -> None: ...
 
-    patches.replace(torch.cuda, "empty_cache", ignore)
-    patches.replace(torch.cuda, "synchronize", ignore)
-    real_init = torch.autograd.set_detect_anomaly.__init__
+class _Switch:
+    """Functions that are there from the start, because a script may import their names."""
 
-    def init(switch: Any, mode: bool, check_nan: bool = True) -> None:
-        real_init(switch, False, check_nan)
+    def __init__(self, patches: Patches, _value: Value) -> None:
+        import torch
 
-    patches.replace(torch.autograd.set_detect_anomaly, "__init__", init)
-    real_detect = torch.autograd.detect_anomaly.__enter__
+        self._is_on, self._had_anomalies = False, False
+        autograd = torch.autograd
+        patches.replace(torch.cuda, "empty_cache", self._unless_on(torch.cuda.empty_cache))
+        patches.replace(torch.cuda, "synchronize", self._unless_on(torch.cuda.synchronize))
+        real_init, real_enter = autograd.set_detect_anomaly.__init__, autograd.detect_anomaly.__enter__
 
-    def enter(context: Any) -> None:
-        real_detect(context)
+        def init(switch: Any, mode: bool, check_nan: bool = True) -> None:
+            real_init(switch, mode and not self._is_on, check_nan)
+
+        def enter(context: Any) -> None:
+            real_enter(context)
+            if self._is_on:
+                torch.set_anomaly_enabled(False)
+
+        patches.replace(autograd.set_detect_anomaly, "__init__", init)
+        patches.replace(autograd.detect_anomaly, "__enter__", enter)
+
+    def _unless_on(self, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return None if self._is_on else real(*args, **kwargs)
+
+        return call
+
+    def on(self) -> None:
+        import torch
+
+        self._is_on, self._had_anomalies = True, torch.is_anomaly_enabled()
         torch.set_anomaly_enabled(False)
 
-    patches.replace(torch.autograd.detect_anomaly, "__enter__", enter)
+    def off(self) -> None:
+        import torch
+
+        self._is_on = False
+        if self._had_anomalies:
+            torch.set_anomaly_enabled(True)
 
 
 TREATMENT = Treatment(
@@ -47,4 +72,5 @@ TREATMENT = Treatment(
     summary="ignore empty_cache, synchronize and anomaly detection",
     propose=propose,
     install=install,
+    switch=_Switch,
 )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flatout.measure.patches import Patches
-from flatout.tuner import meter
+from flatout.tuner.trial import meter
 
 
 @pytest.fixture

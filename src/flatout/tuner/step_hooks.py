@@ -1,0 +1,43 @@
+"""Calls before and after every optimizer's step, which may come and go while a step is under way.
+
+torch's own hooks may not: its list is walked as they are called.  So this module has one pair of them for
+the whole process, and a list of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flatout.measure.patches import Patches
+
+Call = Callable[[Any], None]  # with the optimizer
+
+_before: list[Call] = []
+_after: list[Call] = []
+_is_installed = False
+
+
+def around_steps(patches: Patches, *, before: Call | None = None, after: Call | None = None) -> None:
+    """Call `before` and `after` each optimizer's step, until `patches` are undone."""
+    _install()
+    for calls, call in ((_before, before), (_after, after)):
+        if call is not None:
+            calls.append(call)
+            patches.on_undo(lambda calls=calls, call=call: calls.remove(call))  # type: ignore[misc]
+
+
+def _install() -> None:
+    global _is_installed
+    if _is_installed:
+        return
+    from torch.optim import optimizer as optimizers
+
+    _is_installed = True
+    optimizers.register_optimizer_step_pre_hook(lambda optimizer, *_: _call(_before, optimizer))
+    optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: _call(_after, optimizer))
+
+
+def _call(calls: list[Call], optimizer: Any) -> None:
+    for call in list(calls):
+        call(optimizer)
