@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.evolution.eggroll import Eggroll
+from flatout.evolution import Eggroll
 
 GRAVITY, CART, POLE, HALF_LENGTH, FORCE, STEP_S = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 LARGEST_ANGLE, LARGEST_PLACE = math.radians(12), 2.4

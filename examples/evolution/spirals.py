@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.evolution.eggroll import Eggroll
+from flatout.evolution import Eggroll
 
 
 def spirals(num: int, *, seed: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import json
 import re
 from pathlib import Path
 
-from flatout.engines.steering.questions import question_of
+from flatout.steering import question_of
 
 QUESTION = re.compile(r"(?P<text>.*?)\s*(?:Choices:)?\s*\(A\)\s*(?P<A>.*?)\s*\(B\)\s*(?P<B>.*)", re.DOTALL)
 KEYS = ("answer_matching_behavior", "answer_not_matching_behavior")

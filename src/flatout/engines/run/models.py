@@ -5,6 +5,8 @@ What runs on such a model looks like any other result, so it is refused here.
 
 A dtype is chosen by what the device multiplies in hardware: bfloat16 from compute capability 8.0 on; float16
 before (a T4 is 7.5); float32 on a CPU and on GPUs without tensor cores.
+
+A folder executes no code: weights are read from safetensors files alone, and `trust_remote_code` is off.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flatout.engines.run.hub import HINT, find_model
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     import torch
 
-HINT = "give --model a folder that save_pretrained wrote"
+# Nothing in a folder is executed: no Python file beside the weights, and no pickle, which can hold any call.
+SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 DType = Literal["float32", "bfloat16", "float16"]
 DTypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
 BFLOAT16_FROM = (8, 0)
@@ -49,12 +53,14 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse what cannot be a model folder before anything slow is imported."""
+def check_folder(folder: Path) -> Path:
+    """The folder of a model, or of the Hub's model with this id; what cannot be one is refused at once."""
+    folder = find_model(folder)
     if not folder.is_dir():
         raise BadInput(f"no model folder at {folder}", hint=HINT)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder} has no config.json", hint=HINT)
+    return folder
 
 
 def load_pretrained(
@@ -64,12 +70,12 @@ def load_pretrained(
 
     Weights whose names hold `unread` are read by nobody here, and may be missing.
     """
-    check_folder(folder)
+    folder = check_folder(folder)
     transformers = import_extra("transformers", extra=extra)
     try:
         with quietly(extra=extra):
             model, report = getattr(transformers, kind).from_pretrained(
-                folder, local_files_only=True, output_loading_info=True, **options
+                folder, **SAFE, use_safetensors=True, output_loading_info=True, **options
             )
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(
@@ -85,7 +91,7 @@ def open_tokenizer(folder: Path, *, extra: str) -> Any:
     """Load the tokenizer beside a model."""
     transformers = import_extra("transformers", extra=extra)
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(find_model(folder), **SAFE)
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(
             f"{folder} has no tokenizer that can be read: {first_line(error)}",

@@ -25,8 +25,7 @@ class LoadedModel:
 
 def check_model_folder(folder: Path | str) -> Path:
     """Refuse what cannot be a model folder before anything slow is imported."""
-    folder = Path(folder)
-    models.check_folder(folder)
+    folder = models.check_folder(Path(folder))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise BadInput(
             f"{folder} has no tokenizer", hint="save it there too: tokenizer.save_pretrained(folder)"

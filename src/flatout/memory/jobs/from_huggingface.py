@@ -72,7 +72,9 @@ def job_of_config(name: str, *, task: str | None = None, padded: bool = True) ->
     chosen = _task(raw, task=task, folder=folder)
     transformers = import_extra("transformers", extra="adapters")
     with calling(f"reading {folder / 'config.json'}"):
-        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     auto = getattr(transformers, TASKS[chosen].auto_class)
     if type(config) not in auto._model_mapping:
         raise BadInput(

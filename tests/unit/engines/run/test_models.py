@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import flatout
 from flatout.engines.run.models import (
+    SAFE,
     capability_of,
     check_folder,
     choose_dtype,
@@ -45,6 +48,41 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(
         loaded(folder)
     assert "MISSING" not in capfd.readouterr().err
     assert loaded(folder, unread="layers.1.") is not None
+
+
+def test_a_folder_executes_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle is not read, and a Python file beside the weights is not imported."""
+    pickled = save_tiny(tmp_path / "pickled")
+    weights = {name: torch.zeros(1) for name in ("anything",)}
+    torch.save(weights, pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"holds no model that can be loaded: .*safetensors"):
+        loaded(pickled)
+    remote = save_tiny(tmp_path / "remote")
+    (remote / "custom.py").write_text("raise SystemExit('executed')")
+    config = json.loads((remote / "config.json").read_text())
+    config |= {"model_type": "custom", "auto_map": {"AutoConfig": "custom.Config"}}
+    (remote / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="holds no model that can be loaded"):
+        loaded(remote)
+
+
+def test_every_call_that_loads_a_model_says_so() -> None:
+    """`from_pretrained` reads no pickle and runs no remote code anywhere, and `torch.load` is not called."""
+    source = Path(flatout.__file__).parent
+    calls = []
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = ast.unparse(node.func)
+                assert not name.endswith(("torch.load", "pickle.load")), path
+                if name.endswith(".from_pretrained"):
+                    calls.append((path.name, ast.unparse(node)))
+    assert {name for name, _ in calls} >= {"models.py", "from_huggingface.py"}
+    for name, call in calls:
+        assert "**SAFE" in call or "trust_remote_code=False" in call, (name, call)
+        assert "Auto" in call or "use_safetensors=True" in call, (name, call)
+    assert SAFE["trust_remote_code"] is False and SAFE["local_files_only"] is True
 
 
 def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Adapters: the names that a task or a program of your own needs.
+
+    from flatout.adapters import AdapterTask, Example, Prediction
+
+AdapterTask              the base of a task: rows, tokens and targets, head, loss and scores
+Example, Prediction, TaskBatch, encode_all    what a task takes and gives
+known_tasks, task_named  tasks by name
+
+`flatout.adapt` trains a run, as `flatout adapt` does.  Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flatout.engines.adapters.tasks.known import known_tasks as known_tasks
+    from flatout.engines.adapters.tasks.known import task_named as task_named
+    from flatout.engines.adapters.tasks.task import AdapterTask as AdapterTask
+    from flatout.engines.adapters.tasks.task import Example as Example
+    from flatout.engines.adapters.tasks.task import Prediction as Prediction
+    from flatout.engines.adapters.tasks.task import TaskBatch as TaskBatch
+    from flatout.engines.adapters.tasks.task import encode_all as encode_all
+
+_ROOM = "flatout.engines.adapters"
+_HOMES = {
+    "AdapterTask": f"{_ROOM}.tasks.task",
+    "Example": f"{_ROOM}.tasks.task",
+    "Prediction": f"{_ROOM}.tasks.task",
+    "TaskBatch": f"{_ROOM}.tasks.task",
+    "encode_all": f"{_ROOM}.tasks.task",
+    "known_tasks": f"{_ROOM}.tasks.known",
+    "task_named": f"{_ROOM}.tasks.known",
+}
+
+__all__ = list(_HOMES)
+
+
+if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

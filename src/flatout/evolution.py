@@ -1,0 +1,55 @@
+"""Evolution strategies: the names that a program of your own needs.
+
+    from flatout.evolution import Eggroll
+
+Eggroll                        ask for members' outputs, tell their rewards: any module, any fitness
+GeneratedTask, FileTask, Prompt    what a task class is made of;  EvolutionTask  what a task has to have
+Reward, ExactMatch, NumericAnswer, FormatMatch    what a completion is worth
+
+`flatout.evolve` runs settings, as `flatout evolve` does.  Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flatout.engines.evolution.eggroll import Eggroll as Eggroll
+    from flatout.engines.evolution.rewards.kinds import ExactMatch as ExactMatch
+    from flatout.engines.evolution.rewards.kinds import FormatMatch as FormatMatch
+    from flatout.engines.evolution.rewards.kinds import NumericAnswer as NumericAnswer
+    from flatout.engines.evolution.rewards.kinds import Reward as Reward
+    from flatout.engines.evolution.tasks.jsonl import FileTask as FileTask
+    from flatout.engines.evolution.tasks.task import EvolutionTask as EvolutionTask
+    from flatout.engines.evolution.tasks.task import GeneratedTask as GeneratedTask
+    from flatout.engines.evolution.tasks.task import Prompt as Prompt
+
+_ROOM = "flatout.engines.evolution"
+_HOMES = {
+    "Eggroll": f"{_ROOM}.eggroll",
+    "EvolutionTask": f"{_ROOM}.tasks.task",
+    "ExactMatch": f"{_ROOM}.rewards.kinds",
+    "FileTask": f"{_ROOM}.tasks.jsonl",
+    "FormatMatch": f"{_ROOM}.rewards.kinds",
+    "GeneratedTask": f"{_ROOM}.tasks.task",
+    "NumericAnswer": f"{_ROOM}.rewards.kinds",
+    "Prompt": f"{_ROOM}.tasks.task",
+    "Reward": f"{_ROOM}.rewards.kinds",
+}
+
+__all__ = list(_HOMES)
+
+
+if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

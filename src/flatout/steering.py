@@ -1,0 +1,50 @@
+"""Steering: the names that a program of your own needs.
+
+    from flatout.steering import Steering, steered_model
+
+steered_model        a model whose layers add a vector, for the length of a block
+Steering             which vector, at which layers, how strong
+load_model           a model folder and its tokenizer, ready to run
+Question, read_questions, question_of    A/B questions and pairs of texts
+
+`flatout.steer` searches a vector, as `flatout steer search` does.  Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flatout.engines.steering.load_model import load_model as load_model
+    from flatout.engines.steering.questions import Question as Question
+    from flatout.engines.steering.questions import question_of as question_of
+    from flatout.engines.steering.questions import read_questions as read_questions
+    from flatout.engines.steering.trials.steered_model import steered_model as steered_model
+    from flatout.engines.steering.trials.steering import Steering as Steering
+
+_ROOM = "flatout.engines.steering"
+_HOMES = {
+    "Question": f"{_ROOM}.questions",
+    "Steering": f"{_ROOM}.trials.steering",
+    "load_model": f"{_ROOM}.load_model",
+    "question_of": f"{_ROOM}.questions",
+    "read_questions": f"{_ROOM}.questions",
+    "steered_model": f"{_ROOM}.trials.steered_model",
+}
+
+__all__ = list(_HOMES)
+
+
+if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
