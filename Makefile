@@ -7,7 +7,7 @@ DEMO_PAGE := .flatout/demo.html
 DEMO_EVIDENCE := .flatout/demo.json
 BENCH ?= *
 
-.PHONY: demo test planted fuzz check format bench docs
+.PHONY: demo test planted fuzz check format bench tables docs
 
 # One thread: the example's operators are tiny, and its two loader workers want the cores.
 demo: $(INSTALLED)
@@ -55,6 +55,10 @@ bench: $(INSTALLED)
 	  echo "== $$script"; $(BIN)/python "$$script"; \
 	done; \
 	if [ $$count -eq 0 ]; then echo "make bench: no benchmarks/$(BENCH)/run.py" >&2; exit 2; fi
+
+# Tables of docs/ from the result files of the benchmarks; a test holds them to be current.
+tables: $(INSTALLED)
+	$(BIN)/python docs/tables.py
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,6 +1,6 @@
-"""The figures of darkroom.md, drawn from the result files of the benchmark at every build.
+"""The figures of darkroom.md, made from the result files of the benchmark (`tables`).
 
-A line `<!-- darkroom: NAME -->` of the page is replaced by the figure of that name, made from the latest
+Behind `<!-- darkroom: NAME -->` in the page stands the figure of that name, made from the latest
 result of each kind of hardware.  What was not measured is said to be so.
 """
 
@@ -12,9 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tables import fill
+
 from flatout.ground.units import show_ratio, show_seconds, show_share
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "darkroom" / "results"
+# A picture knows nothing of the page it is shown in, only whether the reader prefers a dark one.
+READABLE = "svg{color:#555}@media(prefers-color-scheme:dark){svg{color:#bbb}}"
 COLOURS = ("#757575", "#1e88e5", "#f4511e", "#43a047", "#8e24aa")
 WORDS = {
     "as_written": "as written",
@@ -31,19 +35,14 @@ WORDS = {
 Result = dict[str, Any]
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
-    """MkDocs calls this for each page."""
-    return with_figures(markdown) if page.file.src_uri == "darkroom.md" else markdown
-
-
-def with_figures(markdown: str, *, folder: Path = RESULTS) -> str:
+def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
     figures: dict[str, Callable[[Path], str]] = {
         "ladder": ladder,
         "feeding": feeding,
         "curves": curves,
         "rollout": rollout,
     }
-    return re.sub(r"<!-- darkroom: (\w+) -->", lambda found: figures[found[1]](folder), markdown)
+    return fill(markdown, figures, owner="darkroom", folder=folder)
 
 
 def latest(folder: Path, pattern: str) -> list[Result]:
@@ -126,7 +125,8 @@ def curves(folder: Path) -> str:
                 f" loss of {', '.join(gaps)}.{said}"
             )
             if len(slow) >= 10:
-                parts.append(line_chart(curve, across="step", up="loss"))
+                name = picture_name("curves", result, reference)
+                parts.append(f"![loss by step, against {WORDS[reference]}]({name})")
     return "\n\n".join(parts) or "*Not measured yet.*"
 
 
@@ -144,9 +144,28 @@ def rollout(folder: Path) -> str:
             f" [{model['rise_low']:.2f}, {model['rise_high']:.2f}]; at random"
             f" {found['random']['last_episodes']:.2f}, knowing the goal {found['optimal']:.2f}."
         )
-        series = {agent: found[agent]["mean_by_episode"] for agent in ("random", "learner", "model")}
-        parts.append(line_chart(series, across="episode", up="return", top=float(result["episode_steps"])))
+        parts.append(f"![return by episode]({picture_name('rollout', result)})")
     return "\n\n".join(parts) or "*Not measured yet.*"
+
+
+def pictures(folder: Path = RESULTS) -> dict[str, str]:
+    """Draw the charts of the page, by the names that it links."""
+    drawn = {}
+    for result in latest(folder, "darkroom-*.json"):
+        for reference, curve in result["curves"].items():
+            if len(curve[reference]) >= 10:
+                chart = line_chart(curve, across="step", up="loss")
+                drawn[picture_name("curves", result, reference)] = chart
+    for result in latest(folder, "rollout*_*.json"):
+        found, top = result["held_out"], float(result["episode_steps"])
+        series = {agent: found[agent]["mean_by_episode"] for agent in ("random", "learner", "model")}
+        drawn[picture_name("rollout", result)] = line_chart(series, across="episode", up="return", top=top)
+    return drawn
+
+
+def picture_name(kind: str, result: Result, reference: str = "") -> str:
+    words = f"{kind} {reference} {result['hardware']}".lower()
+    return f"images/darkroom/{re.sub('[^a-z0-9]+', '_', words)}.svg"
 
 
 def heading(result: Result) -> str:
@@ -168,7 +187,7 @@ def with_interval(found: Mapping[str, float] | None) -> str:
 def line_chart(
     series: Mapping[str, Sequence[float]], *, across: str, up: str, top: float | None = None
 ) -> str:
-    """Lines over 1, 2, 3, …, as an SVG that scales with the page; later series are drawn thinner, on top."""
+    """Lines over 1, 2, 3, …, as an SVG; later series are drawn thinner, on top."""
     width, left, above, below = 640, 36, 28, 250
     count = max(len(values) for values in series.values())
     top = top or max(max(values) for values in series.values()) * 1.05
@@ -192,6 +211,7 @@ def line_chart(
         legend.append(f'<tspan dx="12" fill="{colour}">{words}</tspan>')
     body = "".join([f'<text x="{left}" y="14">', *legend, "</text>", *shapes])
     return (
-        f'<svg viewBox="0 0 {width} {below + 30}" role="img" aria-label="{up} by {across}" font-size="12"'
-        f' fill="currentColor" style="max-width: 40rem; width: 100%">{body}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {below + 30}" role="img"'
+        f' aria-label="{up} by {across}" font-family="sans-serif" font-size="12" fill="currentColor">'
+        f"<style>{READABLE}</style>{body}</svg>\n"
     )

@@ -1,27 +1,23 @@
-"""The tables of ceilings.md, made from the result files of the benchmark at every build.
+"""The tables of ceilings.md, made from the result files of the benchmark (`tables`).
 
-A line `<!-- diagnosis: NAME -->` of the page is replaced by the table of that name, made from the latest
+Behind `<!-- diagnosis: NAME -->` in the page stands the table of that name, made from the latest
 result of each kind of hardware.  What was not measured is said to be so.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tables import fill
 
 from flatout.ground.units import UNKNOWN, show_ratio
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "diagnosis" / "results"
 
 Result = dict[str, Any]
-
-
-def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
-    """MkDocs calls this for each page."""
-    return with_tables(markdown) if page.file.src_uri == "ceilings.md" else markdown
 
 
 def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
@@ -31,7 +27,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "chance": chance,
         "scripts": scripts,
     }
-    return re.sub(r"<!-- diagnosis: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
+    return fill(markdown, tables, owner="diagnosis", folder=folder)
 
 
 def latest(folder: Path, subject: str = "diagnosis-") -> list[Result]:

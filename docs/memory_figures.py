@@ -1,17 +1,18 @@
-"""The tables of memory.md, made from the result files of the benchmark at every build.
+"""The tables of memory.md, made from the result files of the benchmark (`tables`).
 
-A line `<!-- memory: NAME -->` of the page is replaced by the table of that name, from the latest result.
+Behind `<!-- memory: NAME -->` in the page stands the table of that name, from the latest result.
 What was not measured is said to be so.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from tables import fill
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "memory" / "results"
@@ -22,11 +23,6 @@ QUANTITIES = ("allocated", "reserved")
 ANSWERS = {"safe": "safe", "tight": "tight, with flushes", "limit": "limit, nothing kept free"}
 
 Result = dict[str, Any]
-
-
-def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
-    """MkDocs calls this for each page."""
-    return with_tables(markdown) if page.file.src_uri == "memory.md" else markdown
 
 
 def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
@@ -42,7 +38,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "finder": finder,
         "native": native,
     }
-    return re.sub(r"<!-- memory: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
+    return fill(markdown, tables, owner="memory", folder=folder)
 
 
 def latest(folder: Path, subject: str) -> Result | None:
@@ -180,9 +176,18 @@ def caps(folder: Path) -> str:
     recommended = latest(folder, "recommended")
     if recommended is not None:
         found = recommended["summary"]
-        counts = [f"**{found[key]} of {found['count']}**" for key in ("trains", "near")]
-        lines.append(row(["all of them", "**what `flatout plan` recommends**", *counts]))
+        trains, near = (f"**{found[key]} of {found['count']}**" for key in ("trains", "near"))
+        run = num_run(recommended["rows"], [each for each in (fresh, table) if each is not None])
+        trains += f" (not above the largest that trains; {run} were run at that batch)"
+        lines.append(row(["all of them", "**what `flatout plan` recommends**", trains, near]))
     return "\n".join(lines)
+
+
+def num_run(recommended: list[Result], searches: list[Result]) -> int:
+    """Count the searches that ran the very batch that is recommended, and saw it train."""
+    batches = {each["label"]: str(each["recommended"]) for each in recommended}
+    rows = [each for table in searches for each in table["rows"] if each["label"] in batches]
+    return sum(each["tried"].get(batches[each["label"]], {}).get("trains", False) for each in rows)
 
 
 def native(folder: Path) -> str:

@@ -1,16 +1,17 @@
-"""The tables of steering.md, made from the result files of the benchmark at every build.
+"""The tables of steering.md, made from the result files of the benchmark (`tables`).
 
-A line `<!-- steering: NAME -->` of the page is replaced by the table of that name, from the latest result of
+Behind `<!-- steering: NAME -->` in the page stands the table of that name, from the latest result of
 each model and hardware.  What was not measured is said to be so.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tables import fill
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "steering" / "results"
 NOT_MEASURED = "*Not measured yet.*"
@@ -38,14 +39,9 @@ LINES = (
 Result = dict[str, Any]
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
-    """MkDocs calls this for each page."""
-    return with_tables(markdown) if page.file.src_uri == "steering.md" else markdown
-
-
 def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
     tables: dict[str, Callable[[Path], str]] = {"speed": speed, "peers": peers}
-    return re.sub(r"<!-- steering: (\w+) -->", lambda found: tables[found[1]](folder), markdown)
+    return fill(markdown, tables, owner="steering", folder=folder)
 
 
 def latest(folder: Path, pattern: str) -> list[Result]:

@@ -1,15 +1,16 @@
-"""The table of watch.md, made from the result files of the benchmark at every build.
+"""The table of watch.md, made from the result files of the benchmark (`tables`).
 
-A line `<!-- watch: cost -->` of the page is replaced by what it costs to watch a job, a row per machine.
+Behind `<!-- watch: cost -->` in the page stands what it costs to watch a job, a row per machine.
 What was not measured is said to be so.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from tables import fill
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "monitor" / "results"
 NOT_MEASURED = "*Not measured yet.*"
@@ -25,13 +26,8 @@ ALONE = {
 Result = dict[str, Any]
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_unused: Any) -> str:
-    """MkDocs calls this for each page."""
-    return with_tables(markdown) if page.file.src_uri == "watch.md" else markdown
-
-
 def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
-    return re.sub(r"<!-- watch: cost -->", lambda found: cost(folder), markdown)
+    return fill(markdown, {"cost": cost}, owner="watch", folder=folder)
 
 
 def latest(folder: Path) -> list[Result]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from flatout.api import diagnose_evidence
 from flatout.doctor.examine import Diagnosis
+from flatout.ground.units import show_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "tests" / "data" / "darkroom_h200.json"
@@ -67,3 +69,13 @@ def test_the_ceilings_of_both_counterfactuals_are_measured(diagnosis: Diagnosis)
     assert kernels is not None
     assert kernels.busy_share is not None
     assert kernels.busy_share < 0.2
+
+
+def test_the_readme_has_these_figures(diagnosis: Diagnosis) -> None:
+    shares: Counter[str] = Counter()
+    for finding in diagnosis.findings:
+        shares[finding.name] += finding.share or 0.0
+    creations, rows = shares["tensor-created-in-loop"], shares["row-indexing-in-loop"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{creations:.0%} (creations) and {rows:.0%} (rows)".replace("%", " %") in text
+    assert f"a step takes {show_seconds(diagnosis.evidence.step_s)}" in text

@@ -193,7 +193,6 @@ def test_the_page_shows_what_the_result_files_say(tmp_path: Path, monkeypatch: p
     assert len(re.findall(r"<!-- memory: \w+ -->", page)) == 7
     assert figures.with_tables(page, folder=tmp_path).count("Not measured yet") == 6
     shown = figures.with_tables(page)
-    assert "<!-- memory" not in shown
     result = json.loads(sorted(RESULTS.glob("estimates_*.json"))[-1].read_text(encoding="utf-8"))
     assert len(result["rows"]) >= 60
     for quantity in ("allocated", "reserved"):

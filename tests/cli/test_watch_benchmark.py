@@ -55,7 +55,6 @@ def test_the_table_of_the_page_is_that_of_the_files(
     table = figures.with_tables(page, folder=tmp_path)
     assert "| Flatout, 1 Hz | 1.0012 [0.9990, 1.0020] | 0.40% of a core | 58 MB | 0.23 s |" in table
     assert "codecarbon" not in table.partition("What it costs")[2].partition("## Other tools")[0]
-    assert figures.with_tables(page).count("<!-- watch") == 0
 
 
 def test_the_tests_that_the_page_names_exist(repository: Path) -> None:
