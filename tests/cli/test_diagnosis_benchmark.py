@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ BENCHMARK = ROOT / "benchmarks" / "diagnosis"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Modules of the benchmark and of the docs, which are scripts and not packages."""
-    names = ("fixes", "table", "diagnosis_figures")
+    names = ("fixes", "table", "turns", "diagnosis_figures")
     for folder in (BENCHMARK, ROOT / "docs"):
         monkeypatch.syspath_prepend(str(folder))
 
@@ -51,6 +52,27 @@ def test_darkroom_is_mended_by_one_gather(load: Any, tmp_path: Path) -> None:
     compile(model, "model.py", "exec")
     assert "table.gather" in model
     assert "seq.append" not in model
+
+
+def test_a_script_that_ends_before_its_last_turn_begins_again(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load("turns")
+    clock = iter(range(100))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))
+    answers = io.StringIO()
+    turns = module.Turns(answers, io.StringIO("go 4\ngo 2\n"))
+    for number in range(6):
+        if number == 2:
+            turns.script_end()
+            for _ in range(50):
+                next(clock)  # it is set up anew
+        turns.step_end()
+    ready, answer = answers.getvalue().splitlines()
+    assert ready == "ready"
+    found = json.loads(answer)
+    assert found["steps"] == len(found["each_s"]) > 1
+    assert found["seconds"] < 10  # without the time between its end and its next step
 
 
 def row(

@@ -37,6 +37,7 @@ from flatout.measure.user_code import UserCode
 SWITCH = "_flatout_batch"
 PRELUDE = f"{SWITCH} = getattr(__import__('sys').modules.get({__name__!r}), 'installed', None)"
 PLAIN = (range, list, tuple, dict, set, frozenset, str, bytes)  # their items cost nothing to make
+SUSPICION = 0.1  # of batches served again: no cause by themselves, so heavy blocks come first
 
 installed: BatchStatements | None = None  # of this process; the job's modules look it up
 
@@ -228,7 +229,7 @@ class CachedStatements(ServedStatements):
     """Steps on the batch of the block's first step."""
 
     kind = label = "cached"
-    suspicion = 1.0
+    suspicion = SUSPICION
     fewest_rounds = 3
 
 
@@ -237,7 +238,7 @@ class HalfStatements(ServedStatements):
 
     kind = label = "half"
     baseline = "cached"
-    suspicion = 0.99
+    suspicion = SUSPICION
     fewest_rounds = 3
 
     def begin(self) -> None:

@@ -15,8 +15,10 @@ class Cached(Arm):
 
     kind = label = "cached"
     serves = "cached"
-    suspicion = 1.0
     fewest_rounds = 3
+
+    def __init__(self, *, suspicion: float) -> None:
+        self.suspicion = suspicion
 
 
 class OneBatch(Arm):
@@ -33,7 +35,7 @@ class Half(Arm):
     kind = label = "half"
     baseline = "cached"
     serves = "half"
-    suspicion = 0.99
+    suspicion = batch_statements.SUSPICION
     fewest_rounds = 3
 
     def __init__(self, loaders: LoaderWatch) -> None:
@@ -53,4 +55,5 @@ class Half(Arm):
 def propose(context: ArmContext) -> Iterable[Arm]:
     if context.loaders.trained_on() is None:
         return batch_statements.propose(context)
-    return Cached(), Half(context.loaders), OneBatch()
+    wait = context.phases_s.get("wait", 0.0) / context.step_s
+    return Cached(suspicion=max(wait, batch_statements.SUSPICION)), Half(context.loaders), OneBatch()

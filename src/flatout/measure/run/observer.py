@@ -29,11 +29,13 @@ from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import Agreement
 from flatout.measure.run.rows import StepRow, build_steps
 from flatout.measure.run.schedule import (
+    DEAREST_PASS,
     FOR_PASSES,
     Rounds,
     StepBlock,
     WarmUp,
     last_steps,
+    pass_s,
     plan_passes,
     plan_rounds,
 )
@@ -114,6 +116,7 @@ class Observer:
         self.rounds: Rounds | None = None
         self.out_of_time = False
         self._for_arms_s = 0.0  # of the time, whatever the instruments take
+        self._later: list[StepBlock] = []  # passes for the time that the arms leave
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._narrowed.undo()
@@ -235,12 +238,13 @@ class Observer:
 
     def _note_row(self, totals: list[float], marks: list[tuple[int, Any]]) -> None:
         batches, forwards, backwards = self._counts
+        fell_back = self._fell_back()  # also of a transition: it is asked once for each step
         self.rows.append(
             StepRow(
                 index=self.anchor.counts[self._anchor_key or (0, 0)],
                 arm=self.arm,
                 block=self.block_number,
-                transition=self.position == 0 or self._fell_back(),
+                transition=self.position == 0 or fell_back,
                 totals=totals,
                 marks=marks,
                 rows=self.loaders.rows,
@@ -296,7 +300,8 @@ class Observer:
         if arm is not None:
             arm.step_end()
         self.position += 1
-        late = self._is_late(self.block_number > 0 and not self.agreement.shared)
+        seen_real = any(block.arm == REAL for block in self.blocks[: self.block_number])
+        late = self._is_late(seen_real and not self.agreement.shared)
         refused = arm is not None and arm.refusal is not None and not self.agreement.shared
         if self.position < self.blocks[self.block_number].num_steps and not late and not refused:
             return
@@ -310,6 +315,7 @@ class Observer:
             self.blocks += self._next_blocks()
         if self.block_number == len(self.blocks) or late:
             self._is_late(not self.agreement.shared)
+            self._leave_out(block.arm for block in self._later)
             self.finished = True
             self.on_finished()
         else:
@@ -339,8 +345,10 @@ class Observer:
         if self.warm_up is not None and not self.warm_up.reason:
             self.warm_up.reason = f"the time was up after {len(self.warm_up.steps_s)} steps"
         self._for_arms_s = (1 - FOR_PASSES) * self.seconds_left
-        blocks, left_out = plan_passes(step_s, seconds=self.seconds_left)
-        self.tools.missing += [f"{name}: no time was left for this pass" for name in left_out]
+        blocks, self._later = plan_passes(step_s, seconds=self.seconds_left, device=self.device)
+        if self.agreement.is_needed:
+            self._leave_out(block.arm for block in self._later)
+            self._later = []
         if self.agreement.is_needed and self.options.counterfactuals:
             able = [arm for arm in self._propose_for_ranks() if arm.refusal is None]
             labels = [arm.label for arm in able if not arm.only_baseline]
@@ -354,7 +362,26 @@ class Observer:
             self.blocks[self.block_number :] = [
                 block for block in self.blocks[self.block_number :] if block.arm not in INSTRUMENTS
             ]
-            self.tools.missing += [f"{name}: no time was left for this pass" for name in dropped]
+            self._leave_out(dropped)
+
+    def _leave_out(self, passes: Iterable[str]) -> None:
+        self.tools.missing += [f"{name}: no time was left for this pass" for name in passes]
+
+    def _next_pass(self) -> list[StepBlock]:
+        """One of the passes that were put off, where it fits into the time that is left."""
+        step_s = self._context().step_s
+        while self._later:
+            block = self._later.pop(0)
+            if pass_s(block, step_s, device=self.device) > DEAREST_PASS * self.seconds_left:
+                self._leave_out([block.arm])
+                continue
+            self._for_arms_s = 0.0
+            if self.rounds is not None:
+                self.rounds.interrupt()
+            # a profiler session must not begin in the hook in which another one ended
+            apart = [StepBlock(arm=REAL, num_steps=1)] if self.blocks[-1].arm == "kernels" else []
+            return [*apart, block]
+        return []
 
     # -- arms
 
@@ -410,7 +437,7 @@ class Observer:
         if self.agreement.shared:
             return []
         if not self.options.counterfactuals:
-            return self._last_block()
+            return self._next_pass() or self._last_block()
         if self.rounds is None:
             same = [Same()] if self.options.same else []
             self.rounds = Rounds(
@@ -418,14 +445,17 @@ class Observer:
                 step_s=self._context().step_s,
                 seconds=self.seconds_left,
                 skipped=self.options.skipped,
+                last=REAL if self.blocks[-1].arm == REAL else None,
             )
             self.arms = self.rounds.arms
+        elif self.blocks[-1].arm in INSTRUMENTS and not self._later:
+            self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
         if self.marks is not None:
             import torch
 
             torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
         block = self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
-        return [block] if block is not None else self._last_block()
+        return [block] if block is not None else self._next_pass() or self._last_block()
 
     def _last_block(self) -> list[StepBlock]:
         """More steps as they are, where few were seen: what comes once in many of them may show."""

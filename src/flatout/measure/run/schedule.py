@@ -5,6 +5,9 @@ instrument gets its own few steps, and last come the arms, in blocks beside bloc
 runs one after the other can differ by 40 % on a shared machine; blocks a second apart do not.  The first
 step of every block is a transition (queues, caches and allocator change over) and is never timed.
 
+Where the steps are long, or the time is short, the instruments would leave nothing to the arms.  Then only
+what the arms need to be chosen by comes first, and the other passes take what the arms leave.
+
 Every arm gets one block, the most suspicious first; those that show a gain get more until their interval
 is narrow.  Time decides how many: what there was no time for is named.
 """
@@ -29,8 +32,15 @@ STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
 ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
+# what a pass makes of a step, about, and what it takes besides: a profiler has to start
+SLOWS = {"stacks": 1.0, "count": 2.0, "kernels": 2.0, "memory": 2.0, "attribution": 10.0}
+STARTS_S = {"kernels": 0.5, "attribution": 0.5}
+STARTS_ON_CUDA_S = {"kernels": 2.0, "attribution": 1.0}
+ASKED_FIRST = ("stacks", "count")  # by these the arms are chosen
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
-FOR_PASSES = 0.5  # of the time after warm-up: an instrument may slow a step more than one can foresee
+BEFORE_ARMS = 0.35  # of the time after warm-up, for the passes that come before the arms
+FOR_PASSES = 0.5  # the same at the most: an instrument may slow a step more than one can foresee
+FEWEST_FOR_ARMS = 4  # steps: a look at the stacks, a real block, and one to keep an arm's results by
 SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
 GAIN = 1.05  # less is not worth a round
 SUSPICIOUS = 0.1  # of the step: one block without a gain does not clear an arm that may free as much
@@ -78,8 +88,10 @@ class WarmUp:
         return statistics.median(self.steps_s[-2:])
 
 
-def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list[str]]:
-    """A real block and the instruments' for a job whose step takes `step_s`; and those it has no time for."""
+def plan_passes(
+    step_s: float, *, seconds: float, device: str = "cpu"
+) -> tuple[list[StepBlock], list[StepBlock]]:
+    """Blocks before the arms where a step takes `step_s`, and passes for the time that the arms leave."""
     long = step_s >= LONG_STEP_S
     few = 1 if step_s >= SHORT_STEP_S else 2
     passes = [
@@ -91,15 +103,27 @@ def plan_passes(step_s: float, *, seconds: float) -> tuple[list[StepBlock], list
         # another one ended can crash in torch's profiler
         StepBlock(arm="attribution", num_steps=1 if long else attributed_steps(step_s)),
     ]
-    blocks = [StepBlock(arm=REAL, num_steps=1 + (1 if long else 3))]
-    left_out = []
-    for block in passes:
-        left_s = seconds - step_s * sum(each.num_steps for each in blocks)
-        if step_s * block.num_steps <= DEAREST_PASS * left_s:
-            blocks.append(block)
-        else:
-            left_out.append(block.arm)
-    return blocks, left_out
+    real = StepBlock(arm=REAL, num_steps=1 + (1 if long else 3))
+    left_s = BEFORE_ARMS * seconds - step_s * real.num_steps
+    if sum(pass_s(block, step_s, device=device) for block in passes) <= left_s:
+        return [real, *passes], []
+    if step_s * FEWEST_FOR_ARMS > seconds:
+        return [real], passes
+    first = []
+    for block in sorted(passes, key=lambda block: block.arm != "stacks"):
+        took_s = pass_s(block, step_s, device=device)
+        if block.arm == "stacks" or (block.arm in ASKED_FIRST and took_s <= left_s):
+            first.append(block)
+            left_s -= took_s
+    # the real block last: the first arm stands beside it
+    beside = StepBlock(arm=REAL, num_steps=steps_per_block(step_s))
+    return [*first, beside], [block for block in passes if block not in first]
+
+
+def pass_s(block: StepBlock, step_s: float, *, device: str) -> float:
+    """About what a pass takes."""
+    starts_s = STARTS_ON_CUDA_S if device == "cuda" else STARTS_S
+    return step_s * block.num_steps * SLOWS[block.arm] + starts_s.get(block.arm, 0.0)
 
 
 def attributed_steps(step_s: float) -> int:
@@ -129,14 +153,20 @@ class Rounds:
     """Decides, block by block, which arm runs next."""
 
     def __init__(
-        self, arms: Iterable[Arm], *, step_s: float, seconds: float, skipped: Mapping[str, str] | None = None
+        self,
+        arms: Iterable[Arm],
+        *,
+        step_s: float,
+        seconds: float,
+        skipped: Mapping[str, str] | None = None,
+        last: str | None = None,
     ) -> None:
         self._step_s, self._seconds, self._skipped = step_s, seconds, dict(skipped or {})
         self._num_steps = steps_per_block(step_s)
         self._num_blocks: Counter[str] = Counter()
         self._refined: set[str] = set()
         self._speedups: dict[str, float] = {}
-        self._last: str | None = None  # the block that ran last
+        self._last = last  # the label of the block that ran last, where it may stand beside another
         self._queue: list[str] = []
         self.arms: dict[str, Arm] = {}
         self.add(arms)
@@ -146,6 +176,10 @@ class Rounds:
             if arm.label not in self.arms:
                 arm.refusal = self._skipped.get(arm.label, arm.refusal)
                 self.arms[arm.label] = arm
+
+    def interrupt(self) -> None:
+        """Something else runs in between, so the block that follows has nothing beside it."""
+        self._last, self._queue = None, []
 
     def next(
         self, *, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]
@@ -176,11 +210,17 @@ class Rounds:
         if not wanted:
             return self._closing()
         chosen = [wanted[0], *(arm for arm in wanted[1:] if arm.baseline == wanted[0].baseline)][:2]
-        baseline = chosen[0].baseline
-        labels = [*([] if self._last == baseline else [baseline]), *(arm.label for arm in chosen)]
-        if self._step_s * self._num_steps * min(2, len(labels)) > seconds_left:
+        beside = [] if self._last == chosen[0].baseline else [chosen[0].baseline]
+        beside_s = self._step_s * self._num_steps * len(beside)
+        if beside_s + self._block_s(chosen[0]) > seconds_left:
             return []
-        return labels
+        if beside_s + sum(map(self._block_s, chosen)) > seconds_left:
+            chosen = chosen[:1]
+        return [*beside, *(arm.label for arm in chosen)]
+
+    def _block_s(self, arm: Arm) -> float:
+        """About what a block of an arm takes: its first step as it is, the others without what it frees."""
+        return self._step_s * (1 + (self._num_steps - 1) * (1 - min(1.0, arm.suspicion)))
 
     def _closing(self) -> list[str]:
         """A last block of the baseline: steps get slower and faster, so each block stands between two."""
@@ -194,7 +234,10 @@ class Rounds:
         new = [arm for arm in able if not self._num_blocks[arm.label]]
         new.sort(key=lambda arm: -arm.suspicion)
         open_ = [arm for arm in able if self._num_blocks[arm.label] and not self._is_settled(arm, found)]
-        open_.sort(key=lambda arm: (self._num_blocks[arm.label], -arm.suspicion))
+        # what frees most first gets its rounds, however little time there is
+        open_.sort(
+            key=lambda arm: (self._num_blocks[arm.label] >= FEWEST_ROUNDS, -_freed(arm, found[arm.label]))
+        )
         in_screening = seconds_left > (1 - SCREENING) * self._seconds
         return [*new, *open_] if in_screening or not open_ else [*open_, *new]
 
@@ -231,6 +274,11 @@ class Rounds:
             for label, arm in self.arms.items()
             if label not in done and not arm.only_baseline
         )
+
+
+def _freed(arm: Arm, gained: Counterfactual | None) -> float:
+    """The share of the step that an arm frees, or may free."""
+    return arm.suspicion if gained is None else 1 - 1 / gained.speedup
 
 
 def steps_per_block(step_s: float) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch._dynamo
 
@@ -11,7 +12,11 @@ from flatout.measure.arms.batch_statements import NotMade
 
 
 def context(trained_on: Any) -> Any:
-    return SimpleNamespace(loaders=SimpleNamespace(trained_on=lambda: trained_on, cannot_halve=None))
+    return SimpleNamespace(
+        loaders=SimpleNamespace(trained_on=lambda: trained_on, cannot_halve=None),
+        phases_s={"wait": 0.3},
+        step_s=0.5,
+    )
 
 
 def test_batches_are_served_again_whole_and_halved() -> None:
@@ -19,6 +24,7 @@ def test_batches_are_served_again_whole_and_halved() -> None:
     assert (cached.serves, cached.baseline, cached.refusal) == ("cached", "real", None)
     assert (half.serves, half.baseline, half.refusal) == ("half", "cached", None)
     assert (one.serves, one.baseline, one.only_baseline) == ("one", "real", True)
+    assert cached.suspicion == pytest.approx(0.6) and half.suspicion < 0.5  # by what the step waits
 
 
 def test_without_a_loader_the_statements_that_make_the_batch_are_looked_for() -> None:

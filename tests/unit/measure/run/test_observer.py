@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import DataLoader, Dataset
 
 import flatout
-from flatout.measure import PHASES
+from flatout.measure import PHASES, clock
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
+from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.schedule import WarmUp
@@ -388,3 +390,46 @@ def test_a_forked_process_is_not_observed(observer: Observer) -> None:
     assert os.read(reader, 9) == b"0"
     steps(optimizer, 1)
     assert len(observer.rows) == num + 1
+
+
+class SlowClock:
+    """Time in which `heavy` takes three seconds, and everything else what it takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lead_s = 0.0
+        monkeypatch.setattr(clock, "now", lambda: time.perf_counter() + self.lead_s)
+        ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + self.lead_s)
+        monkeypatch.setattr(observer_module, "time", ahead)
+
+    def spend(self, seconds: float) -> None:
+        time.sleep(seconds / 100)
+        self.lead_s += seconds
+
+
+def heavy(rows: torch.Tensor, spend: Callable[[float], None]) -> torch.Tensor:  # at: heavy
+    spend(3.0)
+    return rows * 2
+
+
+def test_with_long_steps_the_heaviest_block_is_measured_and_the_passes_take_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow, model = SlowClock(monkeypatch), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(heavy(torch.ones(4, 2), slow.spend)).sum().backward()
+        optimizer.step()
+
+    evidence = diagnosed(step, seconds=54.0)
+    arms = list(dict.fromkeys(each.arm for each in evidence.steps))
+    assert arms[:4] == ["warmup", "stacks", "count", "real"]
+    without = [
+        each
+        for each in evidence.counterfactuals
+        if each.place is not None and each.place.line <= line("heavy") + 1 <= (each.last_line or 0)
+    ]
+    assert without and max(each.speedup for each in without) > 20
+    ran = {each.arm for each in evidence.steps}
+    for name in set(INSTRUMENTS) - ran:
+        assert f"{name}: no time was left for this pass" in evidence.missing

@@ -29,20 +29,42 @@ steps_s = st.floats(min_value=1e-4, max_value=60.0)
 
 
 @given(step_s=steps_s, seconds=st.floats(min_value=-5, max_value=3600))
-def test_the_passes_take_at_most_the_time_there_is_and_name_what_they_leave_out(
+def test_the_passes_before_the_arms_leave_them_time_and_the_others_come_later(
     step_s: float, seconds: float
 ) -> None:
-    blocks, left_out = plan_passes(step_s, seconds=seconds)
-    assert blocks[0].arm == "real" and blocks[0].num_steps >= 2
-    assert sorted([block.arm for block in blocks[1:]] + left_out) == sorted(INSTRUMENTS)
-    if len(blocks) > 1:
+    blocks, later = plan_passes(step_s, seconds=seconds)
+    (real,) = [block for block in blocks if block.arm == "real"]
+    assert real.num_steps >= 2
+    first = [block.arm for block in blocks if block is not real]
+    assert sorted(first + [block.arm for block in later]) == sorted(INSTRUMENTS)
+    assert all(block.num_steps >= 1 for block in (*blocks, *later))
+    if first:
         assert step_s * sum(block.num_steps for block in blocks) <= seconds
-    assert all(block.num_steps >= 1 for block in blocks)
+    if first and set(first) != set(INSTRUMENTS):
+        assert blocks[0].arm == "stacks" and blocks[-1] is real  # the first arm's baseline
 
 
 def test_with_time_every_instrument_has_its_pass_in_the_usual_order() -> None:
-    blocks, left_out = plan_passes(0.01, seconds=60.0)
-    assert ([block.arm for block in blocks], left_out) == (["real", *INSTRUMENTS], [])
+    blocks, later = plan_passes(0.01, seconds=60.0)
+    assert ([block.arm for block in blocks], later) == (["real", *INSTRUMENTS], [])
+
+
+@pytest.mark.parametrize(
+    ("step_s", "seconds", "device", "first"),
+    [
+        (10.9, 260.0, "cuda", ["stacks", "count", "real"]),
+        (3.0, 45.0, "cpu", ["stacks", "count", "real"]),
+        (3.0, 30.0, "cpu", ["stacks", "real"]),
+        (3.0, 11.0, "cpu", ["real"]),  # no arm could end in time
+        (0.01, 5.0, "cuda", ["stacks", "count", "real"]),
+    ],
+)
+def test_with_long_steps_or_little_time_the_arms_come_before_most_passes(
+    step_s: float, seconds: float, device: str, first: list[str]
+) -> None:
+    blocks, later = plan_passes(step_s, seconds=seconds, device=device)
+    assert [block.arm for block in blocks] == first
+    assert {block.arm for block in later} == set(INSTRUMENTS) - set(first)
 
 
 @given(step_s=steps_s, seconds=st.floats(min_value=0.1, max_value=3600))
@@ -114,6 +136,27 @@ def test_what_gains_gets_rounds_until_its_interval_is_narrow() -> None:
     assert ran.count("suspicious") == FEWEST_ROUNDS
     ran, _ = run([Gains("gains"), Gains("nothing", 1.0)], width=0.3)
     assert (ran.count("gains"), ran.count("nothing")) == (MOST_ROUNDS, FEWEST_ROUNDS)
+
+
+def test_what_frees_most_gets_its_rounds_first_however_little_time_there_is() -> None:
+    arms: list[Arm] = [Gains(str(i), 1.2, suspicion=0.9) for i in range(8)]
+    ran, _ = run([*arms, Gains("best", 10.0, suspicion=0.91)], seconds=60.0, step_s=1.0, width=0.01)
+    assert ran.count("best") == FEWEST_ROUNDS
+
+
+def test_where_only_one_arm_fits_it_runs_alone() -> None:
+    ran, _ = run(
+        [Gains("a", 30.0, suspicion=0.97), Gains("b", suspicion=0.9)], seconds=4.0, step_s=3.0, last="real"
+    )
+    assert ran == ["a"]
+
+
+def test_after_a_pass_of_an_instrument_a_baseline_comes_first_again() -> None:
+    rounds = Rounds([Gains("a"), Gains("b")], step_s=0.01, seconds=60.0, last="real")
+    options = {"seconds_left": 60.0, "measure": lambda arm: None}
+    assert rounds.next(**options).arm == "a"  # beside the real block that ran last
+    rounds.interrupt()
+    assert rounds.next(**options).arm == "real"
 
 
 def test_the_block_of_a_fast_arm_lasts_as_long_as_those_beside_it() -> None:
