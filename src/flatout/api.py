@@ -139,7 +139,7 @@ def run_tuned(command: Sequence[str], *, module: bool = False, prescription: Pat
 
 def save_tuning(tuning: Tuning, path: Path) -> None:
     """Write the prescription of a tuning."""
-    from flatout.tuner.prescription import save_prescription
+    from flatout.tuner.results.prescription import save_prescription
 
     save_prescription(tuning.prescription, path)
 
@@ -147,7 +147,7 @@ def save_tuning(tuning: Tuning, path: Path) -> None:
 def write_tuning(tuning: Tuning, path: Path, *, diff: str = "") -> None:
     """Write the report of a tuning as one self-contained page; `diff` is a change of the source."""
     from flatout.page.document import write_page
-    from flatout.tuner.page import page
+    from flatout.tuner.results.page import page
 
     write_page(page(tuning, diff=diff), path)
 

@@ -8,10 +8,10 @@ trial/         what a trial sees of its job, in the job's process
 step_hooks     calls around optimizers' steps, which may come and go while one is under way
 trials         arms in alternating processes, and their results
 verdict        whether a treatment pays, and whether its numbers are right
-prescription   flatout.toml: what was kept, with its proof
-machine        the hardware of a proof, and whether this is another machine
-page           a tuning as one HTML page
 tune           the whole: diagnose, try, keep, drop once, write
+results/       flatout.toml, the machine of a proof, the report
+run            become the script under the treatments of its prescription
+check/         is this source slower than that one
 
 A treatment is kept when its gain is beyond doubt and its numbers are those of the job: not verified is not
 passed.

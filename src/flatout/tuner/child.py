@@ -37,6 +37,7 @@ class TrialOptions:
     plain: bool = False  # without dropout, for the comparison of gradients
     double: bool = False  # in 64 bits: what the gradients should be
     nudge: bool = False  # the weights changed in their last bit: what rounding alone does
+    counts: bool = False  # count launches, waits and bytes of the first block's steps
     seed: int = 0  # added to every seed that the script sets
 
 

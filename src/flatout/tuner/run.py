@@ -14,8 +14,8 @@ from flatout.ground.errors import BadInput
 from flatout.ground.script.main import start_command
 from flatout.ground.units import show_ratio
 from flatout.tuner.child import MODULE, ChildOptions
-from flatout.tuner.machine import differences
-from flatout.tuner.prescription import FILE, Prescription, load_prescription
+from flatout.tuner.results.machine import differences
+from flatout.tuner.results.prescription import FILE, Prescription, load_prescription
 
 
 def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> NoReturn:

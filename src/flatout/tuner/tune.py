@@ -18,8 +18,8 @@ from typing import Literal
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
-from flatout.tuner.machine import machine_of
-from flatout.tuner.prescription import Kept, Prescription, Proof
+from flatout.tuner.results.machine import machine_of
+from flatout.tuner.results.prescription import Kept, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials

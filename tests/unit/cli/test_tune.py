@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flatout.cli import tune
-from flatout.tuner.prescription import Prescription
+from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import Gain
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flatout.tuner.prescription import Kept, Prescription, save_prescription
+from flatout.tuner.results.prescription import Kept, Prescription, save_prescription
 
 SCRIPT = """
 import sys, torch

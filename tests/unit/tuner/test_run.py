@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.tuner.prescription import Prescription
+from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.run import announce, run
-from tests.unit.tuner.test_prescription import KEPT, MACHINE, PROOF
+from tests.unit.tuner.results.test_prescription import KEPT, MACHINE, PROOF
 
 
 def test_a_missing_prescription_is_named(tmp_path: Path) -> None:

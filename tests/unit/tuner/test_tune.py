@@ -23,7 +23,7 @@ from tests.unit.tuner.test_verdict import trial
 
 @pytest.fixture(autouse=True)
 def no_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.tuner.machine.measure_apart", lambda: (1e-6, None))
+    monkeypatch.setattr("flatout.tuner.results.machine.measure_apart", lambda: (1e-6, None))
 
 
 class GivenTrials:

@@ -23,8 +23,11 @@ _SILENT = "99"
 class Recording:
     """A profiler session over some steps: `start()`, the steps, `stop()`."""
 
-    def __init__(self, *, cpu: bool, cuda: bool, backward_only: bool = False) -> None:
+    def __init__(
+        self, *, cpu: bool, cuda: bool, backward_only: bool = False, with_memory: bool = False
+    ) -> None:
         self._cpu, self._cuda, self._backward_only = cpu, cuda, backward_only
+        self._with_memory = with_memory  # events named [memory] for what the host allocates and frees
         self._patches = Patches()
         self._running = False
         self.start_ns = 0  # the first and last nanosecond of the steps, on the events' clock
@@ -37,7 +40,10 @@ class Recording:
 
         _refuse_beside_another()
         session = profiler.profile(
-            use_cpu=self._cpu, use_device="cuda" if self._cuda else None, use_kineto=True
+            use_cpu=self._cpu,
+            use_device="cuda" if self._cuda else None,
+            use_kineto=True,
+            profile_memory=self._with_memory,
         )
         config = session.config(create_trace_id=True)
         scope = torch._C._profiler.RecordScope

@@ -23,6 +23,7 @@ from flatout.measure.patches import Patches
 from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
 from flatout.tuner.child import TrialOptions
 from flatout.tuner.outermost import Inputs, on_first_call
+from flatout.tuner.trial.counts import Counter, Counts
 
 MOST_LOSSES = 20_000
 
@@ -44,6 +45,7 @@ class TrialResult:
     num_steps: int = 0
     still: int = 0  # parameters with a gradient that the first step did not change
     peak_bytes: int | None = None
+    counts: Counts | None = None
 
 
 class Meter:
@@ -62,6 +64,8 @@ class Meter:
         self._anchor = Anchor()
         self._started_s = 0.0
         self._torch: Any = None
+        self._counter: Counter | None = None
+        self._counts: Counts | None = None
 
     def run(self, script: Callable[[], None]) -> NoReturn:
         """Run the script until enough is known, write what was seen, and leave."""
@@ -137,6 +141,8 @@ class Meter:
         trained = [each for each in parameters if each.grad is not None]
         if step in self.options.checked:
             self._sums[str(step)] = (*self._sums.get(str(step), ()), *(_sums(each.grad) for each in trained))
+        if self._counter is not None:
+            self._counter.groups[id(optimizer)] = len(optimizer.param_groups)
         if step == 1:
             self._first += [(each, each.detach().clone(), each.grad.detach().clone()) for each in trained]
 
@@ -156,8 +162,13 @@ class Meter:
         self._wait()
         if into_blocks:
             self._blocks_s.append((time.perf_counter() - self._started_s) / self.options.block_steps)
+            if self._counter is not None and self._counts is None:
+                self._counts = self._counter.stop(self.options.block_steps)
         else:
             self._num_losses_at_start = len(self._losses)
+            if self.options.counts:
+                self._counter = Counter(cuda=self._torch.cuda.is_initialized())
+                self._counter.start()
         if self.is_done:
             raise EndOfTrial
         self._started_s = time.perf_counter()
@@ -189,6 +200,7 @@ class Meter:
             sums=self._sums,
             num_steps=self.num_steps,
             still=self._still,
+            counts=self._counts,
             peak_bytes=self._torch.cuda.max_memory_allocated() if on_gpu else None,
         )
         Path(self.options.result).write_text(json.dumps(encode(result)))

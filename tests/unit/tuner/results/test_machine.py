@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flatout.tuner import machine
-from flatout.tuner.machine import Machine, differences, machine_of, main, measure_apart
+from flatout.tuner.results import machine
+from flatout.tuner.results.machine import Machine, differences, machine_of, main, measure_apart
 from tests.unit.tuner.test_treatment import evidence
 
 PROVEN = Machine(device="NVIDIA H200", cpu="fast", cores=16, torch="2.11.0+cu128")

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flatout.tuner.page import page
-from flatout.tuner.prescription import Prescription
+from flatout.tuner.results.page import page
+from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import Gain
-from tests.unit.tuner.test_prescription import KEPT, MACHINE, PROOF
+from tests.unit.tuner.results.test_prescription import KEPT, MACHINE, PROOF
 
 NOISE = Gain(ratio=1.0, low=0.99, high=1.01, num_pairs=3, best=1.01)
 TOTAL = Gain(ratio=1.5, low=1.4, high=1.6, num_pairs=3, best=1.55)

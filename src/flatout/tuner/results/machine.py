@@ -21,7 +21,7 @@ from flatout import __version__
 from flatout.ground.script.main import start_command
 from flatout.measure.evidence import Evidence
 
-MODULE = "flatout.tuner.machine"
+MODULE = "flatout.tuner.results.machine"
 LAUNCHES, REPEATS = 200, 7
 LIMIT_S = 60.0
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.tuner.machine import Machine
-from flatout.tuner.prescription import Kept, Prescription, Proof, load_prescription, save_prescription
+from flatout.tuner.results.machine import Machine
+from flatout.tuner.results.prescription import Kept, Prescription, Proof, load_prescription, save_prescription
 from flatout.tuner.treatment import Dose
 
 PROOF = Proof(

@@ -15,7 +15,7 @@ from typing import Any
 from flatout.ground.atomic_files import write_whole
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput
-from flatout.tuner.machine import Machine
+from flatout.tuner.results.machine import Machine
 from flatout.tuner.treatment import Dose, Value, treatment_of
 
 FILE = "flatout.toml"

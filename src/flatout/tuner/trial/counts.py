@@ -1,0 +1,112 @@
+"""What a few steps ask of the machine, counted: the same on a fast machine and on a slow one.
+
+Launches are kernels on a GPU and outermost operators on a CPU.  A wait is a host that waits for the GPU; on
+a CPU it is a tensor read into Python, which would be one.  Counts of a job that computes the same are equal
+from run to run, so one run is enough, and a busy machine does not change them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+READS = "aten::_local_scalar_dense"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Per step, but for graph breaks, recompilations and groups, which are of the whole job."""
+
+    launches: float
+    waits: float
+    copied_bytes: float | None  # between host and GPU; None without a GPU
+    peak_bytes: int  # on a CPU without what was there before these steps
+    parameter_groups: int
+    graph_breaks: int
+    recompilations: int
+
+
+class Counter:
+    """Counts from `start` to `stop`."""
+
+    def __init__(self, *, cuda: bool) -> None:
+        from flatout.measure.device.recording import Recording  # here: it imports numpy before the script
+
+        self._cuda = cuda
+        self._recording = Recording(cpu=not cuda, cuda=cuda, with_memory=not cuda)
+        self.groups: dict[int, int] = {}  # of each optimizer
+
+    def start(self) -> None:
+        if self._cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+        with contextlib.suppress(RuntimeError):  # stop() says so
+            self._recording.start()
+
+    def stop(self, num_steps: int) -> Counts | None:
+        """What was counted; None where the job has a profiler of its own."""
+        try:
+            events = self._recording.stop()
+        except RuntimeError:
+            return None
+        launches, waits, copied, peak = (
+            self._of_gpu(events, num_steps) if self._cuda else _of_cpu(events, num_steps)
+        )
+        breaks, recompilations = _of_dynamo()
+        return Counts(
+            launches=launches,
+            waits=waits,
+            copied_bytes=copied,
+            peak_bytes=peak,
+            parameter_groups=sum(self.groups.values()),
+            graph_breaks=breaks,
+            recompilations=recompilations,
+        )
+
+    def _of_gpu(self, events: list[Any], num_steps: int) -> tuple[float, float, float, int]:
+        import torch
+
+        from flatout.measure.device.kernels import device_timelines, summarise_device
+
+        device, host = device_timelines(events)
+        recording = self._recording
+        in_steps = (host.start_ns >= recording.start_ns) & (host.start_ns < recording.stop_ns)
+        found = summarise_device(
+            device,
+            host.only(in_steps),
+            window_ns=recording.end_ns - recording.start_ns,
+            num_steps=num_steps,
+            step_s=0.0,
+            has_optimizer=True,
+        )
+        copied = sum(
+            each.bytes_per_step or 0.0 for each in found.copies if each.kind.startswith(("HtoD", "DtoH"))
+        )
+        return found.num_kernels, found.num_syncs or 0.0, copied, torch.cuda.max_memory_allocated()
+
+
+def _of_cpu(events: list[Any], num_steps: int) -> tuple[float, float, None, int]:
+    from flatout.measure.device.operators import operator_rows
+
+    rows = operator_rows(events)
+    launches = sum(row.outermost for row in rows) / num_steps
+    waits = sum(row.name == READS for row in rows) / num_steps
+    now = peak = 0
+    for _, change in sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    ):
+        now += change
+        peak = max(peak, now)
+    return launches, waits, None, peak
+
+
+def _of_dynamo() -> tuple[int, int]:
+    """Graph breaks and recompilations so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0, 0
+    again = sum(record.recompile_reason is not None for record in dynamo._compilation_metrics)
+    return len(dynamo.graph_break_reasons), again
