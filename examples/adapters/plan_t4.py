@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, RobertaConfig
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
+from flatout.engines.adapters.settings import DEFAULT_RANK, AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks import TaskBatch, task_named
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.memory.jobs.job import Job, Recipe
@@ -46,7 +46,7 @@ class Fused(nn.Module):
         super().__init__()
         self.base = AutoModel.from_config(shape, add_pooling_layer=False)
         specs = [
-            AdapterSpec(name=name, rank=task.rank, dropout=task.dropout)
+            AdapterSpec(name=name, rank=task.rank or DEFAULT_RANK, dropout=task.dropout)
             for name, task in config.tasks.items()
         ]
         device = next(self.base.parameters()).device

@@ -194,7 +194,7 @@ class AdapterTaskContract:
     def test_a_right_answer_gets_all_points_and_metric_is_a_score(self) -> None:
         task = self.task
         records = task.generated(5, seed=0)
-        right = [Prediction(text=row[task.answers[0]], num_correct=3, num_targets=3) for row in records]
+        right = [Prediction(text=str(row[task.answers[0]]), num_correct=3, num_targets=3) for row in records]
         wrong = [Prediction(text="zzz", num_correct=0, num_targets=3) for _ in records]
         best, worst = task.score(right, records), task.score(wrong, records)
         assert task.metric in best and best.keys() == worst.keys()

@@ -25,7 +25,7 @@ from flatout.engines.adapters.lora.bank import DEFAULT_TARGETS, AdapterBank, Ada
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.features import features_of, width_of
 from flatout.engines.adapters.routing.router import Decider, Router
-from flatout.engines.adapters.settings import AdaptSettings, TaskSettings
+from flatout.engines.adapters.settings import DEFAULT_RANK, AdaptSettings, TaskSettings
 from flatout.engines.adapters.tasks import (
     AdapterTask,
     DataOptions,
@@ -87,15 +87,20 @@ class TaskSplit:
 class AdapterAssembly:
     """The parts of a run on one device; close it, or use it in a `with`."""
 
-    def __init__(self, settings: AdaptSettings, *, ranks: Ranks, on_progress: OnProgress = ignore) -> None:
+    def __init__(
+        self,
+        settings: AdaptSettings,
+        *,
+        ranks: Ranks,
+        splits: Mapping[str, Splits] | None = None,
+        on_progress: OnProgress = ignore,
+    ) -> None:
+        """Open the parts; `splits` are records that are read already, by task."""
         self.settings, self.ranks, self.device = settings, ranks, ranks.device
         self._on_progress = on_progress
+        self._read = dict(splits or {})
         self._rows: dict[tuple[str, str], TaskSplit] = {}
-        folder = None if settings.tasks_folder is None else Path(settings.tasks_folder)
-        tasks = {
-            name: task_named(given.kind or name, folder=folder, **given.settings)
-            for name, given in settings.tasks.items()
-        }
+        tasks = {name: make_task(settings, name) for name in settings.tasks}
         for name, given in settings.tasks.items():
             DataOptions.of(given.data, task=name)  # refuse what is wrong there before anything is loaded
         self.model = open_encoder(Path(settings.model), device=self.device)
@@ -141,9 +146,11 @@ class AdapterAssembly:
         """The records of every task; read once, when they are asked for."""
         found = {}
         for name, part in self.parts.items():
-            found[name] = part.task.records(DataOptions.of(part.settings.data, task=name))
+            found[name] = self._read.get(name) or read_splits(part.task, part.settings, name=name)
             counts = ", ".join(f"{len(getattr(found[name], each))} {each}" for each in SPLITS)
             self._on_progress(f"{name}: {counts}; {found[name].origin}")
+            if (decided := part.task.describe(found[name])) is not None:
+                self._on_progress(f"{name}: {decided}")
         return found
 
     def rows(self, name: str, split: str, *, number: int | None = None) -> TaskSplit:
@@ -291,6 +298,18 @@ class AdapterAssembly:
             yield
 
 
+def make_task(settings: AdaptSettings, name: str) -> AdapterTask:
+    """The task of this name in the settings."""
+    folder = None if settings.tasks_folder is None else Path(settings.tasks_folder)
+    given = settings.tasks[name]
+    return task_named(given.kind or name, folder=folder, **given.settings)
+
+
+def read_splits(task: AdapterTask, given: TaskSettings, *, name: str) -> Splits:
+    """Read the records of a task."""
+    return task.records(DataOptions.of(given.data, task=name))
+
+
 def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:
     """Load the encoder in float32, frozen; what computes in less casts it."""
     model = models.load_pretrained(
@@ -344,7 +363,7 @@ def _with_prefix(prefix: str, module: nn.Module) -> dict[str, Tensor]:
 def _spec(name: str, given: TaskSettings, *, heads_only: bool) -> AdapterSpec:
     return AdapterSpec(
         name=name,
-        rank=0 if heads_only else given.rank,
+        rank=0 if heads_only else given.rank or DEFAULT_RANK,
         alpha=given.alpha,
         dropout=given.dropout,
         targets=given.targets or DEFAULT_TARGETS,

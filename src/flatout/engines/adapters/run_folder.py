@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +93,12 @@ def furthest(out: Path) -> PhaseCheckpoint:
     if not found:
         raise _no_run(out)
     return found[-1]
+
+
+def saved_settings(out: Path) -> Mapping[str, Any] | None:
+    """The settings of the last checkpoint in a folder; None before the first."""
+    found = [each for each in latest_checkpoints(out).values() if each is not None]
+    return found[-1].state.config if found else None
 
 
 def settings_of(

@@ -23,6 +23,7 @@ from flatout.ground.errors import BadInput
 
 VERB = "adapt"
 # Where a run happens and what it tells: the same weights come out.
+DEFAULT_RANK = 16
 FREE_TO_CHANGE = {"model", "out", "device", "log_every", "checkpoint_every", "keep_checkpoints", "evaluation"}
 
 
@@ -32,10 +33,11 @@ class TaskSettings:
 
     kind: str | None = None  # the task's file; None: the name in the table is one
     data: dict[str, Any] = field(default_factory=dict)  # where its records come from
-    rank: int = 16
-    alpha: float | None = None  # None: twice the rank
+    init: str | None = None  # a PEFT folder: its adapter is where training begins
+    rank: int | None = None  # None: 16, or that of `init`
+    alpha: float | None = None  # None: twice the rank, or that of `init`
     dropout: float = 0.1
-    targets: tuple[str, ...] | None = None  # patterns of names of linears; None: every one of the layers
+    targets: tuple[str, ...] | None = None  # endings of names of linears; None: all, or `init`'s
     lr: float | None = None
     steps: int | None = None  # after which its schedule is at its end, and it leaves
     weight_decay: float | None = None
@@ -205,8 +207,15 @@ def make_settings(given: Mapping[str, Any]) -> AdaptSettings:
     if not known.get("tasks"):
         raise BadInput("no tasks are given", hint="tasks: {sentiment: {}, qa: {}} in the settings file")
     if isinstance(known["tasks"], Mapping):
-        known["tasks"] = {name: table or {} for name, table in known["tasks"].items()}
+        known["tasks"] = {name: _with_rank(table or {}) for name, table in known["tasks"].items()}
     return run_settings.make_settings(AdaptSettings, known, verb=VERB, needed=("model",))
+
+
+def _with_rank(task: Any) -> Any:
+    """A task's table with a rank, unless an adapter brings its own."""
+    if not isinstance(task, Mapping) or task.get("init") or task.get("rank") is not None:
+        return task
+    return {**task, "rank": DEFAULT_RANK}
 
 
 def check_resume(saved: Mapping[str, Any], settings: AdaptSettings, *, phase: str | None) -> None:

@@ -17,6 +17,7 @@ from flatout.engines.adapters.evaluation import results
 from flatout.engines.adapters.evaluation.predict import Answer, answer
 from flatout.engines.adapters.evaluation.results import FILE, ROUTINGS, Evaluation, with_heads_only
 from flatout.engines.adapters.evaluation.score_routings import Subject, score_routings
+from flatout.engines.adapters.fill_settings import fill_settings
 from flatout.engines.adapters.report.charts import plot_report
 from flatout.engines.adapters.report.page import page as report_page
 from flatout.engines.adapters.report.run_report import RunReport
@@ -85,6 +86,10 @@ def train(
             settings = run_folder.without_adapters(settings)
         if settings.heads_only:
             phases = ("phase1",)
+        with naming_task_files():
+            settings, splits = fill_settings(
+                settings, saved=run_folder.saved_settings(settings.folder) if resume else None
+            )
         waiting, notes = run_folder.phases_to_run(settings, phases, resume=resume)
         ranks.agree("the phases to train", len(waiting))
         if not waiting:
@@ -94,7 +99,7 @@ def train(
         if waiting:
             with (
                 naming_task_files(),
-                AdapterAssembly(settings, ranks=ranks, on_progress=on_progress) as assembly,
+                AdapterAssembly(settings, ranks=ranks, splits=splits, on_progress=on_progress) as assembly,
             ):
                 _train_phases(assembly, waiting, on_line=on_line, on_progress=on_progress)
         plots = _plot(settings, on_progress=on_progress) if ranks.first else ()
@@ -120,6 +125,11 @@ def _train_phases(
         before = run_folder.latest_checkpoints(out)[PHASES[PHASES.index(first) - 1]]
         assert before is not None, "phases_to_run has looked"
         assembly.load_best(before)
+    elif waiting[first] is None and not settings.heads_only:
+        for name, given in settings.tasks.items():
+            if given.init is not None:
+                peft_format.load_adapter(assembly.bank, name, peft_format.read_adapter(Path(given.init)))
+                on_progress(f"{name}: begins from the adapter in {given.init}")
     # The steps of the router's phase are known when its rows are counted.
     steps = {
         "phase1": settings.phase1.steps,

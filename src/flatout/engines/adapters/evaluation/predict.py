@@ -20,8 +20,6 @@ from flatout.engines.adapters.tasks import Record
 from flatout.engines.adapters.training.batches import evaluation_batches
 from flatout.ground.errors import BadInput
 
-CONTEXT = "context"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
@@ -42,6 +40,8 @@ def answer(
     routed: bool = True,
 ) -> list[Answer]:
     """Answer every text under the task that the router picks, or under `task`."""
+    if task is None and len(assembly.names) == 1:
+        (task,) = assembly.names  # there is nothing to route
     if task is not None:
         part = assembly.parts[assembly.names[assembly.bank.number(task)]]
         weights = F.one_hot(torch.tensor([part.adapter]), len(assembly.names)).float()
@@ -82,7 +82,7 @@ def _answer_routed(assembly: AdapterAssembly, text: str, *, context: str | None)
 
 
 def takes_context(part: TaskPart) -> bool:
-    return CONTEXT in part.task.inputs
+    return part.task.context is not None
 
 
 def _need(part: TaskPart) -> str:
@@ -93,7 +93,7 @@ def record_of(part: TaskPart, text: str, *, context: str | None) -> Record:
     """A text as a record of a task, without its answer."""
     if takes_context(part) != (context is not None):
         raise BadInput(f"{part.name} {_need(part)}", hint="give --context" if context is None else "omit it")
-    row = {name: context if name == CONTEXT else text for name in part.task.inputs}
+    row = {name: context if name == part.task.context else text for name in part.task.inputs}
     return part.task.record_of(row, answered=False)
 
 

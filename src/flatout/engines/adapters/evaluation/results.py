@@ -37,11 +37,19 @@ ROUTINGS: tuple[RoutingName, ...] = ("oracle", "routed", "end-to-end", "single",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingScores:
-    """The scores of every task under one routing, in points from 0 to 100."""
+    """The scores of every task under one routing, in points up to 100."""
 
     routing: RoutingName
     by_task: dict[str, dict[str, float]]
     adapter: str | None = None  # the one that all rows ran under
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassScore:
+    """One class of a task under its own adapter: its rows, and its F1 in points."""
+
+    num_rows: int
+    f1: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +113,7 @@ class Evaluation:
     split: str = "test"
     elapsed_s: float | None = None
     notes: tuple[str, ...] = field(default=())
+    classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)  # by task that has some
 
     def score(self, task: str, routing: RoutingName, *, adapter: str | None = None) -> float | None:
         """A task's metric; of "single" without an adapter, under the one that does best on average."""

@@ -11,6 +11,7 @@ need a pass of their own.  Of a batch only its predictions stay: the states of a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from flatout.engines.adapters.evaluation.results import (
     ROUTINGS,
+    ClassScore,
     Evaluation,
     RoutingName,
     RoutingScores,
@@ -95,6 +97,7 @@ def score_routings(
     runner = _Runner(encoder, tokenizer=tokenizer, pad_id=pad_id, tokens=tokens)
     by_plan: dict[tuple[RoutingName, int | None], dict[str, dict[str, float]]] = {}
     shown: list[ShownRow] = []
+    classes: dict[str, dict[str, ClassScore]] = {}
     for number, (name, subject) in enumerate(subjects.items()):
         route = routes.get(name)
         plans = make_plans(
@@ -116,6 +119,8 @@ def score_routings(
                     answered, subject.records
                 )
         read = {plan.routing: said for plan, said in zip(plans, answers, strict=True) if plan.routing in READ}
+        if by_class := _score_classes(subject, read.get("oracle", ())):
+            classes[name] = by_class
         shown += _show_rows(name, subject, read, route, names, number=num_shown)
     return Evaluation(
         tasks=tuple(names),
@@ -129,6 +134,7 @@ def score_routings(
         ),
         routing=None if decider is None else judge_routes(routes, decider),
         shown=tuple(shown),
+        classes=classes,
         split=split,
         elapsed_s=time.perf_counter() - started_s,
     )
@@ -241,6 +247,15 @@ def _end_to_end(said: Sequence[Prediction], route: Route, *, number: int) -> lis
         each if first == number else Prediction(text="", num_targets=each.num_targets)
         for each, first in zip(said, route.chosen[:, 0].tolist(), strict=True)
     ]
+
+
+def _score_classes(subject: Subject, said: Sequence[Prediction]) -> dict[str, ClassScore]:
+    """The points and the rows of every class of a task; none where it has none."""
+    if not said:
+        return {}
+    counts = Counter(subject.task.class_of(record) for record in subject.records)
+    points = subject.task.class_scores([each.text or "" for each in said], subject.records)
+    return {name: ClassScore(num_rows=counts[name], f1=f1) for name, f1 in points.items()}
 
 
 def _show_rows(

@@ -39,7 +39,8 @@ from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, known, listing, section, table, tag
 from flatout.page.printable import shorten
 
-LONGEST_TEXT = 320
+LONGEST_TEXT, LONGEST_NAME = 320, 60
+MOST_CLASSES = 40
 ROUTER_TERMS = ("router", "confidence", "balance", "efficiency", "consistency", "entropy", "temperature")
 MEANS: tuple[RoutingName, ...] = ("oracle", "routed", "end-to-end")
 PHASES = {"phase1": "Adapters", "phase2": "The router", "phase3": "Both together"}
@@ -48,7 +49,11 @@ PHASES = {"phase1": "Adapters", "phase2": "The router", "phase3": "Both together
 def page(report: RunReport) -> str:
     """The whole document."""
     found = report.evaluation
-    evaluated = () if found is None else (_scores(found), *_routing(found), _transfer(found), _shown(found))
+    evaluated = (
+        ()
+        if found is None
+        else (_scores(found), *_classes(found), *_routing(found), _transfer(found), _shown(found))
+    )
     notes = (*report.notes, *(found.notes if found else ()))
     return document(
         report.name,
@@ -97,7 +102,7 @@ def _scores(evaluation: Evaluation) -> Html:
             row.append(show_points(evaluation.heads_only_score(task)))
         rows.append(row)
     note = (
-        f"Points from 0 to 100 on {evaluation.split} rows. Oracle: every row under its own task's adapter. "
+        f"Points, 100 at best, on {evaluation.split} rows. Oracle: every row under its own task's adapter. "
         "Routed: under what the router chose. Uniform: all adapters with equal weights. Random: an adapter "
         "drawn per row. In all of these the row's own head answers; end-to-end, rows that the router took "
         "for another task's count as not answered."
@@ -130,6 +135,20 @@ def _all_scores(evaluation: Evaluation) -> Html:
             rows.append((task, name, *(show_points(value) for value in values)))
     listed = table(("task", "score", "oracle", "routed", "heads-only"), rows, numbers=(2, 3, 4))
     return tag("details", tag("summary", "Every score"), listed)
+
+
+def _classes(evaluation: Evaluation) -> Iterator[Html]:
+    """The classes of tasks that have some, worst first."""
+    for task, scores in evaluation.classes.items():
+        worst = sorted(scores.items(), key=lambda item: item[1].f1)
+        rows = [(name, f"{each.num_rows:,}", show_points(each.f1)) for name, each in worst[:MOST_CLASSES]]
+        left = len(worst) - len(rows)
+        yield section(
+            f"Classes of {shorten(task, LONGEST_NAME)}",
+            table(("class", "rows", "F1"), rows, numbers=(1, 2)),
+            note="Under the task's own adapter." + (f" {left} better ones are not shown." if left else ""),
+            anchor=f"classes-{list(evaluation.classes).index(task)}",
+        )
 
 
 # Routing

@@ -7,6 +7,7 @@ metrics            scores of texts, in points
 decoder            the small transformer that tasks which write share
 generation         what those tasks have in common
 sentiment, qa, summarisation, code_generation, translation    the five tasks of the product
+classification, regression, similarity                        kinds for rows of the user's
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Scores of predictions against references, in points from 0 to 100.
 
 Each says how like two texts are, and they differ in what they forgive.  Accuracy and macro F1 compare
-labels; macro F1 counts every label alike however rare it is.  Exact match and span F1 are SQuAD's: articles,
+labels; macro F1 counts every label alike however rare it is.  Of numbers, Pearson's correlation asks whether
+they lie on a line with the true ones, Spearman's whether they have the same order, and what is explained (R²)
+whether they are the true ones; these three can be below 0.  Exact match and span F1 are SQuAD's: articles,
 case and punctuation do not count, and F1 gives credit for the words that overlap.  ROUGE counts the words
 (1), pairs (2) or the longest common subsequence (L) that two texts share; BLEU the runs of up to four words,
 over all texts at once.
@@ -13,8 +15,10 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
+
+import numpy as np
 
 from flatout.ground.errors import import_extra
 
@@ -35,10 +39,47 @@ def accuracy(predicted: Sequence[str], expected: Sequence[str]) -> float:
 
 def macro_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
     """The mean of the F1 of each label that is predicted or expected."""
-    labels = sorted({*predicted, *expected})
+    return mean(
+        [each / 100 for each in label_f1(predicted, expected, labels={*predicted, *expected}).values()]
+    )
+
+
+def label_f1(predicted: Sequence[str], expected: Sequence[str], *, labels: Iterable[str]) -> dict[str, float]:
+    """The F1 of each label; 0 for one that is neither predicted nor expected."""
     pairs = Counter(zip(predicted, expected, strict=True))
     said, true = Counter(predicted), Counter(expected)
-    return mean([2 * pairs[label, label] / (said[label] + true[label]) for label in labels])
+    return {
+        label: 200 * pairs[label, label] / max(said[label] + true[label], 1) for label in sorted(set(labels))
+    }
+
+
+def pearson(predicted: Sequence[float], expected: Sequence[float]) -> float:
+    """The correlation in points, from -100 to 100; 0 where one side is one number throughout."""
+    said, true = (np.asarray(values, dtype=np.float64) for values in (predicted, expected))
+    if not len(said):
+        return 0.0
+    said, true = said - said.mean(), true - true.mean()
+    scale = float(np.sqrt((said @ said) * (true @ true)))
+    return 100 * float(said @ true) / scale if scale else 0.0
+
+
+def spearman(predicted: Sequence[float], expected: Sequence[float]) -> float:
+    """The correlation of ranks, in points; equal numbers share their mean rank."""
+    return pearson(_ranks(predicted), _ranks(expected))
+
+
+def explained(predicted: Sequence[float], expected: Sequence[float]) -> float:
+    """The share of the variance that the predictions explain (R²), in points; 0 for the mean of all."""
+    said, true = (np.asarray(values, dtype=np.float64) for values in (predicted, expected))
+    if not len(true) or not (spread := float(np.square(true - true.mean()).sum())):
+        return 0.0
+    return 100 * (1 - float(np.square(said - true).sum()) / spread)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    _, places, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return ((2 * last - counts + 1) / 2)[places].tolist()  # type: ignore[no-any-return]
 
 
 def plain_answer(text: str) -> str:

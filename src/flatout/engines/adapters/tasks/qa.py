@@ -52,6 +52,7 @@ class QuestionAnswering(AdapterTask):
     metric: ClassVar[str] = "f1"
     inputs: ClassVar[tuple[str, ...]] = ("context", "question")
     answers: ClassVar[tuple[str, ...]] = ("answer", "start")
+    context: ClassVar[str | None] = "context"
 
     def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
         record = super().record_of(row, answered=False)

@@ -1,4 +1,4 @@
-"""Sentiment: is a sentence for or against?  A small network on the mean of the encoder's states.
+"""Sentiment: is a sentence for or against?  A classification whose two labels are known.
 
 A line is {"text": "...", "label": "positive"}; 0 and 1, "neg" and "pos" are understood.  A ZIP with one
 member ending in .neg and one in .pos, a sentence per line, is read as it is.
@@ -8,75 +8,39 @@ from __future__ import annotations
 
 import random
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from flatout.engines.adapters.lora.encoder import pooled
-from flatout.engines.adapters.tasks.decoder import TextDecoder
-from flatout.engines.adapters.tasks.metrics import accuracy, macro_f1
-from flatout.engines.adapters.tasks.rows import Record
-from flatout.engines.adapters.tasks.task import (
-    IGNORED,
-    AdapterTask,
-    Asked,
-    Example,
-    Ints,
-    Padding,
-    Prediction,
-    Targets,
-    TaskBatch,
-)
+from flatout.engines.adapters.tasks.classification import Classification
+from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.ground.errors import BadInput
 
 LABELS = ("negative", "positive")
 WRITTEN = {"0": 0, "1": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}
 
 
-class SentimentHead(nn.Module):
-    """Mean of a row's real tokens -> half the width -> labels."""
-
-    def __init__(self, width: int, *, num_labels: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(width, width // 2), nn.GELU(), nn.Dropout(dropout), nn.Linear(width // 2, num_labels)
-        )
-
-    def forward(self, states_BLH: Tensor, lengths_B: Tensor) -> Tensor:
-        dtype = next(self.parameters()).dtype
-        logits: Tensor = self.layers(pooled(states_BLH.to(dtype), lengths_B))
-        return logits
-
-
 @dataclass(frozen=True, kw_only=True)
-class Sentiment(AdapterTask):
+class Sentiment(Classification):
     """Two labels for a text."""
 
+    labels: tuple[str, ...] = field(default=LABELS, init=False)
+
     name: ClassVar[str] = "sentiment"
-    metric: ClassVar[str] = "accuracy"
-    inputs: ClassVar[tuple[str, ...]] = ("text",)
-    answers: ClassVar[tuple[str, ...]] = ("label",)
-    also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {"text": ("sentence",)}
+    from_rows: ClassVar[tuple[str, ...]] = ()
 
     def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record = super().record_of(row, answered=False)
-        if not answered:
-            return record
         given = str(row.get("label")).lower()
-        if given not in WRITTEN:
+        if answered and given not in WRITTEN:
             raise BadInput(f"'label' is {row.get('label')!r}", hint=f"known: {', '.join(WRITTEN)}")
-        return {**record, "label": LABELS[WRITTEN[given]]}
-
-    def class_of(self, record: Record) -> str | None:
-        return str(record["label"])
+        return super().record_of({**row, "label": LABELS[WRITTEN.get(given, 0)]}, answered=answered)
 
     def read(self, path: Path) -> list[Record]:
         return _read_zip(path) if path.suffix == ".zip" else super().read(path)
+
+    def describe(self, splits: Splits) -> str | None:
+        return None
 
     def generated_row(self, draw: random.Random) -> Record:
         is_good = draw.random() < 0.5
@@ -86,32 +50,6 @@ class Sentiment(AdapterTask):
         degree, last = draw.choice(_DEGREES), draw.choice(other)
         text = f"the {one} is {degree} {first} and the {two} is {second}, for all its {last} {third}."
         return {"text": text, "label": LABELS[is_good]}
-
-    def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
-        return {"label": np.array(LABELS.index(record["label"]), dtype=np.int32)}
-
-    def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
-        labels = np.full(to.rows, IGNORED, dtype=np.int64)
-        for row, example in enumerate(examples):
-            if example.trainable:
-                labels[row] = example.targets["label"]
-        return {"label": labels}
-
-    def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
-        return SentimentHead(width, num_labels=len(LABELS))
-
-    def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
-        logits = head(states_BLH, batch.block.lengths).float()
-        summed = F.cross_entropy(logits, batch.targets["label"], ignore_index=IGNORED, reduction="sum")
-        return summed / batch.count.clamp_min(1)
-
-    def answer(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch, asked: Asked) -> list[Prediction]:
-        best = head(states_BLH, batch.block.lengths).argmax(1).tolist()
-        return [Prediction(text=LABELS[label]) for label in best[: len(batch.examples)]]
-
-    def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
-        true = [record["label"] for record in records]
-        return {"accuracy": accuracy(said, true), "macro_f1": macro_f1(said, true)}
 
 
 def _read_zip(path: Path) -> list[Record]:

@@ -123,7 +123,9 @@ class AdapterTask(ABC):
     inputs: ClassVar[tuple[str, ...]]  # fields of a record that are asked
     answers: ClassVar[tuple[str, ...]]  # fields of a record that are to be found
     also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other names that files use for a field
+    context: ClassVar[str | None] = None  # the input that `predict` takes beside the text
     needs_decoder: ClassVar[bool] = False
+    from_rows: ClassVar[tuple[str, ...]] = ()  # settings of the task that its rows decide: labels
 
     # Rows
 
@@ -158,6 +160,14 @@ class AdapterTask(ABC):
 
     def class_of(self, record: Record) -> str | None:
         """The class of an answered record; None for a task that has no classes."""
+        return None
+
+    def settings_from(self, splits: Splits) -> dict[str, Any]:
+        """Return `from_rows` by name; the run keeps them."""
+        return {}
+
+    def describe(self, splits: Splits) -> str | None:
+        """What the rows decided, in one line; None where they decide nothing."""
         return None
 
     def group_of(self, record: Record) -> str:
@@ -252,10 +262,14 @@ class AdapterTask(ABC):
 
     @abstractmethod
     def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
-        """Scores of what was said, in points from 0 to 100, higher is better."""
+        """Scores of what was said, in points up to 100, higher is better."""
+
+    def class_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
+        """The points of every class; none for a task that has no classes."""
+        return {}
 
     def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
-        """Scores in points from 0 to 100; prediction i answers record i, and `metric` is among them."""
+        """Scores in points up to 100; prediction i answers record i, and `metric` is among them."""
         return self.text_scores([prediction.text or "" for prediction in predictions], records)
 
 

@@ -15,7 +15,8 @@ from flatout.engines.adapters.tasks.known import naming_task_files
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 
-FIVE = {"sentiment", "qa", "summarisation", "code", "translation"}
+OWN = {"sentiment", "qa", "summarisation", "code", "translation"}
+KINDS = {"classification", "regression", "similarity"}
 
 SIXTH = '''
 from __future__ import annotations
@@ -50,17 +51,18 @@ def loud_package_is_forgotten() -> Iterator[None]:
     sys.modules.pop("loud_package", None)
 
 
-def test_five_tasks_come_with_the_product() -> None:
+def test_five_tasks_and_three_kinds_come_with_the_product() -> None:
     tasks = known_tasks()
-    assert set(tasks) == FIVE
-    assert {task.metric for task in tasks.values()} == {"accuracy", "f1", "token_accuracy"}
+    assert set(tasks) == OWN | KINDS
+    metrics = {"accuracy", "f1", "token_accuracy", "explained", "spearman"}
+    assert {task.metric for task in tasks.values()} == metrics
 
 
 def test_a_sixth_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "shout.py").write_text(SIXTH)
     (tmp_path / "_notes.py").write_text("raise RuntimeError")
-    assert set(known_tasks(tmp_path)) == {*FIVE, "shout"}
-    assert set(known_tasks()) == FIVE
+    assert set(known_tasks(tmp_path)) == {*OWN, *KINDS, "shout"}
+    assert set(known_tasks()) == OWN | KINDS
     task = task_named("shout", folder=tmp_path, max_target_length=7)
     splits = task.records(DataOptions(num_train=30))
     assert len(splits.train) == 30 and splits.origin.startswith("generated (no package")
@@ -120,7 +122,7 @@ def test_a_sixth_is_a_package_with_an_entry_point(
 ) -> None:
     install(tmp_path, value=value)
     monkeypatch.syspath_prepend(tmp_path)
-    assert set(known_tasks()) == {*FIVE, "shout"}
+    assert set(known_tasks()) == {*OWN, *KINDS, "shout"}
     assert type(task_named("shout")).__module__ == "loud_package"
 
 
@@ -151,7 +153,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_name_that_is_none() -> None:
     with pytest.raises(BadInput, match=r"no task 'sentimant' \(did you mean sentiment\?"):
         task_named("sentimant")
-    with pytest.raises(BadInput, match=r"no task 'x' \(known: code, qa, "):
+    with pytest.raises(BadInput, match=r"no task 'x' \(known: classification, code, qa, "):
         task_named("x")
 
 

@@ -69,3 +69,27 @@ def test_bleu_is_sacrebleus_without_case_accents_and_spacing() -> None:
     )
     assert metrics.bleu(said, wanted) == pytest.approx(expected.score)
     assert metrics.bleu([], []) == 0
+
+
+def test_correlations_and_what_is_explained() -> None:
+    true = [1.0, 2.0, 3.0, 4.0, 10.0]
+    doubled = [2 * value for value in true]
+    assert metrics.pearson(doubled, true) == pytest.approx(100) and metrics.spearman(
+        doubled, true
+    ) == pytest.approx(100)
+    assert metrics.explained(true, true) == 100 and metrics.explained(doubled, true) < 0
+    # By hand: ranks 1, 2.5, 2.5, 4, 5 against 1 to 5.
+    assert metrics.spearman([1, 7, 7, 8, 9], true) == pytest.approx(100 * 9.5 / (9.5 * 10) ** 0.5)
+    assert metrics.spearman([-value for value in true], true) == pytest.approx(-100)
+    assert (
+        metrics.pearson([3.0] * 5, true)
+        == metrics.explained([4.0] * 5, true)
+        == metrics.spearman([], [])
+        == 0
+    )
+
+
+def test_the_f1_of_each_label() -> None:
+    found = metrics.label_f1(["a", "a", "b"], ["a", "b", "b"], labels=("b", "a", "c"))
+    assert found == {"a": pytest.approx(200 / 3), "b": pytest.approx(200 / 3), "c": 0}
+    assert metrics.macro_f1(["a", "a", "b"], ["a", "b", "b"]) == pytest.approx(200 / 3)
