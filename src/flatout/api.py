@@ -264,7 +264,7 @@ def evolve(
     on_event: Callable[[EpochRecord], None] = lambda record: None,
     on_progress: OnText = lambda message: None,
 ) -> Evolution:
-    """Evolve a language model on a task, as `flatout evolve` does."""
+    """Evolve a language model on a task, as `flatout evolve` does; a mapping may hold a task object."""
     from flatout.engines.evolution.settings import read_settings
     from flatout.engines.evolution.training.trainer import evolve
 

@@ -42,6 +42,24 @@ def save_tiny(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def tiny_tokenizer() -> Any:
+    """Characters of questions about small numbers, within the vocabulary of the tiny model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {character: number for number, character in enumerate("0123456789\n#? ~")}
+    made = Tokenizer(models.WordLevel(words, unk_token="~"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="~")
+
+
+def save_tiny_texts(folder: Path, *, seed: int = 0) -> Path:
+    """A folder with a tiny model that reads and writes texts."""
+    tiny_tokenizer().save_pretrained(save_tiny(folder, seed=seed))
+    return folder
+
+
 def tiny_settings(model: Path, out: Path, **changes: Any) -> dict[str, Any]:
     """A run of a second: four epochs of sixteen members on two-digit copies."""
     return {

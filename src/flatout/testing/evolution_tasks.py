@@ -68,7 +68,8 @@ class EvolutionTaskContract:
         made = self.make_task(tmp_path)
         for prompt in made.prompts("train", epoch=0, count=3, seed=0):
             for text in ODD_TEXTS:
-                assert math.isfinite(made.reward(text, prompt.answer)), (text, prompt)
+                score = made.reward(text, prompt.answer)
+                assert score is not None and math.isfinite(score), (text, prompt)
 
     def test_a_reward_that_is_not_cheap_travels_to_another_process(self, tmp_path: Path) -> None:
         made = self.make_task(tmp_path)

@@ -1,6 +1,7 @@
 """What a completion is worth.
 
-kinds    the kinds of rewards and their names, and the number a text ends with
+kinds    what a reward is, those that come with Flatout, and the number a text ends with
+given    rewards as users give them: names, functions of their own, several with weights
 bleu     sentence BLEU of many rows at once
 pool     rewards in other processes, with a time limit per row;  worker  the other side
 """

@@ -1,8 +1,8 @@
 """What a completion is worth: a number from a text and the facts of its prompt.
 
-A reward is any function `reward(completion, answer) -> float`, where `answer` holds the strings its task
-gave with the prompt.  Rewards run in other processes (see `pool`), so they are module-level functions
-or frozen dataclasses that say by value what they check.
+A reward is any function `reward(completion, answer) -> float`, where `answer` holds what its task gave with
+the prompt, and the prompt itself.  Other forms become one (see `given`).  Rewards run in other processes (see
+`pool`), so they are module-level functions or frozen dataclasses that say by value what they check.
 
 A reward that says `cheap = True` promises two things: microseconds per call, and an end for every input.
 It is called where the rows are, with no process between and no time limit.  A pattern given by a user makes
@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from flatout.ground.errors import BadInput
 from flatout.ground.user_code import import_user_module
@@ -36,22 +36,23 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _MARK = "####"
 _MOST_DIGITS = 100  # a longer run of digits is a model stuck in a loop, not a value
 
+PROMPT = "prompt"  # the name under which an answer holds the prompt's own text
 Take = Literal["first", "last"]
-Row = tuple[str, Mapping[str, str]]  # a completion and the answer that belongs to its prompt
+Row = tuple[str, Mapping[str, Any]]  # a completion and the answer that belongs to its prompt
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores one completion; higher is better."""
+    """Scores one completion; higher is better, and None says that it is not for this row."""
 
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float: ...
+    def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float | None: ...
 
 
 @runtime_checkable
 class RewardOfAnswers(Reward, Protocol):
     """A reward that can say before a run that an answer is of no use to it."""
 
-    def check_answer(self, answer: Mapping[str, str]) -> None:
+    def check_answer(self, answer: Mapping[str, Any]) -> None:
         """BadInput where no completion could be scored by `answer`."""
 
 
@@ -59,7 +60,7 @@ class RewardOfAnswers(Reward, Protocol):
 class RewardOfRows(Reward, Protocol):
     """A reward that scores many rows faster together than one by one."""
 
-    def score_rows(self, rows: list[Row]) -> list[float]: ...
+    def score_rows(self, rows: list[Row]) -> Sequence[float | None]: ...
 
 
 def is_cheap(reward: Reward) -> bool:
@@ -67,19 +68,23 @@ def is_cheap(reward: Reward) -> bool:
     return getattr(reward, "cheap", False) is True
 
 
-def expected_text(answer: Mapping[str, str], field: str | None, *, usual: str = "answer") -> str:
+def expected_text(answer: Mapping[str, Any], field: str | None, *, usual: str = "answer") -> str:
     """The text that a completion is compared with: `field`, else the only one, else the usual one."""
+    facts = [name for name in answer if name != PROMPT]
     if field is None:
-        field = next(iter(answer)) if len(answer) == 1 else usual
+        field = facts[0] if len(facts) == 1 else usual
     if field not in answer:
         raise BadInput(
-            f"the answer has no {field!r} to compare with: it has {', '.join(answer) or 'nothing'}",
+            f"the answer has no {field!r} to compare with: it has {', '.join(facts) or 'nothing'}",
             hint="take another reward, or one that names its field",
         )
-    return answer[field]
+    expected = answer[field]
+    if not isinstance(expected, (str, int, float)):
+        raise BadInput(f"{field!r} is {expected!r}, neither a text nor a number", hint="take another reward")
+    return str(expected)
 
 
-def check_answer(reward: Reward, answer: Mapping[str, str]) -> None:
+def check_answer(reward: Reward, answer: Mapping[str, Any]) -> None:
     """BadInput where a reward knows that no completion could be scored by `answer`."""
     if isinstance(reward, RewardOfAnswers):
         reward.check_answer(answer)
@@ -93,11 +98,11 @@ class ExactMatch:
     ignore_case: bool = False
     cheap: ClassVar[bool] = True
 
-    def check_answer(self, answer: Mapping[str, str]) -> None:
+    def check_answer(self, answer: Mapping[str, Any]) -> None:
         """See `RewardOfAnswers`."""
         expected_text(answer, self.field)
 
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
+    def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
         given, expected = completion.strip(), expected_text(answer, self.field).strip()
         if self.ignore_case:
             given, expected = given.casefold(), expected.casefold()
@@ -116,11 +121,11 @@ class NumericAnswer:
     tolerance: float = 1e-6
     cheap: ClassVar[bool] = True
 
-    def check_answer(self, answer: Mapping[str, str]) -> None:
+    def check_answer(self, answer: Mapping[str, Any]) -> None:
         """See `RewardOfAnswers`."""
         _expected_number(expected_text(answer, self.field))
 
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
+    def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
         expected = _expected_number(expected_text(answer, self.field))
         given = answer_in(completion, take=self.take)
         if given is None or given == expected:
@@ -148,34 +153,8 @@ class FormatMatch:
         except re.error as error:
             raise BadInput(f"{self.pattern!r} is not a regular expression: {error}") from error
 
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
+    def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
         return float(re.search(self.pattern, completion) is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedReward:
-    """A function of the user's, given as `package.module:function`.
-
-    It travels to other processes as its name, and each imports it once.
-    """
-
-    name: str
-
-    def __post_init__(self) -> None:
-        _function_named(self.name)
-
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
-        return _function_named(self.name)(completion, answer)
-
-
-@functools.cache
-def _function_named(name: str) -> Callable[[str, Mapping[str, str]], float]:
-    found = import_named(name, what="reward")
-    if not callable(found):
-        raise BadInput(
-            f"the reward {name!r} is not a function", hint="def reward(completion, answer) -> float"
-        )
-    return found
 
 
 def import_named(name: str, *, what: str) -> object:
@@ -189,24 +168,6 @@ def import_named(name: str, *, what: str) -> object:
         raise BadInput(f"{place} has no {attribute!r}", hint=f"define the {what} at the top of the module")
     found: object = getattr(module, attribute)
     return found
-
-
-def reward_named(name: str) -> Reward:
-    """The reward that a name stands for: exact, numeric, bleu, format:PATTERN or package.module:function."""
-    if name in ("exact", "numeric"):
-        return ExactMatch() if name == "exact" else NumericAnswer()
-    if name == "bleu":
-        from flatout.engines.evolution.rewards.bleu import Bleu
-
-        return Bleu()
-    if name.startswith("format:"):
-        return FormatMatch(pattern=name.removeprefix("format:"))
-    if ":" not in name:
-        raise BadInput(
-            f"there is no reward {name!r}",
-            hint="known: exact, numeric, bleu, format:PATTERN, package.module:function",
-        )
-    return NamedReward(name)
 
 
 def number_in(text: str, *, take: Take = "last") -> Fraction | None:

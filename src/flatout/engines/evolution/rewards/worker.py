@@ -97,7 +97,7 @@ def serve(pipe: Connection, under_way: Any) -> None:
                 _score_one_by_one(reward, rows, pipe, under_way)
 
 
-def _scored_together(reward: Reward, rows: list[Row]) -> list[float] | None:
+def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure] | None:
     """The scores of one call for all rows; where it fails, calls for single rows find the culprit."""
     if not isinstance(reward, RewardOfRows):
         return None
@@ -105,7 +105,9 @@ def _scored_together(reward: Reward, rows: list[Row]) -> list[float] | None:
         values = list(reward.score_rows(rows))
     except Exception:  # noqa: BLE001  the same rows are about to be scored one by one, and say it themselves
         return None
-    return values if len(values) == len(rows) and all(map(math.isfinite, values)) else None
+    if len(values) != len(rows):
+        return None
+    return [_checked(value, index=index) for index, value in enumerate(values)]
 
 
 def _score_one_by_one(reward: Reward, rows: list[Row], pipe: Connection, under_way: Any) -> None:

@@ -1,14 +1,14 @@
 """How a task is named: by its name, by its class, or by the file its prompts are in.
 
     digit-copy, arithmetic, countdown     generated; nothing else is needed
-    gsm8k, translation                    with path=FILE
+    gsm8k, translation, prompts           with path=FILE
     path/to/file.jsonl                    the task is the one with the fields of its first line
     my_package.my_task:MyTask             a class of your own; my_task.py:MyTask where it is a file
     a name of an installed package        an entry point of the group flatout.evolution_tasks
 
 A task is a dataclass (see `task.EvolutionTask`), and its options are its fields: `length`, `digits`,
 `heldout`.  They come as values or as written on a command line.  A task that takes its `reward` as an option
-takes it by name, too (see `kinds.reward_named`).
+takes it by name, too (see `rewards.given`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.engines.evolution.rewards.kinds import Reward, import_named, reward_named
+from flatout.engines.evolution.rewards.given import FORMS, as_reward
+from flatout.engines.evolution.rewards.kinds import Reward, import_named
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
 from flatout.engines.evolution.tasks.jsonl import FileTask
+from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.tasks.task import EvolutionTask, running, title_of
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.ground.errors import BadInput
@@ -35,7 +37,8 @@ from flatout.ground.user_code import make_importable
 
 GROUP = "flatout.evolution_tasks"
 ATTRIBUTES = ("name", "reward", "max_new_tokens", "stop")
-OWN = (DigitCopy, Arithmetic, Countdown, Gsm8k, SentenceTranslation)
+# Of tasks of files, the first whose fields a line has is its task.
+OWN = (DigitCopy, Arithmetic, Countdown, PromptFile, Gsm8k, SentenceTranslation)
 
 
 def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
@@ -67,18 +70,42 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
         )
     with running(task):
         made: EvolutionTask = task(**settings)
-        missing = [name for name in ATTRIBUTES if not hasattr(made, name)]
-        is_scored = not missing and callable(made.reward)
+    return check_task(made)
+
+
+def check_task(task: EvolutionTask) -> EvolutionTask:
+    """A task that somebody made, or what it lacks."""
+    with running(task):
+        missing = [name for name in (*ATTRIBUTES, "prompts") if not hasattr(task, name)]
+        is_scored = not missing and callable(task.reward)
     if missing:
         raise BadInput(
             f"the task {title_of(task)} has no {missing[0]}", hint=f"a task has {', '.join(ATTRIBUTES)}"
         )
     if not is_scored:
-        raise BadInput(
-            f"the reward of the task {title_of(task)} is not a function",
-            hint="def reward(completion, answer) -> float",
-        )
-    return made
+        raise BadInput(f"the reward of the task {title_of(task)} is not a function", hint=FORMS)
+    return task
+
+
+def options_of(task: Any) -> dict[str, Any]:
+    """The options that an object was made with, as a run writes them down; none where it is no dataclass."""
+    if not dataclasses.is_dataclass(task):
+        return {}
+    return {each.name: _plain(getattr(task, each.name)) for each in dataclasses.fields(task) if each.init}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **inside}
+    if isinstance(value, Path):
+        return str(value)
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _is_needed(option: dataclasses.Field[Any]) -> bool:
@@ -112,7 +139,7 @@ def _checked(found: object, name: str) -> type[Any]:
         return found
     raise BadInput(
         f"the task {name!r} is not a dataclass with prompts",
-        hint="subclass GeneratedTask or FileTask of flatout.engines.evolution.tasks",
+        hint="subclass GeneratedTask or FileTask of flatout.evolution",
     )
 
 
@@ -142,10 +169,12 @@ def _option(task: Any, key: str, value: Any) -> Any:
     if key not in known:
         raise BadInput(f"the task {task.name} has no option {key!r}", hint=f"known: {', '.join(known)}")
     kind = typing.get_type_hints(task)[key]
+    if kind is Reward:
+        return as_reward(value)
+    if kind == tuple[str, ...]:
+        return (value,) if isinstance(value, str) else tuple(value)
     if not isinstance(value, str) or kind is str:
         return value
-    if kind is Reward:
-        return reward_named(value)
     if kind in (Path, Path | None):
         return Path(value)
     if kind is bool:

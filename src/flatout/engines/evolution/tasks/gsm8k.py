@@ -29,7 +29,7 @@ class Gsm8k(FileTask):
     fields: ClassVar[tuple[str, ...]] = ("question", "answer")
     stop: ClassVar[tuple[str, ...]] = ("\n\nProblem:",)
 
-    def answer(self, fields: Fields) -> Fields:
+    def answer(self, fields: Fields) -> dict[str, str]:
         """The number alone."""
         number = answer_in(fields["answer"])
         if number is None:

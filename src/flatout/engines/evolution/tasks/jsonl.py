@@ -20,7 +20,7 @@ from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts,
 from flatout.engines.run.json_lines import read_rows
 from flatout.ground.errors import BadInput
 
-Fields = dict[str, str]
+Fields = Mapping[str, Any]
 MakePrompt = Callable[[Fields], Prompt]
 
 
@@ -28,7 +28,7 @@ MakePrompt = Callable[[Fields], Prompt]
 class FileTask:
     """A task with a prompt per line of `path`; held out are those of a second file, or some of the first.
 
-    A subclass names the fields of a line; the first of them goes where the template has {it}.
+    A subclass names the fields that a line has as texts; the first of them goes where the template has {it}.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class FileTask:
         object.__setattr__(self, "_heldout", heldout)
 
     @abstractmethod
-    def answer(self, fields: Fields) -> Fields:
+    def answer(self, fields: Fields) -> Mapping[str, Any]:
         """What the reward needs to know of a line; BadInput for a line that cannot be used."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
@@ -97,16 +97,16 @@ def read_splits(
 
 def _prompts(path: Path, *, names: Sequence[str], make: MakePrompt) -> list[Prompt]:
     hint = f"give lines of {json.dumps(dict.fromkeys(names, '...'))}"
-    return read_rows(path, read=lambda row: make(_texts(row, names)), hint=hint)
+    return read_rows(path, read=lambda row: make(_checked(row, names)), hint=hint)
 
 
-def _texts(row: Mapping[str, Any], names: Sequence[str]) -> Fields:
+def _checked(row: Fields, names: Sequence[str]) -> Fields:
     for name in names:
         value = row.get(name)
         if not isinstance(value, str) or not value.strip():
             what = "is missing" if name not in row else f"is {value!r}, not a text"
             raise BadInput(f"{name!r} {what}")
-    return {name: row[name] for name in names}
+    return row
 
 
 def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:

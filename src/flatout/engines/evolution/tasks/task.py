@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.ground.errors import BadInput
@@ -38,7 +38,7 @@ class Prompt:
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    answer: Mapping[str, str]  # what the reward needs to know
+    answer: Mapping[str, Any]  # what the reward needs to know beside the text
     key: str  # two prompts that ask the same have the same key
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, se
         if not isinstance(prompt, Prompt):
             raise BadInput(
                 f"the task {title_of(task)} gives a {type(prompt).__name__} as a prompt",
-                hint="make each a Prompt of flatout.engines.evolution.tasks",
+                hint="make each a Prompt of flatout.evolution",
             )
     return prompts
 

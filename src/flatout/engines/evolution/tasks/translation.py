@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.kinds import Reward, Row
@@ -21,11 +21,11 @@ class FirstLineBleu:
 
     bleu: Bleu = field(default_factory=Bleu)
 
-    def check_answer(self, answer: Mapping[str, str]) -> None:
+    def check_answer(self, answer: Mapping[str, Any]) -> None:
         """See `RewardOfAnswers`."""
         self.bleu.check_answer(answer)
 
-    def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
+    def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
         return self.bleu(_first_line(completion), answer)
 
     def score_rows(self, rows: list[Row]) -> list[float]:
@@ -49,6 +49,6 @@ class SentenceTranslation(FileTask):
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
     stop: ClassVar[tuple[str, ...]] = ("\n",)
 
-    def answer(self, fields: Fields) -> Fields:
+    def answer(self, fields: Fields) -> dict[str, str]:
         """The reference."""
         return {"target": fields["target"]}

@@ -9,16 +9,16 @@ number of rows, prompts of the same task, the same engine without any variant, t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flatout.engines.evolution import fitness
-from flatout.engines.evolution.rewards.kinds import check_answer
+from flatout.engines.evolution.rewards.kinds import PROMPT, check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
-from flatout.engines.evolution.tasks.task import ask_prompts
+from flatout.engines.evolution.tasks.task import ask_prompts, running
 from flatout.engines.evolution.training import models, schedule
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import Generator
@@ -73,8 +73,9 @@ class Answers:
         self._held_out_ids = self._encoded(self._held_out)
         first = self._prompts(epoch=0, count=settings.prompts)
         self._encoded(first)
-        for prompt in (*self._held_out, *first):
-            check_answer(task.reward, prompt.answer)
+        with running(task):
+            for prompt in (*self._held_out, *first):
+                check_answer(task.reward, facts_of(prompt))
         self.schedule = self._make_schedule(saved)
         self._pool = RewardPool(
             task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s
@@ -195,7 +196,12 @@ def score_texts(
 ) -> RewardScores:
     """The reward of each completion, given with the prompt it belongs to."""
     said = texts.texts([completion.tokens for completion in completions])
-    return pool.score([(text, prompt.answer) for text, prompt in zip(said, prompts, strict=True)])
+    return pool.score([(text, facts_of(prompt)) for text, prompt in zip(said, prompts, strict=True)])
+
+
+def facts_of(prompt: Prompt) -> Mapping[str, Any]:
+    """What a reward is told of a prompt: its answer and, where it is a text, the prompt."""
+    return prompt.answer if prompt.text is None else {PROMPT: prompt.text, **prompt.answer}
 
 
 def plain_tokens_per_s(

@@ -28,7 +28,8 @@ from flatout.engines.evolution.settings import (
     make_settings,
     resume_settings,
 )
-from flatout.engines.evolution.tasks import find_task
+from flatout.engines.evolution.tasks.find_task import check_task, find_task, options_of
+from flatout.engines.evolution.tasks.task import EvolutionTask, title_of
 from flatout.engines.evolution.training import models
 from flatout.engines.evolution.training.answers import Answers, wait_for
 from flatout.engines.evolution.training.records import (
@@ -77,8 +78,10 @@ def evolve(
 ) -> EvolveOutcome:
     """Run the settings that are `given`, as one of torchrun's ranks where it started this process.
 
-    A process that torchrun started again after a crash resumes, whether it was asked to or not.
+    Their `task` is a name, as on the command line, or a task object.  A process that torchrun started again
+    after a crash resumes, whether it was asked to or not.
     """
+    given, task = _apart(given)
     launch = read_launch()
     resume = resume or launch.restarts > 0
     name = Path(str(given.get("task") or "task")).stem
@@ -88,9 +91,22 @@ def evolve(
         settings = dataclasses.replace(settings, out=ranks.share_text(str(out)))
         ranks.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
         tell = (on_event, on_progress) if ranks.first else (ignore, ignore)
-        trainer = Trainer(settings, ranks=ranks, found=found, on_event=tell[0], on_progress=tell[1])
+        trainer = Trainer(
+            settings, ranks=ranks, found=found, task=task, on_event=tell[0], on_progress=tell[1]
+        )
         with recorded(out, kind=VERB, name=name) if ranks.first else contextlib.nullcontext():
             return trainer.run()
+
+
+def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], EvolutionTask | None]:
+    """Settings that can be written down, and the task object where one is given instead of a name."""
+    task = given.get("task")
+    if task is None or isinstance(task, (str, Path)):
+        return {**given, **({} if task is None else {"task": str(task)})}, None
+    if given.get("task_options"):
+        raise BadInput("task_options are for a task that is named", hint="make the object with them")
+    task = check_task(task)
+    return {**given, "task": title_of(task), "task_options": options_of(task)}, task
 
 
 def open_run(
@@ -119,13 +135,14 @@ class Trainer:
         *,
         ranks: Ranks,
         found: Found = None,
+        task: EvolutionTask | None = None,
         on_event: OnEvent = ignore,
         on_progress: OnProgress = ignore,
     ) -> None:
         assert settings.out is not None
         self.ranks, self.out = ranks, Path(settings.out)
         self._on_event, self._on_progress = on_event, on_progress
-        self.task = find_task(settings.task, **settings.task_options)
+        self.task = task or find_task(settings.task, **settings.task_options)
         dtype = choose_dtype(settings.dtype, capability=capability_of(ranks.device))
         self.model = models.open_model(Path(settings.model), device=ranks.device, dtype=dtype.value)
         if found is not None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.kinds import (
     _NUMBER,
     ExactMatch,
     FormatMatch,
-    NamedReward,
     NumericAnswer,
-    Reward,
-    RewardOfRows,
     _value,
     answer_in,
     check_answer,
     expected_text,
     is_cheap,
     number_in,
-    reward_named,
 )
 from flatout.ground.errors import BadInput
 
@@ -76,64 +68,6 @@ def test_only_rewards_that_end_on_any_input_are_cheap() -> None:
 def test_cheap_rewards_score_any_text(completion: str) -> None:
     for reward in (ExactMatch(), NumericAnswer()):
         assert reward(completion, {"answer": "7"}) in (0.0, 1.0)
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "my_rewards.py").write_text(
-        "LIMIT = 3\ndef length(completion, answer):\n    return len(completion) / int(answer['most'])\n"
-    )
-    (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
-    (tmp_path / "needy_rewards.py").write_text("import absent_package\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return "my_rewards"
-
-
-def test_a_function_is_named_by_module_and_name(module: str) -> None:
-    reward = reward_named(f"{module}:length")
-    assert reward == NamedReward(f"{module}:length")
-    assert reward("abc", {"most": "6"}) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no_such_module:f", r"no module 'no_such_module' .*PYTHONPATH"),
-        ("my_rewards.inner:f", r"no module 'my_rewards\.inner'"),
-        ("needy_rewards:f", "ModuleNotFoundError: No module named 'absent_package'"),
-        ("my_rewards:absent", "my_rewards has no 'absent'"),
-        ("my_rewards:LIMIT", "'my_rewards:LIMIT' is not a function"),
-        ("broken_rewards:f", "ZeroDivisionError"),
-        ("my_rewards:", "does not name a reward"),
-        ("exakt", "known: exact, numeric, bleu"),
-    ],
-)
-def test_names_that_stand_for_nothing(module: str, name: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as caught:
-        reward_named(name)
-    assert "\n" not in str(caught.value)
-
-
-def test_known_names() -> None:
-    assert reward_named("exact") == ExactMatch()
-    assert reward_named("numeric") == NumericAnswer()
-    assert reward_named("format:a|b") == FormatMatch(pattern="a|b")
-    assert reward_named("format:a:b") == FormatMatch(pattern="a:b")
-    assert reward_named("bleu") == Bleu()
-
-
-def test_rewards_travel_by_value(module: str) -> None:
-    rewards: list[Reward] = [
-        ExactMatch(field="x"),
-        NumericAnswer(tolerance=0.5),
-        FormatMatch(pattern="a"),
-        NamedReward(f"{module}:length"),
-        Bleu(lowercase=True),
-    ]
-    for reward in rewards:
-        assert pickle.loads(pickle.dumps(reward)) == reward  # noqa: S301  as a pipe does it
-    assert [isinstance(reward, RewardOfRows) for reward in rewards] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(

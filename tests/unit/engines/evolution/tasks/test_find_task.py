@@ -41,7 +41,7 @@ def test_generated_tasks() -> None:
         num_numbers=3, format_credit=0.0
     )
     assert find_task("digit-copy", token_ids="true", length="6") == DigitCopy(token_ids=True, length=6)
-    assert set(known_tasks()) == {"digit-copy", "arithmetic", "countdown", "gsm8k", "translation"}
+    assert set(known_tasks()) == {"digit-copy", "arithmetic", "countdown", "prompts", "gsm8k", "translation"}
 
 
 def test_files_by_their_fields(files: Path) -> None:
@@ -61,7 +61,7 @@ def test_files_by_name_and_path(files: Path) -> None:
     ("name", "options", "message"),
     [
         ("digitcopy", {}, "no task 'digitcopy'.*did you mean digit-copy"),
-        ("chess", {}, "known: digit-copy, arithmetic, countdown, gsm8k, translation"),
+        ("chess", {}, "known: digit-copy, arithmetic, countdown, prompts, gsm8k, translation"),
         ("gsm8k", {}, "needs a file"),
         ("digit-copy", {"size": 3}, "no option 'size'.*known: length, token_ids, first_token_id"),
         ("digit-copy", {"length": "four"}, "length='four' of the task digit-copy cannot be read as int"),

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from flatout.engines.evolution.settings import read_settings
+from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.training import trainer
 from flatout.engines.evolution.training.records import EpochRecord, read_log
 from flatout.engines.evolution.training.trainer import evolve, open_run
 from flatout.ground import runs
 from flatout.ground.errors import BadInput, Interrupted
 from flatout.monitor.past.engine_runs import digest_run
-from tests.support.evolution import save_tiny, tiny_settings
+from tests.support.evolution import save_tiny, save_tiny_texts, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +111,6 @@ def test_an_interrupt_during_an_update_waits_for_its_end(
         evolve(tiny_settings(model, tmp_path / "run"))
 
 
-def tokenizer() -> Any:
-    """Characters of questions about small numbers, within the vocabulary of the tiny model."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {character: number for number, character in enumerate("0123456789\n#? ~")}
-    made = Tokenizer(models.WordLevel(words, unk_token="~"))
-    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    made.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="~")
-
-
 def problems(folder: Path) -> Path:
     path = folder / "problems.jsonl"
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(40)]
@@ -136,8 +125,7 @@ def test_a_task_of_text_needs_a_tokenizer(model: Path, tmp_path: Path) -> None:
 
 def rewarded(folder: Path, reward: str) -> dict[str, Any]:
     """Settings of a run on texts with a reward of the user's."""
-    model = save_tiny(folder / "model")
-    tokenizer().save_pretrained(model)
+    model = save_tiny_texts(folder / "model")
     return tiny_settings(
         model,
         folder / "run",
@@ -156,6 +144,23 @@ def test_a_reward_by_name_scores_a_file_of_sources_and_targets(tmp_path: Path) -
         settings = {**rewarded(tmp_path, reward), "out": str(tmp_path / reward), "task": str(path)}
         evolve(settings, on_event=seen.append)
         assert seen[-1].failed_rows == 0
+
+
+def test_a_task_object_runs_and_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}", "total": n}) + "\n" for n in range(40)))
+    reward: Any = {"exact": 1.0, "format:[0-9]": 0.5}
+    task = PromptFile(path=path, reward=reward, max_new_tokens=3, stop=("\n",))
+    settings = {**rewarded(tmp_path, "exact"), "task": task, "task_options": {}, "max_new_tokens": None}
+    first = evolve(settings)
+    assert first.last is not None and first.last.failed_rows == 0
+    saved = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert saved["task"].endswith(":PromptFile") and saved["task_options"]["stop"] == ["\n"]
+    assert evolve({**settings, "epochs": 2}, resume=True).epochs == 2
+    with pytest.raises(BadInput, match="task_options are for a task that is named"):
+        evolve({**settings, "task_options": {"length": 2}})
+    with pytest.raises(BadInput, match="has no name"):
+        evolve({**settings, "task": object()})
 
 
 def test_a_reward_that_raises_costs_its_rows_and_is_told(
