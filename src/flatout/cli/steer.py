@@ -148,6 +148,13 @@ def search(
     position: Position = None,
     strength: str | None = option("--strength", "LOW:HIGH", "In mean residual norms of the layer."),
     where: list[str] | None = option("--where", "PLACE", "last-and-generated, all or generated; repeatable."),
+    modes: list[str] | None = option(
+        "--mode", "NAME", "add (default), project-out, clamp or norm-preserving; repeatable."
+    ),
+    spans: list[int] | None = option("--span", "N", "Layers steered at once; repeatable."),
+    sampler: str | None = option(
+        "--sampler", "NAME", "Proposes trials: tpe (default), random, grid or cmaes."
+    ),
     toward: str | None = option("--toward", "ANSWER", "Make the positive or the negative one likelier."),
     score: str | None = option(
         "--score", "TOKENS", "Of the answers that count: whole (default), decisive or first-token."
@@ -187,6 +194,7 @@ def search(
     Examples:
       flatout steer search --model ./SmolLM2-135M --questions syc.jsonl --trials 200 --out runs/syc
       flatout steer search runs/syc.yaml --strength -0.5:0.5 --layers 8-20
+      flatout steer search runs/syc.yaml --mode add --mode clamp --span 1 --span 4 --sampler random
       flatout steer search --out runs/syc --resume --trials 400  continue, with more trials
       flatout steer search runs/syc --join                       one more worker, here or elsewhere
       flatout steer search syc.yaml --judge my_judges:is_polite --max-new-tokens 64
@@ -220,7 +228,8 @@ def apply(
     strength: float | None = option(
         "--strength", "X", "In mean residual norms of the layer; may be negative."
     ),
-    mode: Annotated[str, flag("--mode", "NAME", "add, project-out, clamp or norm-preserving.")] = "add",
+    mode: str | None = option("--mode", "NAME", "add (default), project-out, clamp or norm-preserving."),
+    span: int | None = option("--span", "N", "Layers steered at once, from --layer on."),
     where: str | None = option("--where", "PLACE", "last-and-generated, all or generated."),
     max_new_tokens: Annotated[int, flag("--max-new-tokens", "N", "Length of a continuation.")] = 64,
     device: flags.Device = None,
@@ -248,6 +257,7 @@ def apply(
         strength=strength,
         mode=mode,
         where=where,
+        span=span,
         max_new_tokens=max_new_tokens,
         device=device,
         dtype=dtype,

@@ -44,6 +44,10 @@ class SearchSettings:
     shares: tuple[float, ...] = (0.5, 0.25, 0.25)  # of the questions: to fit, to search, to test
     strength: tuple[float, ...] = (0.0, 0.5)  # lowest and highest, in mean residual norms of the layer
     where: tuple[Literal["last-and-generated", "all", "generated"], ...] = ("last-and-generated",)
+    # Vectors are added, taken out, or set to a given component, or states turned at their own length.
+    modes: tuple[Literal["add", "project-out", "clamp", "norm-preserving"], ...] = ("add",)
+    spans: tuple[int, ...] = (1,)  # numbers of layers that a trial steers at once
+    sampler: Literal["tpe", "random", "grid", "cmaes"] = "tpe"  # that proposes trials
     toward: Literal["positive", "negative"] = "positive"  # the answer that is to become likelier
     score: Literal["whole", "decisive", "first-token"] = "whole"  # the tokens of the answers that count
     judge: str | None = None  # package.module:function that judges generated texts instead; larger is better
@@ -75,8 +79,11 @@ class SearchSettings:
             wrong.append(f"shares={list(self.shares)} are not three numbers above 0 that sum to 1")
         if len(self.strength) != 2 or not -math.inf < self.strength[0] < self.strength[1] < math.inf:
             wrong.append(f"strength={list(self.strength)} is not a lowest and a highest number")
-        if not self.methods or not self.where:
-            wrong.append("methods or where is empty")
+        wrong += [
+            f"{name} is empty" for name in ("methods", "where", "modes", "spans") if not getattr(self, name)
+        ]
+        if any(span < 1 for span in self.spans):
+            wrong.append(f"spans={list(self.spans)} has a number below 1")
         if self.judge is not None and (self.toward, self.score) != ("positive", "whole"):
             wrong.append("toward and score compare answers, and a judge takes their place: larger is better")
         unknown = [name for name in self.methods if name not in METHODS]

@@ -156,8 +156,9 @@ def apply(
     vectors: Path | str | None = None,
     layer: int | None = None,
     strength: float | None = None,
-    mode: Any = "add",
+    mode: Any = None,
     where: Any = None,
+    span: int | None = None,
     max_new_tokens: int = 64,
     device: str = "auto",
     dtype: DTypeOrAuto = "auto",
@@ -177,16 +178,17 @@ def apply(
     strength = strength if strength is not None else winner.get("strength")
     if layer is None or strength is None:
         raise BadInput("no layer or no strength is given", hint="name --layer and --strength, or --run")
+    from flatout.engines.steering.search.space import make_steering
     from flatout.engines.steering.trials.hooked_trials import HookedTrials
     from flatout.engines.steering.trials.scoring import check_room, continue_prompts
-    from flatout.engines.steering.trials.steering import Steering
 
-    steering = Steering(
+    steering = make_steering(
+        held,
         layer=layer,
-        direction=held.direction(layer),
-        amount=strength if mode in ("project-out", "clamp") else strength * held.norm(layer),
-        mode=mode,
+        strength=strength,
+        mode=mode or winner.get("mode", "add"),
         where=where or winner.get("where", "last-and-generated"),
+        span=span or winner.get("span", 1),
     )
     loaded = _load(model, device=device, dtype=dtype)
     if held.is_of_another_model(loaded.model):
@@ -287,5 +289,5 @@ def _choose_vectors(
         raise BadInput(f"the search in {run} has no winner", hint="run it again with more trials")
     settings: SearchSettings = make_settings(read_settings(Path(run)))
     found = load(method_file(settings.vectors_folder, winner.method))
-    chosen = {"layer": winner.layer, "strength": winner.strength, "where": winner.where}
-    return found, {**chosen, "model": settings.model}
+    names = ("layer", "strength", "where", "mode", "span")
+    return found, {**{name: getattr(winner, name) for name in names}, "model": settings.model}

@@ -56,6 +56,26 @@ def test_a_search_writes_its_report(run: tuple[Path, StudyRecord]) -> None:
     assert verbs.report(out) == record == verbs.report(out / "result.json")
 
 
+def test_modes_and_several_layers_are_searched_and_the_winner_is_applied_as_it_was_found(
+    tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path
+) -> None:
+    vectors = str(run[0] / "vectors")
+    choices = {"modes": ("clamp", "project-out"), "spans": (2, 3), "sampler": "random", "layers": "0-1,3"}
+    given = tiny_search(tiny, tmp_path / "modes", vectors=vectors, trials=5, examples=1, **choices)
+    record = verbs.search(given).record
+    assert record is not None and record.winner is not None and record.examples
+    assert {(trial.mode, trial.span) for trial in record.trials} <= {
+        (mode, span) for mode in ("clamp", "project-out") for span in (2, 3)
+    }
+    assert (
+        f"and the {record.winner.span - 1} after it, mean-difference, {record.winner.mode}"
+        in record.headline()
+    )
+    shown = record.examples[0]
+    (again,) = verbs.apply([shown.prompt], run=tmp_path / "modes", max_new_tokens=4)
+    assert again == shown
+
+
 def test_a_search_that_has_not_ended_is_reported_as_far_as_it_is(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     seen = 0

@@ -154,12 +154,24 @@ def _trials(record: StudyRecord) -> Html | None:
         return None
     # A trial that was asked few questions may score high by luck: those asked most come first.
     ranked = sorted(scored, key=lambda trial: (-(trial.num_questions or 0), -_score(trial), trial.number))
-    heads = ("trial", "layer", "method", "strength", "where", "score", "questions", "perplexity", "state")
+    heads = (
+        "trial",
+        "layer",
+        "method",
+        "mode",
+        "strength",
+        "where",
+        "score",
+        "questions",
+        "perplexity",
+        "state",
+    )
     rows = [
         (
             str(trial.number),
-            str(trial.layer),
+            str(trial.layer) if trial.span == 1 else f"{trial.layer} +{trial.span - 1}",
             trial.method,
+            trial.mode,
             f"{trial.strength:+.3g}",
             trial.where,
             show_score(_score(trial)),
@@ -170,7 +182,7 @@ def _trials(record: StudyRecord) -> Html | None:
         for trial in ranked[:MOST_TRIALS]
     ]
     note = f"{len(rows)} of {len(record.trials)} trials, those asked the most questions first."
-    listed = table(heads, rows, numbers=(0, 1, 3, 5, 6, 7))
+    listed = table(heads, rows, numbers=(0, 1, 4, 6, 7, 8))
     return section("The best trials", listed, note=note, anchor="trials")
 
 

@@ -57,10 +57,15 @@ class TrialRecord:
     score: float | None = None
     num_questions: int | None = None
     perplexity_ratio: float | None = None  # of neutral text, steered over unsteered; known of a few
+    mode: str = "add"
+    span: int = 1  # layers that are steered at once, from `layer` on
 
     def describe(self) -> str:
         """Write the configuration in words."""
-        return f"layer {self.layer}, {self.method}, strength {self.strength:+.3g}, {self.where}"
+        mode = "" if self.mode == "add" else f"{self.mode}, "
+        after = "" if self.span == 1 else f" and the {self.span - 1} after it"
+        what = f"{self.method}, {mode}strength {self.strength:+.3g}"
+        return f"layer {self.layer}{after}, {what}, {self.where}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from flatout.engines.steering.report.record import FILE, StudyRecord, load_recor
 from flatout.engines.steering.search.halved_search import Event, OnEvent
 from flatout.engines.steering.search.search_worker import SearchWorker, storage_of, study_of
 from flatout.engines.steering.search.storage import hide_password
-from flatout.engines.steering.search.study import SearchStudy
+from flatout.engines.steering.search.study import SearchStudy, check_cmaes
 from flatout.engines.steering.search.test_winner import conclude_search
 from flatout.engines.steering.settings import SearchSettings, read_layers
 from flatout.engines.steering.trials.scoring import check_choices, check_room, find_judge
@@ -55,6 +55,8 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
     read_neutral(settings.neutral)  # it is needed at the end, which is no time to find it missing
     if settings.judge is not None:
         find_judge(settings.judge)
+    if settings.sampler == "cmaes":
+        check_cmaes()
     placed = place_model(
         Path(settings.model), device=settings.device, dtype=settings.dtype, workers=settings.workers
     )

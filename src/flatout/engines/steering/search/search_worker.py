@@ -91,6 +91,8 @@ class SearchWorker:
             layers=None if layers == "all" else layers,
             strength=(low, high),
             where=self.settings.where,
+            modes=self.settings.modes,
+            spans=self.settings.spans,
         )
         search = HalvedSearch(
             self.engine,
@@ -113,6 +115,7 @@ def study_of(settings: SearchSettings, *, worker: str) -> SearchStudy:
         name=settings.study_name,
         seed=settings.seed,
         worker=worker,
+        sampler=settings.sampler,
         rows=settings.folder / "rows",
     )
 

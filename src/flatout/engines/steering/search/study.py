@@ -11,10 +11,12 @@ of another model would look like results.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flatout.engines.steering.report.record import State, TrialRecord
 from flatout.engines.steering.search.finished_rows import RowLog
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     import optuna
 
 WORKER, BRACKET, REASON, RECIPE = "worker", "bracket", "reason", "recipe:"
+Sampler = Literal["tpe", "random", "grid", "cmaes"]
+GRID_STRENGTHS = 8  # of a grid, from the lowest to the highest
 STARTUP_TRIALS = 16  # drawn at random before the sampler trusts what it has seen
 STATES: dict[str, State] = {
     "COMPLETE": "complete",
@@ -37,18 +41,27 @@ STATES: dict[str, State] = {
 
 
 def open_study(
-    where: str | Path, *, rows: Path, name: str = "steering", seed: int = 0, worker: str = "0"
+    where: str | Path,
+    *,
+    rows: Path,
+    name: str = "steering",
+    seed: int = 0,
+    worker: str = "0",
+    sampler: Sampler = "tpe",
 ) -> SearchStudy:
     """Open or begin a study in a journal file or at a URL; finished rows are kept in the folder `rows`."""
-    return SearchStudy(create_study(where, name=name), RowLog(rows, worker=worker), seed=seed, worker=worker)
+    study = create_study(where, name=name)
+    return SearchStudy(study, RowLog(rows, worker=worker), seed=seed, worker=worker, sampler=sampler)
 
 
 class SearchStudy:
     """A study as one worker sees it."""
 
-    def __init__(self, study: optuna.Study, rows: RowLog, *, seed: int, worker: str) -> None:
+    def __init__(
+        self, study: optuna.Study, rows: RowLog, *, seed: int, worker: str, sampler: Sampler = "tpe"
+    ) -> None:
         self.study, self.rows, self.seed = study, rows, seed
-        self._worker = worker
+        self._worker, self._sampler = worker, sampler
         self._states: Any = import_extra("optuna.trial", extra="steering").TrialState
 
     def bind(self, recipe: Mapping[str, str]) -> None:
@@ -85,14 +98,24 @@ class SearchStudy:
     def ask(self, space: Space, count: int) -> list[Trial]:
         """Ask a bracket of `count` trials; the sampler takes running ones for bad, so that they differ."""
         bracket = 1 + max((one.user_attrs.get(BRACKET, -1) for one in self._mine()), default=-1)
-        self.study.sampler = self._seeded(bracket)
+        self.study.sampler = self._seeded(bracket, space)
         asked = []
         for _ in range(count):
             one = self.study.ask()
             one.set_user_attr(WORKER, self._worker)
             one.set_user_attr(BRACKET, bracket)
             asked.append(space.suggest(one))
+        if (
+            self._sampler == "grid"
+        ):  # told that its last point is done, it would stop a loop that we do not run
+            self.study.sampler = import_extra("optuna.samplers", extra="steering").RandomSampler()
         return asked
+
+    def most_trials(self, space: Space) -> float:
+        """Return how many trials differ: of a grid its points."""
+        if self._sampler != "grid":
+            return math.inf
+        return math.prod(len(values) for values in space.grid(strengths=GRID_STRENGTHS).values())
 
     def report(self, number: int, *, value: float, num_questions: int) -> None:
         """Report an intermediate mean; Optuna keeps the first of a step."""
@@ -145,6 +168,8 @@ class SearchStudy:
                     method=trial.method,
                     strength=trial.strength,
                     where=trial.where,
+                    mode=trial.mode,
+                    span=trial.span,
                     state=state,
                     score=None if state == "failed" else score,
                     num_questions=num_questions,
@@ -169,16 +194,25 @@ class SearchStudy:
             optuna.trial.Trial(self.study, one._trial_id).set_user_attr(REASON, reason)
             self.study.tell(one.number, state=self._states.FAIL)
 
-    def _seeded(self, bracket: int) -> optuna.samplers.BaseSampler:
-        """Make a TPE sampler seeded for the bracket: after a restart it must not draw the first one again."""
+    def _seeded(self, bracket: int, space: Space) -> optuna.samplers.BaseSampler:
+        """Make a sampler seeded for the bracket: after a restart it must not draw the first one again."""
         digest = hashlib.sha256(f"{self.seed}:{self._worker}:{bracket}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big")
         samplers: Any = import_extra("optuna.samplers", extra="steering")
-        made: optuna.samplers.BaseSampler = samplers.TPESampler(
-            seed=int.from_bytes(digest[:4], "big"),
-            n_startup_trials=STARTUP_TRIALS,
-            constant_liar=True,
-            multivariate=True,
-        )
+        made: optuna.samplers.BaseSampler
+        if self._sampler == "random":
+            made = samplers.RandomSampler(seed=seed)
+        elif self._sampler == "grid":  # points are numbered in one order for all workers
+            made = samplers.GridSampler(space.grid(strengths=GRID_STRENGTHS), seed=self.seed)
+        elif self._sampler == "cmaes":
+            check_cmaes()
+            made = samplers.CmaEsSampler(
+                seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False
+            )
+        else:
+            made = samplers.TPESampler(
+                seed=seed, n_startup_trials=STARTUP_TRIALS, constant_liar=True, multivariate=True
+            )
         return made
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -189,6 +223,12 @@ class SearchStudy:
 
     def _trial(self, number: int) -> optuna.trial.FrozenTrial:
         return self._trials()[number]
+
+
+def check_cmaes() -> None:
+    """Say what is missing: Optuna has CMA-ES from another package."""
+    if importlib.util.find_spec("cmaes") is None:
+        raise BadInput("the sampler cmaes needs the package cmaes", hint="pip install cmaes, or take tpe")
 
 
 def _last_report(one: optuna.trial.FrozenTrial) -> tuple[int | None, float | None]:

@@ -198,7 +198,7 @@ def check_harm(
     checked = []
     for record in trials:
         if record.number in chosen:
-            names = ("number", "layer", "method", "strength", "where")
+            names = ("number", "layer", "method", "strength", "where", "mode", "span")
             trial = Trial(**{name: getattr(record, name) for name in names})
             harm = measure_harm(engine, trial, vectors, texts, plain=plain)
             record = dataclasses.replace(record, perplexity_ratio=None if harm is None else harm.value)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.engines.steering.trials.steering import SteeringTables
+from flatout.engines.steering.trials.steering import Steering, SteeringTables, Turn, TurnTable
 from flatout.engines.steering.trials.trial_engine import TokenBranch
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode import forward
@@ -97,7 +97,7 @@ class BranchScorer:
                     hint="encode it with this model's tokenizer",
                 )
             if one.steering is not None:
-                one.steering.check_packable(decoder)
+                one.steering.check_model(num_layers=len(decoder.blocks), width=decoder.width)
 
     def _run(self, branches: Sequence[TokenBranch], batch: Sequence[_Trunk]) -> list[tuple[int, list[float]]]:
         decoder = self._decoder
@@ -224,7 +224,7 @@ class _Layout:
 
 
 class _SteeredTokens:
-    """Which entry of the tables each branch token adds, and at which layers."""
+    """Which entry of the tables changes each branch token, and at which layers."""
 
     def __init__(self, branches: Sequence[TokenBranch], layout: _Layout, decoder: Decoder) -> None:
         steerings = {
@@ -232,8 +232,9 @@ class _SteeredTokens:
         }
         entry_of = {name: entry for entry, name in enumerate(steerings)}
         nothing = len(steerings)  # the last entry adds nothing
-        layers = {one.layer for one in steerings.values()}
-        tables = SteeringTables(layers, num_entries=nothing + 1, decoder=decoder)
+        parts = [(entry, part) for entry, one in enumerate(steerings.values()) for part in one.parts]
+        adding = {part.layer for _, part in parts if part.mode == "add"}
+        tables = SteeringTables(adding, num_entries=nothing + 1, decoder=decoder)
         tables.write(list(steerings.values()))
         entry = torch.full(layout.tokens.shape, nothing)
         for number, (row, first) in layout.starts.items():
@@ -243,6 +244,13 @@ class _SteeredTokens:
                 entry[row, steered] = entry_of[id(branch.steering)]
         self._entry = entry.to(decoder.device)
         self._added = {id(decoder.blocks[layer]): table for layer, table in tables.of_layer.items()}
+        turning: dict[tuple[int, Turn], list[tuple[int, Steering]]] = defaultdict(list)
+        for place, part in parts:
+            if part.mode != "add":
+                turning[part.layer, part.mode].append((place, part))
+        self._turned: dict[int, list[TurnTable]] = defaultdict(list)
+        for (layer, mode), held in turning.items():
+            self._turned[id(decoder.blocks[layer])].append(TurnTable(held, nothing + 1, mode=mode))
 
     def run_block(
         self,
@@ -254,10 +262,14 @@ class _SteeredTokens:
         tables: RowTables,
         deltas: forward.Deltas,
     ) -> Tensor:
-        """Run a block of `forward`, and add what its tokens add."""
+        """Run a block of `forward`, and change what its tokens change."""
         x = forward.run_block(block, x, keys, values, place, tables, deltas)
         added = self._added.get(id(block))
-        return x if added is None else x + added[self._entry]
+        if added is not None:
+            x = x + added[self._entry]
+        for turned in self._turned.get(id(block), ()):
+            x = turned.steer(x, entry=self._entry)
+        return x
 
 
 def _rows_of(branches: Sequence[TokenBranch]) -> list[_Trunk]:

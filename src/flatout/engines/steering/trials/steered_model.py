@@ -22,12 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.steering.blocks import blocks_of, width_of
-from flatout.engines.steering.trials.steering import Mode, Steering, Turn, Where, turn
+from flatout.engines.steering.trials.steering import Mode, Steering, TurnTable, Where
 from flatout.ground.errors import BadInput
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.vectors import steered, with_hidden
-
-TINY = torch.finfo(torch.float32).tiny
 
 
 @contextmanager
@@ -51,8 +49,8 @@ def steered_model(
         given.check_model(num_layers=len(blocks), width=width_of(model))
     groups: dict[tuple[int, Mode, Where], list[tuple[int, Steering]]] = defaultdict(list)
     for row, one in enumerate(rows):
-        if one is not None:
-            groups[one.layer, one.mode, one.where].append((row, one))
+        for part in () if one is None else one.parts:
+            groups[part.layer, part.mode, part.where].append((row, part))
     places = _TokenPlaces(prompt_lengths, num_rows=None if isinstance(steering, Steering) else len(rows))
     with ExitStack() as hooks:
         hooks.enter_context(model.register_forward_pre_hook(places, with_kwargs=True))
@@ -63,7 +61,8 @@ def steered_model(
                     _add_vectors(str(layer), blocks[layer], held, len(rows), positions=chosen)
                 )
             else:
-                hook = _TurningHook(str(layer), held, len(rows), mode=mode, chosen=chosen)
+                table = TurnTable(held, len(rows), mode=mode)
+                hook = _TurningHook(str(layer), table, len(rows), chosen=chosen)
                 hooks.enter_context(blocks[layer].register_forward_hook(hook))
         yield
 
@@ -162,34 +161,13 @@ def _num_cached(cache: Any) -> int:
 class _TurningHook:
     """Steers the rows of one mode at one layer, where what it does depends on the hidden state."""
 
-    def __init__(
-        self,
-        name: str,
-        held: Sequence[tuple[int, Steering]],
-        num_rows: int,
-        *,
-        mode: Turn,
-        chosen: Callable[[], Tensor],
-    ) -> None:
-        self._name, self._mode, self._chosen = name, mode, chosen
-        rows = [row for row, _ in held]
-        directions = torch.stack([one.direction.float().cpu() for _, one in held])
-        amounts = torch.tensor([one.amount for _, one in held])
-        unit, vector = torch.zeros(2, num_rows, 1, directions.shape[1])
-        amount, member = torch.zeros(num_rows, 1, 1), torch.zeros(num_rows, 1, dtype=torch.bool)
-        unit[rows, 0] = directions / directions.norm(dim=1, keepdim=True).clamp_min(TINY)
-        vector[rows, 0] = directions * amounts[:, None]
-        amount[rows, 0, 0], member[rows] = amounts, True
-        self._tables = (unit, vector, amount, member)  # [B, 1, D] twice, [B, 1, 1], [B, 1]
+    def __init__(self, name: str, table: TurnTable, num_rows: int, *, chosen: Callable[[], Tensor]) -> None:
+        self._name, self._table, self._chosen = name, table, chosen
+        self._rows = torch.arange(num_rows)[:, None]
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         return with_hidden(output, self._steer, name=self._name)
 
     def _steer(self, hidden: Tensor) -> Tensor:
-        if self._tables[0].device != hidden.device:  # once: later calls find everything in place
-            unit, vector, amount, member = (table.to(hidden.device) for table in self._tables)
-            self._tables = (unit, vector, amount, member)
-        unit, vector, amount, member = self._tables
-        moved = turn(hidden, unit=unit, vector=vector, amount=amount, mode=self._mode)
-        # Chosen, not multiplied by 0: a token that is left alone keeps its bits.
-        return torch.where((self._chosen().to(hidden.device) & member)[..., None], moved, hidden)
+        self._rows = self._rows.to(hidden.device)
+        return self._table.steer(hidden, entry=self._rows, chosen=self._chosen().to(hidden.device))

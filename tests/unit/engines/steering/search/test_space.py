@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.steering.search.space import Space, Trial, read_trial, steering_of
+from flatout.engines.steering.search.space import Space, Trial, make_steering, read_trial, steering_of
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from flatout.ground.errors import BadInput
 
@@ -56,10 +56,24 @@ def test_evenly_spaced_layers_are_a_number() -> None:
         assert made == Trial(
             number=3, layer=layers[-1], method="lda", strength=1.0, where="last-and-generated"
         )
-        assert (
-            read_trial(3, {"layer": made.layer, "method": "lda", "strength": 1.0, "where": made.where})
-            == made
-        )
+        chosen = {"layer": made.layer, "method": "lda", "strength": 1.0, "where": made.where}
+        assert read_trial(3, {**chosen, "mode": "add", "span": 1}) == made
+        assert read_trial(3, chosen) is None  # killed before its mode was chosen
+
+
+def test_modes_and_numbers_of_layers_are_chosen_too() -> None:
+    trial = Recorded()
+    held = {"lda": vectors("lda")}
+    made = Space.of(held, strength=(0.0, 0.5), modes=["add", "clamp"], spans=[1, 2]).suggest(trial)
+    assert (trial.asked["mode"], trial.asked["span"]) == (["add", "clamp"], [1, 2])
+    assert (made.mode, made.span) == ("clamp", 2)
+    with pytest.raises(BadInput, match=r"mode 'x' is not one of add.*a span of 4 is not 1 to 3 layers"):
+        Space.of(held, modes=["x"], spans=[4])  # type: ignore[list-item]
+
+
+def test_a_grid_has_every_choice_and_evenly_spaced_strengths() -> None:
+    grid = Space(layers=(4, 2), methods=("lda",), strength=(-1.0, 1.0), spans=(1, 2)).grid(strengths=5)
+    assert (grid["layer"], grid["strength"], grid["span"]) == ([2, 4], [-1.0, -0.5, 0.0, 0.5, 1.0], [1, 2])
 
 
 def test_a_trial_that_was_never_chosen_is_none() -> None:
@@ -80,3 +94,21 @@ def test_strength_counts_in_mean_norms() -> None:
         steering_of(trial, {"pca": vectors("pca")})
     with pytest.raises(BadInput, match="layer 2"):
         steering_of(trial, {"lda": vectors("lda", (0, 1))})
+
+
+@pytest.mark.parametrize(
+    ("mode", "span", "amounts"),
+    [
+        ("add", 1, [1.5]),
+        ("add", 2, [0.75, 1.0]),  # what is added is shared among the layers
+        ("norm-preserving", 2, [0.75, 1.0]),
+        ("clamp", 2, [1.5, 2.0]),  # a component is a component, wherever it is set
+        ("project-out", 2, [0.5, 0.5]),  # a share of what is there
+        ("add", 3, [0.75, 1.0]),  # the model has no third layer after it
+    ],
+)
+def test_what_strength_means_in_each_mode(mode: Any, span: int, amounts: list[float]) -> None:
+    made = make_steering(vectors("lda"), layer=1, strength=0.5, where="all", mode=mode, span=span)
+    assert [one.amount for one in made.parts] == amounts
+    assert [one.layer for one in made.parts] == [1, 2][: len(amounts)]
+    assert {(one.mode, one.where) for one in made.parts} == {(mode, "all")}

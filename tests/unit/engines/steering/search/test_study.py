@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space
-from flatout.engines.steering.search.study import STATES, SearchStudy, open_study
+from flatout.engines.steering.search.study import GRID_STRENGTHS, STATES, SearchStudy, open_study
 from flatout.ground.errors import BadInput
 
 SPACE = Space(layers=(0, 1, 2, 3), methods=("lda", "pca"), strength=(0.0, 1.0), where=("all", "generated"))
@@ -49,6 +51,39 @@ def test_a_sampler_learns_from_what_it_is_told(tmp_path: Path) -> None:
         for one, value in zip(asked, values, strict=True):
             study.complete(one.number, value)
     assert means[-1] > means[0] + 0.2
+
+
+@pytest.mark.parametrize("sampler", ["random", "grid", "cmaes"])
+def test_every_sampler_proposes_and_is_told(tmp_path: Path, sampler: Any) -> None:
+    if sampler == "cmaes":
+        pytest.importorskip("cmaes")
+    study = opened(tmp_path, sampler=sampler)
+    for _ in range(3):
+        asked = study.ask(SPACE, 8)
+        for one in asked:
+            study.complete(one.number, one.strength)
+    values = [one.strength for one in opened(tmp_path).records()]
+    assert len(values) == 24
+    assert (len(set(values)) <= GRID_STRENGTHS) == (sampler == "grid")
+
+
+def test_a_grid_ends_with_its_last_point_over_all_workers(tmp_path: Path) -> None:
+    space = Space(layers=(0, 1), methods=("pca",), strength=(0.0, 1.0))
+    found = []
+    for worker in ("0", "1"):
+        study = opened(tmp_path, sampler="grid", worker=worker)
+        assert study.most_trials(space) == 2 * GRID_STRENGTHS
+        for one in study.ask(space, GRID_STRENGTHS):
+            found.append((one.layer, one.strength))
+            study.complete(one.number, 0.5)
+    assert len(set(found)) == 2 * GRID_STRENGTHS
+    assert opened(tmp_path).most_trials(space) == math.inf
+
+
+def test_a_missing_package_of_a_sampler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="pip install cmaes"):
+        opened(tmp_path, sampler="cmaes").ask(SPACE, 1)
 
 
 def test_every_end_of_a_trial_is_its_own_state(tmp_path: Path) -> None:
@@ -138,7 +173,7 @@ def test_a_torn_journal_is_healed(tmp_path: Path, cut: int) -> None:
         json.loads(line)
 
 
-OTHERS = {"method": "pca", "where": "all"}
+OTHERS = {"method": "pca", "where": "all", "mode": "add", "span": 1}
 
 
 def made(state: optuna.trial.TrialState, *, values: dict[int, float], score: float | None = None) -> object:
@@ -147,6 +182,8 @@ def made(state: optuna.trial.TrialState, *, values: dict[int, float], score: flo
         "strength": optuna.distributions.FloatDistribution(-1, 1),
         "method": optuna.distributions.CategoricalDistribution(["pca"]),
         "where": optuna.distributions.CategoricalDistribution(["all"]),
+        "mode": optuna.distributions.CategoricalDistribution(["add"]),
+        "span": optuna.distributions.CategoricalDistribution([1]),
     }
     return optuna.trial.create_trial(
         state=state,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from flatout.engines.steering.trials import branches as module
 from flatout.engines.steering.trials.branches import BranchScorer
 from flatout.engines.steering.trials.steered_model import steered_model
-from flatout.engines.steering.trials.steering import Steering
+from flatout.engines.steering.trials.steering import MODES, Steering
 from flatout.engines.steering.trials.trial_engine import TokenBranch
 from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
@@ -26,6 +27,11 @@ def some_branches(*, number: int = 20, seed: int = 0) -> list[TokenBranch]:
         Steering(layer=layer, direction=torch.randn(WIDTH, generator=generator), amount=amount)
         for layer, amount in ((0, 1.0), (1, 2.0), (1, -1.0))
     ]
+    for mode in MODES[1:]:
+        both = torch.randn(2, WIDTH, generator=generator)
+        second = Steering(layer=1, direction=both[1], amount=0.7, mode=mode)
+        trials.append(Steering(layer=0, direction=both[0], amount=0.5, mode=mode, others=(second,)))
+    trials.append(replace(trials[0], others=(trials[1],)))
     made = []
     for index in range(number):
         tokens = prompts_of([drawn.randrange(1, 6)], seed=100 + index)[0]
@@ -133,7 +139,5 @@ def test_what_cannot_be_scored_is_named() -> None:
         score(steering=Steering(layer=2, direction=along, amount=1.0))
     with pytest.raises(BadInput, match="48 wide"):
         score(steering=Steering(layer=1, direction=along[:5], amount=1.0))
-    with pytest.raises(BadInput, match="mode 'clamp' cannot share a batch"):
-        score(steering=Steering(layer=1, direction=along, amount=1.0, mode="clamp"))
     with pytest.raises(BadInput, match="batch_tokens=0"):
         BranchScorer(read_decoder(shared_model()), batch_tokens=0)

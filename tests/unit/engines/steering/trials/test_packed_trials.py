@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
-from flatout.engines.steering.trials.steering import WHERE, Steering, Where
+from flatout.engines.steering.trials.steering import MODES, WHERE, Steering, Where
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
 from flatout.ground.errors import BadInput
+from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import prompts_of, reference_tokens, shared_model, tiny_model
 
 WIDTH, NEW = 48, 12
@@ -203,10 +204,26 @@ def test_changed_weights_are_seen() -> None:
     assert dict(engine.choices(asked))[0] == pytest.approx(expected_odds(model, asked[0]), abs=1e-4)
 
 
-def test_a_mode_that_cannot_be_packed_is_refused() -> None:
-    one = Steering(layer=0, direction=torch.ones(WIDTH), amount=1.0, mode="project-out")
-    with pytest.raises(BadInput, match="steered_model runs them all"):
-        PackedTrials(shared_model(), slots=1).texts([TextRow(prompt=(3,), steering=one)], max_new_tokens=2)
+def test_trials_of_every_mode_and_of_two_layers_share_a_call() -> None:
+    model = shared_model()
+    made: list[Steering | None] = [
+        replace(
+            steering(0, 4.0, seed=7 + place),
+            mode=mode,
+            others=(replace(steering(1, 2.0, seed=place), mode=mode),),
+        )
+        for place, mode in enumerate(MODES)
+    ]
+    rows = [TextRow(prompt=prompt, steering=one) for one in [*made, None] for prompt in prompts_of([3, 9])]
+    expected = [alone(model, row) for row in rows]
+    heard: dict[int, tuple[int, ...]] = {}
+    engine = PackedTrials(model, slots=4, max_tokens=40)
+    assert engine.texts(rows, max_new_tokens=NEW, on_finished=heard.__setitem__) == expected
+    assert [heard[number] for number in range(len(rows))] == expected
+    plain = [reference_tokens(model, row.prompt, max_new_tokens=NEW) for row in rows]
+    assert sum(one != other for one, other in zip(expected, plain, strict=True)) >= 5
+    with pytest.raises(BadInput, match="give the transformers model"):
+        PackedTrials(read_decoder(model), slots=1).texts(rows[2:3], max_new_tokens=2)
 
 
 def test_tables_written_at_once_hold_what_each_steering_adds() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -72,3 +74,14 @@ def test_what_cannot_steer_is_named() -> None:
         Steering(layer=0, direction=direction()[None], amount=1.0)
     with pytest.raises(BadInput, match="layer -1 is below 0"):
         Steering(layer=-1, direction=direction(), amount=1.0)
+
+
+def test_a_trial_steers_each_layer_once_and_at_the_same_tokens() -> None:
+    one = Steering(layer=0, direction=torch.ones(4), amount=1.0)
+    other = replace(one, layer=1)
+    assert [part.layer for part in replace(one, others=(other,)).parts] == [0, 1]
+    assert replace(one, others=(other,)).only_adds
+    assert not replace(one, others=(replace(other, mode="clamp"),)).only_adds
+    for wrong in (one, replace(other, where="all"), replace(other, others=(replace(other, layer=2),))):
+        with pytest.raises(BadInput, match="each layer once"):
+            replace(one, others=(wrong,))
