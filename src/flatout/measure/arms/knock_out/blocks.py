@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -320,20 +321,41 @@ def _leaves_loop(node: ast.AST, *, in_loop: bool = False) -> bool:
 
 def _effect(run: Iterable[ast.AST], tree: ast.AST, *, depth: int) -> str | None:
     """What a run of statements, or a function of the same file that it calls, does outside."""
+    effect, called = _done_by(run)
+    functions, seen = _functions_of(tree), set(called)
+    while effect is None and depth and called:
+        below: set[str] = set()
+        for name in sorted(called):
+            for effect, names in functions.get(name, ()):
+                if effect is not None:
+                    return effect
+                below |= names
+        called = below - seen
+        seen |= called
+        depth -= 1
+    return effect
+
+
+@lru_cache(maxsize=64)
+def _functions_of(tree: ast.AST) -> dict[str, list[tuple[str | None, frozenset[str]]]]:
+    """By name: what each function of a file does outside, and the names it calls."""
+    found: dict[str, list[tuple[str | None, frozenset[str]]]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS):
+            found.setdefault(node.name, []).append(_done_by(node.body))
+    return found
+
+
+def _done_by(run: Iterable[ast.AST]) -> tuple[str | None, frozenset[str]]:
+    """What statements themselves do outside, and the names they call."""
     called: set[str] = set()
     for node in _own(run):
         if not isinstance(node, ast.Call):
             continue
         name = str(getattr(node.func, "attr", getattr(node.func, "id", "")))
         if name in TRAINS and isinstance(node.func, ast.Attribute):
-            return "it trains, or steps an environment"
+            return "it trains, or steps an environment", frozenset()
         if name in WRITES or name == "open":
-            return "it writes or opens files"
+            return "it writes or opens files", frozenset()
         called.add(name)
-    if depth:
-        for node in ast.walk(tree):
-            if isinstance(node, FUNCTIONS) and node.name in called:
-                effect = _effect(node.body, tree, depth=depth - 1)
-                if effect is not None:
-                    return effect
-    return None
+    return None, frozenset(called)

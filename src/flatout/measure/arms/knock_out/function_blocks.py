@@ -108,10 +108,10 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     ]
     outermost = {call.place.function for call in context.module_calls}
     for share, function in found:
-        block = whole_block(function.node, function.tree)
         is_model = function.code.co_name == "forward" or function.name in outermost
         if share < LEAST_SHARE and not (is_model and context.device == "cuda"):
             continue
+        block = whole_block(function.node, function.tree)
         if has_compiled() and not shares.sampled(function.file, block.first_line, block.last_line):
             continue  # it runs inside a compiled graph, or not at all
         arm = FunctionBlock(context, shares, function, block, suspicion=max(share, ALWAYS))

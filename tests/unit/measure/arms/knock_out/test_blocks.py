@@ -160,3 +160,15 @@ def test_inputs_are_what_is_read_before_it_is_bound(statements: str, inputs: set
     function, tree = parsed(f"def f(x, xs, h, total, y):\n    {statements}\n    return y, h, total\n")
     assert set(whole_block(function, tree).inputs) >= inputs
     assert {"y", "z"} & set().union(*(block.inputs for block in inside(ast.unparse(function))[:1])) == set()
+
+
+def test_a_file_whose_functions_all_call_each_other_is_looked_through_once() -> None:
+    names = [f"part_{number}" for number in range(150)]
+    body = "\n".join(f"    {name}(x)" for name in names)
+    source = "\n".join(f"def {name}(x):\n{body}\n    return x\n" for name in names)
+    tree = ast.parse(source)
+    function: Any = tree.body[0]
+    assert whole_block(function, tree).refusal is None
+    tree = ast.parse(source + "def part_7(x):\n    x.save()\n")
+    function = tree.body[0]
+    assert whole_block(function, tree).refusal == "it writes or opens files"
