@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from flatout.planner.config.backups import Backup
     from flatout.planner.fit.fit_job import JobFit
     from flatout.planner.plan import ConfigFit, ConfigPlan, ForecastMaker, PlanOptions
+    from flatout.tuner.check.check import Checked
     from flatout.tuner.tune import Tuning
 
 OnText = Callable[[str], None]
@@ -135,6 +136,27 @@ def run_tuned(command: Sequence[str], *, module: bool = False, prescription: Pat
 
     check_command(command, module=module)
     run(command, module=module, prescription=prescription)
+
+
+def check_script(
+    command: Sequence[str],
+    *,
+    base: str | None = None,
+    against: Path | None = None,
+    module: bool = False,
+    tolerance: float = 0.05,
+    pairs: int = 8,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> Checked:
+    """Compare a script's source with a git revision or folder `base`, or with a result `against` it."""
+    from flatout.tuner.check.check import CheckOptions, check_against, check_sources
+
+    options = CheckOptions(module=module, tolerance=tolerance, pairs=pairs, on_progress=on_progress)
+    if (base is None) == (against is None):
+        raise BadInput("nothing to compare with", hint="give either --base REF or --against FILE")
+    if against is not None:
+        return check_against(against, command, options)
+    return check_sources(base or "", command, options)
 
 
 def save_tuning(tuning: Tuning, path: Path) -> None:

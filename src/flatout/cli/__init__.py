@@ -7,5 +7,5 @@ progress     how far, how fast and about how long: a live line, or lines in a pi
 
 render/      reports for a terminal
 
-diagnose  rules  tune  run  devices  plan  evolve  steer  adapt  watch  report     one verb each
+diagnose  rules  tune  run  check  devices  plan  evolve  steer  adapt  watch  report     one verb each
 """

@@ -1,8 +1,9 @@
 """The `flatout` command: its verbs, and what every verb does when it cannot do its work.
 
 Results go to stdout, everything else to stderr.  Exit codes: 0 clean, 1 findings or a failed check,
-2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 130 interrupted
-by Ctrl-C, whatever the verb and whenever it came, 141 the reader of the output went away.  Starting Python
+2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 3 a check cannot
+tell, 130 interrupted by Ctrl-C, whatever the verb and whenever it came, 141 the reader of the output went
+away.  Starting Python
 and printing the help is all that `--help` may cost, so modules of verbs import torch, rich and the rooms
 inside their functions.
 """
@@ -113,7 +114,7 @@ def application() -> typer.Typer:
     from flatout.cli.plan import plan
     from flatout.cli.report import compare, report
     from flatout.cli.steer import steer
-    from flatout.cli.tune import run, tune
+    from flatout.cli.tune import check, run, tune
     from flatout.cli.watch import watch
 
     # Plain help: typer's rich help costs as much CPU time as everything else together.
@@ -134,6 +135,7 @@ def application() -> typer.Typer:
     app.command(cls=Verb, **of_a_script)(diagnose)
     app.command(cls=Verb, **of_a_script)(tune)
     app.command(cls=Verb, **of_a_script)(run)
+    app.command(cls=Verb, **of_a_script)(check)
     for verb in (rules, devices, evolve, report, compare):
         app.command(cls=Verb)(verb)
     for name, group in (("plan", plan), ("steer", steer), ("adapt", adapt)):
@@ -180,6 +182,8 @@ def top(
       flatout diagnose --html report.html -m pkg.train
       flatout diagnose --evidence run.json        the same findings from a saved file, on any machine
       flatout rules FO301                         what a finding means and how to fix it
+      flatout tune train.py --epochs 3            prove what makes it faster; flatout run applies it
+      flatout check --base main train.py          is this source slower than that of main?
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
       flatout evolve --model ./SmolLM2-135M --task arithmetic --out runs/sums
       flatout steer search --model ./SmolLM2-135M --questions syc.jsonl --out runs/syc

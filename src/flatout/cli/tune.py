@@ -1,4 +1,4 @@
-"""`flatout tune`: find what makes an unmodified script faster, and prove it; `flatout run`: run it so.
+"""`flatout tune`: find what makes a script faster, and prove it; `run`: run it so; `check`: keep it so.
 
 Options of flatout go before the script; everything after it belongs to the script.
 """
@@ -8,17 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
-from flatout.cli.output import plain_console, plain_table, print_document, say
+from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, say
 from flatout.ground.errors import BadInput
-from flatout.ground.units import UNKNOWN, show_ratio
+from flatout.ground.units import UNKNOWN, show_ratio, show_share
 
 if TYPE_CHECKING:
+    from flatout.tuner.check.check import Checked
     from flatout.tuner.tune import Tuning
     from flatout.tuner.verdict import Gain
 
 DEFAULT = Path("flatout.toml")
+FEWEST_PAIRS = 4  # of a check
+CHECK_CODES = {"ok": 0, "slower": FINDINGS, "cannot tell": 3}
 
 
 def tune(
@@ -97,6 +102,79 @@ def run(
     if not command:
         raise BadInput("no script given", hint="flatout run train.py ARGS…")
     api.run_tuned(command, module=module, prescription=prescription)
+
+
+def check(
+    command: flags.Command = None,
+    module: flags.Module = False,
+    base: Annotated[
+        str | None, flag("--base", "REF", "A git revision, or a folder with another checkout.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        flag("--against", "FILE", "What --json printed, on any machine, or a flatout.toml."),
+    ] = None,
+    tolerance: Annotated[
+        float, flag("--tolerance", "X", "How much slower is still ok, as a share of the step.")
+    ] = 0.05,
+    pairs: Annotated[int, flag("--pairs", "N", "Pairs of runs at most.")] = 8,
+    json_output: flags.Json = False,
+) -> None:
+    """Say whether the source here is slower than that of another revision.
+
+    Base and head run in turn, in one job on one machine, for some dozens of steps each, until the answer is
+    settled. Launches, waits, copied bytes, memory, parameter groups and graph breaks are counted as well:
+    they are the same on every machine. With --against, what was counted elsewhere is compared, and no times;
+    of a flatout.toml, what its treatments gain here.
+
+    \b
+    Examples:
+      flatout check --base main train.py --epochs 1
+      flatout check --base main --json train.py > check.json
+      flatout check --against check.json train.py
+      flatout check --against flatout.toml train.py
+
+    Exit codes: 0 ok, 1 slower, 3 cannot tell, 2 flatout could not do its work, 130 interrupted.
+    """
+    import flatout.api as api
+
+    if not command:
+        raise BadInput("no script given", hint="flatout check --base REF train.py ARGS…")
+    if not 0 <= tolerance < 1 or pairs < FEWEST_PAIRS:
+        raise BadInput(
+            f"--tolerance {tolerance:g} or --pairs {pairs} is out of range",
+            hint=f"a tolerance is a share, such as 0.05; at least {FEWEST_PAIRS} pairs are needed",
+        )
+    done = api.check_script(
+        command,
+        base=base,
+        against=against,
+        module=module,
+        tolerance=tolerance,
+        pairs=pairs,
+        on_progress=say,
+    )
+    if json_output:
+        print_document("flatout-check", done)
+    else:
+        _show_check(done)
+    raise typer.Exit(CHECK_CODES[done.answer])
+
+
+def _show_check(done: Checked) -> None:
+    console = plain_console()
+    console.print(f"{done.answer}: {done.reason}.")
+    if done.smallest is not None:
+        runs = f"{done.num_runs} runs"
+        console.print(f"The smallest change that {runs} could show here: {show_share(done.smallest)}.")
+    if done.same_losses is not None:
+        console.print(
+            "The losses are those of base." if done.same_losses else "The losses differ from base's."
+        )
+    for change in done.changes:
+        console.print(f"  {change}")
+    if not done.changes and done.base_counts and done.head_counts:
+        console.print("No count differs: launches, waits, bytes, memory, groups, graph breaks.")
 
 
 def _show(done: Tuning, out: Path) -> None:

@@ -17,6 +17,7 @@ FLAGS = {
     "diagnose": "-m --evidence --save --html --json --keep-running --seconds",
     "tune": "-m --to --evidence --allow-lossy --only --html --json",
     "run": "-m --with",
+    "check": "-m --base --against --tolerance --pairs --json",
     "rules": "--json",
     "devices": "--datasheet --all --json",
     "evolve": "--model --task --task-option --population --rank --sigma --lr --optimizer --epochs --prompts"

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
 
 from flatout.cli import tune
+from flatout.cli.app import all_verbs, application
+from flatout.tuner.check.answer import Change
+from flatout.tuner.check.check import Checked
 from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import Gain
 
+ROOT = Path(__file__).resolve().parents[3]
 GAIN = Gain(ratio=1.5, low=1.4, high=1.6, num_pairs=3, best=1.55)
 NOISE = Gain(ratio=1.0, low=0.99, high=1.01, num_pairs=3, best=1.01)
 
@@ -53,3 +64,50 @@ def test_a_job_that_nothing_makes_faster_is_told_so(capsys: pytest.CaptureFixtur
     )
     tune._show(done, Path("flatout.toml"))
     assert "Nothing pays" in capsys.readouterr().out
+
+
+def checked(answer: str, **known: Any) -> Checked:
+    return Checked(answer=answer, reason="head's step takes 1.2 of base's", base="main", **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("answer", "code"), [("ok", 0), ("slower", 1), ("cannot tell", 3)])
+def test_a_check_answers_by_its_exit_code_and_says_what_it_could_see(
+    answer: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = Change(name="waits", base=0.0, head=1.0)
+    found = checked(answer, smallest=0.021, same_losses=True, changes=(waits,), num_runs=10)
+    monkeypatch.setattr("flatout.api.check_script", lambda *_, **__: found)
+    ran = CliRunner().invoke(application(), ["check", "--base", "main", "train.py"])
+    assert ran.exit_code == code and ran.stdout.startswith(f"{answer}: head's step")
+    assert "10 runs could show here: 2 %" in ran.stdout and "waits 0 → 1" in ran.stdout
+    asked = CliRunner().invoke(application(), ["check", "--base", "main", "--json", "train.py"])
+    document = json.loads(asked.stdout)
+    assert (document["format"], document["answer"], asked.exit_code) == ("flatout-check", answer, code)
+
+
+def test_a_check_without_anything_to_compare_with_is_refused() -> None:
+    for arguments, words in (
+        (["check", "train.py"], "give either --base REF or --against FILE"),
+        (["check", "--base", "main"], "no script given"),
+        (["check", "--base", "main", "--pairs", "2", "train.py"], "at least 4 pairs"),
+    ):
+        ran = CliRunner().invoke(application(), arguments)
+        assert ran.exit_code == 2 and words in ran.stderr
+
+
+def test_the_workflow_of_the_docs_is_one_and_calls_flatout_as_it_is() -> None:
+    text = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    workflow = YAML(typ="safe").load(block)
+    assert workflow.keys() == {"name", "on", "jobs"} and workflow["on"] == "pull_request"
+    (job,) = workflow["jobs"].values()
+    assert job.keys() == {"runs-on", "steps"}
+    assert all(("uses" in step) != ("run" in step) for step in job["steps"]) and len(job["steps"]) == 4
+    shell = job["steps"][-1]["run"]
+    subprocess.run(["bash", "-n", "-c", shell], check=True)
+    (call,) = [line for line in shell.splitlines() if line.startswith("flatout ")]
+    given = shlex.split(call.partition(">")[0])[1:]
+    command = dict(all_verbs())[given[0]]
+    with command.make_context("check", given[1:]) as context:
+        assert context.params["base"] == "origin/$GITHUB_BASE_REF" and context.params["json_output"]
+        assert context.params["command"] == ["train.py", "--epochs", "1"]
