@@ -330,7 +330,7 @@ def _effect(run: Iterable[ast.AST], tree: ast.AST, *, depth: int) -> str | None:
                 if effect is not None:
                     return effect
                 below |= names
-        called = below - seen
+        called = frozenset(below - seen)
         seen |= called
         depth -= 1
     return effect
