@@ -104,6 +104,7 @@ class ToyForecast:
     evaluation_share: float = 0.125  # of the activations of training
     seconds: Callable[[int, bool], float] | None = None  # of (batch, checkpointing)
     caveats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=lambda: {"batch_size": 8, "n_negatives": 1})
 
     def _allocated(self, sizes: Mapping[str, int], recipe: Recipe) -> int:

@@ -1,8 +1,9 @@
 """A device that is not there: by the name of a GPU, or by an amount of memory alone.
 
 "A100-80GB" gives everything the datasheet knows.  "24GB" or "24GiB" gives a device with that memory and
-no peaks, for questions that only ask whether something fits.  GB is decimal and GiB binary, as written:
-24 GB are 22.4 GiB, which every GPU sold with 24 GB has at least.
+no peaks, for questions that only ask whether something fits.  GiB is binary, as written.  GB is what cards
+are sold by: 24GB is what the driver reports of the smallest card on record that is sold with 24 GB (an A10:
+23028 MiB), and decimal where no card is.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def _memory_only(name: str) -> Device | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)[\s_-]*([mgt]i?b)\s*", name, flags=re.IGNORECASE)
     if match is None:
         return None
-    memory_bytes = round(float(match[1]) * UNIT_BYTES[match[2].casefold()])
+    amount, unit = float(match[1]), match[2].casefold()
+    memory_bytes = round(amount * UNIT_BYTES[unit])
+    sold = [row for row in all_datasheets() if unit == "gb" and row.sold_gb == amount and row.reported_mib]
+    card = min(sold, key=lambda row: row.memory_bytes, default=None)
+    if card is not None:
+        memory_bytes = card.memory_bytes
     if memory_bytes <= 0:
         raise UnknownDevice(f"a device of {name!r} has no memory", hint='write it as "24GB" or "24GiB"')
     fields = ("compute_capability", "bf16", "peak_flops", "bandwidth_bytes_per_s")
@@ -54,6 +60,7 @@ def _memory_only(name: str) -> Device | None:
         name=name.strip(),
         memory_bytes=memory_bytes,
         simulated=True,
+        source=None if card is None else f"what {card.name} has, the least of cards sold with {name.strip()}",
         missing=dict.fromkeys(fields, MEMORY_ONLY),
     )
 

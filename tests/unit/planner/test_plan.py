@@ -26,7 +26,7 @@ def test_both_documents_say_what_they_are_and_of_what(conf: Path) -> None:
         assert (document["format"], document["version"]) == (name, 1)
         assert document["flatout_version"] == flatout.__version__
         assert (document["config"], document["model"]) == (str(conf / "config.yaml"), "pkg:build")
-        assert document["usable_bytes"] == int(24 * 10**9 * 0.85)
+        assert document["usable_bytes"] == int(23028 * 2**20 * 0.85)
         assert document["lengths"] is None
         assert document["expandable_segments"]["value"] is False
         json.dumps(document, allow_nan=False, default=str)

@@ -57,7 +57,7 @@ def _overview_parts(planned: ConfigPlan) -> Iterator[RenderableType]:
         yield Text(f"memory is n/a: {planned.missing}")
     yield from _lengths(planned.lengths, [stage.settings.batch_size.value for stage in overview.stages])
     yield from _list("recommended:", overview.recommendations)
-    yield from _list("notes:", overview.settings.notes)
+    yield from _list("notes:", [*overview.settings.notes, *overview.notes])
 
 
 def _fit_parts(fitted: ConfigFit) -> Iterator[RenderableType]:

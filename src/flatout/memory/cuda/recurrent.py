@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
 from flatout.memory.trace import known_values
+from flatout.memory.trace.record import Lean
 
 GATES_KEPT = {"lstm": 5, "gru": 6, "rnn": 1}
 # (kind, packed, both directions): values per unit of the output, and per state of a layer and direction
@@ -56,9 +58,21 @@ SMALL = {(1, False): (15.0, 6), (1, True): (10.5, 7)}  # plain RNN: (layers, bot
 SMALL_STACK = (16.0, 6)
 WORKSPACE_PER_LAYER = 8 << 20
 RESERVE_HEAD = 256
-DROPOUT_STATE_BYTES = 6_488_064  # as measured on 132 multiprocessors
+DROPOUT_STATE_PER_MULTIPROCESSOR = 49_152  # 6,488,064 bytes were measured on 132
 
 _lasting: list[Tensor] = []
+_called: dict[Lean, None] = {}
+_target = {"num_multiprocessors": ASSUMED_MULTIPROCESSORS}
+
+
+def declare(*, num_multiprocessors: int) -> None:
+    """How many the GPU has, for the rest of this process."""
+    _target["num_multiprocessors"] = num_multiprocessors
+
+
+def leans_on() -> tuple[Lean, ...]:
+    """Return what the calls of this process took from a table or an assumption."""
+    return tuple(_called)
 
 
 def lasting() -> tuple[Tensor, ...]:
@@ -150,9 +164,14 @@ class _Cudnn(torch.autograd.Function):
         states, weights = rest[:num_states], rest[num_states:]
         dtype = weights[0].dtype
         directions, hidden = (2 if bidirectional else 1), states[0].shape[-1]
+        _called["recurrent layers"] = None
+        if num_layers > 1 and x.shape[-1] < hidden:
+            _called["narrow recurrent layers"] = None
         x = x.to(dtype) if x.dtype is not dtype else x
         if dropout and not _lasting:
-            _lasting.append(x.new_empty(DROPOUT_STATE_BYTES, dtype=torch.uint8))
+            state_bytes = DROPOUT_STATE_PER_MULTIPROCESSOR * _target["num_multiprocessors"]
+            _lasting.append(x.new_empty(state_bytes, dtype=torch.uint8))
+            _called["dropout of recurrent layers"] = None
         steps = x.contiguous()
         lower = [state.to(dtype) for state in states]
         output = x.new_empty((*x.shape[:-1], hidden * directions), dtype=dtype)

@@ -185,8 +185,10 @@ def _with_sizes(job: Job, sizes: Mapping[str, int]) -> Job:
 
 def _check_batch(job: Job, *, name: str) -> None:
     """Make one batch, so that a maker that wants a GPU or other sizes is refused early."""
+    from flatout.memory.jobs.batch_without_data import make_batch
+
     with calling(f"the batch maker of {name}"):
-        batch = job.make_batch(**job.sizes)
+        batch = make_batch(job, job.sizes)
     tensors = list(tensors_of(batch))
     if not tensors:
         raise BadInput(

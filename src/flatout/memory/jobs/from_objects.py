@@ -122,12 +122,16 @@ def copied(model: nn.Module) -> nn.Module:
             if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, nn.Parameter):
                 memo.setdefault(id(tensor), _fresh(tensor))
     try:
-        return copy.deepcopy(model, memo)
+        made: nn.Module = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:  # locks, open files, tensors inside a graph
         raise BadInput(
             f"{type(model).__name__} cannot be copied: {error}",
             hint="name a function that builds it instead: pkg.module:build",
         ) from error
+    for original, its_copy in zip(model.modules(), made.modules(), strict=True):
+        if original._compiled_call_impl is not None:  # which a copy drops
+            its_copy.compile()
+    return made
 
 
 def _fresh(tensor: Tensor) -> Tensor:

@@ -22,6 +22,11 @@ Sizes = Mapping[str, int]  # "batch_size", often "length", and any knob of the j
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
 
 
+def check_batch_size(batch_size: int, *, of: str) -> None:
+    if batch_size < 1:
+        raise BadInput(f"batch_size={batch_size} of {of}: a step needs at least one sample")
+
+
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     import torch
 
@@ -67,6 +72,7 @@ class Job:
             raise BadInput(f"true_share={self.true_share} of {self.name} must be above 0 and at most 1")
         if "batch_size" not in self.sizes:
             raise BadInput(f"the sizes of {self.name} lack batch_size: {dict(self.sizes)}")
+        check_batch_size(self.sizes["batch_size"], of=self.name)
         if type(self.loss).__module__ == "torch.nn.modules.loss":
             kind = type(self.loss).__name__
             raise BadInput(

@@ -6,11 +6,10 @@ estimate       `MemoryEstimate`: by component, by phase, with the operation at t
 allocator      PyTorch's caching allocator, simulated
 largest_batch  the search under a cap
 replay         a step at other sizes, from a few small traces
-structure      whether two traces are the same step
 samples        which sizes to trace for a replay
 repeat_steps   many steps from a trace of two
 parallel       one rank of DDP or FSDP2
 fsdp_units     what FSDP2 shards
 trace_edit     a trace with storages and events put in
-caveats        what of a forecast may be too low
+notes          what an estimate leans on
 """

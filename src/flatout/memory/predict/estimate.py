@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from flatout.ground.codec import encode
 from flatout.ground.decisions import Decision
 from flatout.ground.units import show_bytes, show_share
+from flatout.hardware.device import Device
 from flatout.memory.predict.allocator import allocated_series, simulate
+from flatout.memory.predict.notes import notes_of
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
 
@@ -71,6 +73,7 @@ class MemoryEstimate:
     workspaces: Workspaces
     guesses: tuple[Guess, ...]
     native: bool = False  # PyTorch chose the kernels, on the GPU of this machine; else our rules of CUDA
+    notes: tuple[str, ...] = ()  # what it leans on beside PyTorch's own rules
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **encode(self)}
@@ -92,7 +95,7 @@ def estimate(
     context_bytes: int | None = None,
     expandable_segments: bool = False,
     precision: str | None = None,
-    device: str | None = None,
+    device: Device | None = None,
 ) -> MemoryEstimate:
     """Return the estimate of one traced or replayed step."""
     found = sized(trace) if isinstance(trace, Trace) else trace
@@ -106,7 +109,7 @@ def estimate(
         sizes=dict(found.sizes),
         traced_at=dict(trace.sizes),
         precision=precision,
-        device=device,
+        device=device.name if device else None,
         num_parameters=trace.num_parameters,
         num_trainable=trace.num_trainable,
         peak_allocated_bytes=done.peak_allocated_bytes,
@@ -125,6 +128,7 @@ def estimate(
         workspaces=workspaces,
         guesses=trace.guesses,
         native=trace.native,
+        notes=notes_of(trace, device),
     )
 
 
@@ -231,13 +235,11 @@ def _heading(found: MemoryEstimate) -> list[str]:
     lines.append(f"reserved   {show_bytes(found.peak_reserved_bytes):>9}")
     context = f"with {show_bytes(found.context_bytes)} of CUDA context"
     lines.append(f"process    {show_bytes(found.process_bytes):>9}  {context if found.context_bytes else ''}")
-    if found.workspaces.source == "assumed":
-        lines.append(f"workspaces: {found.workspaces.reason}")
     if found.native:
         lines.append("traced natively: PyTorch chose the kernels, for the GPU of this machine")
     if found.guesses:
         lines.append(f"guessed, because they depend on data: {len(found.guesses)} sizes or values")
-    return [line.rstrip() for line in lines]
+    return [line.rstrip() for line in (*lines, *(f"note: {note}" for note in found.notes))]
 
 
 def _component_table(found: MemoryEstimate) -> list[str]:

@@ -9,7 +9,7 @@ A plan asks about whole processes: the allocator's bytes and the CUDA context.  
 very sizes.  A largest batch is three small traces, a search in what follows from them, and one trace that
 verifies each answer; after that, every other batch of the same job follows for nothing.  With `profile` the
 job is also run for real at two small batches, for each recipe that is asked for: what the traces missed there
-corrects the answers, and the seconds of a micro-batch are measured.
+corrects the answers.  The seconds of a micro-batch are measured at its own batch size.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flatout.ground.decisions import Decision
+from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
-from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.allocator import Simulation, simulate
-from flatout.memory.predict.estimate import NO_WORKSPACES, MemoryEstimate, Workspaces, estimate
+from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, CapSearch, longest
+from flatout.memory.predict.notes import LEANS
 from flatout.memory.predict.repeat_steps import repeated
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.predict.steps import Key, Parallel, TracedSteps, TraceStore
-from flatout.memory.trace.make_trace import multiprocessors_of
 
 if TYPE_CHECKING:
     from flatout.hardware.device import Device
-    from flatout.memory.probe.probe_results import Receipt
+    from flatout.memory.probe.probe_results import Measured, Receipt
     from flatout.memory.trace.record import Guess
 
 
@@ -136,6 +136,7 @@ class Forecaster(TracedSteps):
         self._profile = profile
         self._stages: dict[str, Forecaster] = {}
         self._receipts: dict[Key, Receipt] = {}
+        self._timed: dict[tuple[Key, int], float | None] = {}
         self._bounds: dict[tuple[Key, int], BatchBounds] = {}
         self._peaks: dict[tuple[Key, int], Peak] = {}
         self._searched_for: set[Key] = set()  # a replay is at hand
@@ -148,11 +149,10 @@ class Forecaster(TracedSteps):
         trace = self.trace(recipe, self._complete(_with_longest(sizes, lengths)))
         return estimate(
             trace,
-            workspaces=workspaces_for(self.device),
             context_bytes=self.context.value,
             expandable_segments=self.expandable_segments,
             precision=recipe.precision,
-            device=self.device.name if self.device else None,
+            device=self.device,
         )
 
     def largest_batch(
@@ -263,6 +263,11 @@ class Forecaster(TracedSteps):
         """What in the answers so far may be too low, each as a clause."""
         return caveats_of(self.guesses, device=None if self._profile else self.device)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the answers so far lean on, each as a sentence."""
+        return tuple(sentence for lean, sentence in LEANS.items() if lean in self.leans_on)
+
     def of_stage(self, name: str) -> Forecaster:
         """The forecast of one stage: a stage may train another model."""
         return self._stages.get(name, self)
@@ -312,16 +317,30 @@ class Forecaster(TracedSteps):
         return self._bounds[what, capacity_bytes]
 
     def step_s(self, sizes: Sizes, *, recipe: Recipe) -> float | None:
-        """Return the seconds of a micro-batch, scaled from the larger probe by the batch size.
+        """Return the seconds of a micro-batch, measured at this very batch: small ones do not tell.
 
-        None where nothing was measured.
+        None where nothing was measured, or where the batch did not run.
         """
         if not self._profile:
             return None
-        largest = max(self._receipt(traced(recipe), sizes).probes, key=lambda probe: probe.batch_size)
-        if largest.micro_batch_s is None:
+        recipe, batch_size = traced(recipe), sizes[BATCH]
+        probes = {probe.batch_size: probe for probe in self._receipt(recipe, sizes).probes}
+        at = (_without_batch(recipe, sizes), batch_size)
+        if at not in self._timed:
+            found = probes.get(batch_size) or self._probed_at(recipe, sizes)
+            self._timed[at] = found.micro_batch_s if found is not None else None
+        return self._timed[at]
+
+    def _probed_at(self, recipe: Recipe, sizes: Sizes) -> Measured | None:
+        from flatout.memory.probe.run_probe import probe
+
+        batch_size = sizes[BATCH]
+        self.on_progress(f"timing {self.job.name} at batch {batch_size}")
+        try:
+            return probe(self.job, recipe, sizes={**self.sizes, **sizes}, batch_sizes=(batch_size,)).probes[0]
+        except BadInput as error:
+            self.on_progress(f"batch {batch_size} is not timed: {error.message}")
             return None
-        return largest.micro_batch_s * sizes[BATCH] / largest.batch_size
 
     def _step(self, sizes: Sizes, recipe: Recipe) -> SizedTrace:
         if self._is_replayed(sizes, recipe):
@@ -385,14 +404,6 @@ def _without_batch(recipe: Recipe, sizes: Sizes) -> Key:
 
 def _with_longest(sizes: Sizes | None, lengths: Mapping[int, int] | None) -> Sizes | None:
     return sizes if lengths is None else {**(sizes or {}), LENGTH: longest(lengths)}
-
-
-def workspaces_for(device: Device | None) -> Workspaces:
-    """No extra workspaces; marked assumed when the SM count is unknown."""
-    if device is None or multiprocessors_of(device) is not None:
-        return NO_WORKSPACES
-    reason = f"sized for {ASSUMED_MULTIPROCESSORS} multiprocessors; how many {device.name} has is not known"
-    return Decision(value=(), reason=reason, source="assumed")
 
 
 def estimate_job(

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from flatout.ground.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.jobs.job import Job, Recipe, Sizes
+from flatout.memory.jobs.job import Job, Recipe, Sizes, check_batch_size
 from flatout.memory.predict.replay import Replay, SizedTrace, fit_replay, sized
 from flatout.memory.predict.samples import BATCH, sample_sizes
 from flatout.memory.process.isolated_process import check_build, forked_or_sent, in_fresh_process
@@ -27,7 +27,7 @@ from flatout.memory.trace.make_trace import (
     trace_here,
     trace_natively,
 )
-from flatout.memory.trace.record import Guess, Trace
+from flatout.memory.trace.record import Guess, Lean, Trace
 
 Parallel = Literal["ddp", "fsdp2"]
 Key = tuple[Recipe, tuple[tuple[str, int], ...]]
@@ -80,6 +80,7 @@ class TracedSteps:
         self.on_progress, self.on_traces = on_progress, on_traces
         self.num_traced = 0  # stored traces that were found are not among them
         self.guesses: frozenset[Guess] = frozenset()  # of all traces that were asked for
+        self.leans_on: frozenset[Lean] = frozenset()  # likewise
         self._traces: dict[tuple[Key, bool], Trace] = {}  # True: a quick one
         self._replays: dict[tuple[Key, bool], Replay | None] = {}  # True: in every knob
 
@@ -137,6 +138,7 @@ class TracedSteps:
                     self.store.keep(conditions[number], trace)
         traces = [trace for trace in found if trace is not None]
         self.guesses = self.guesses.union(*(trace.guesses for trace in traces))
+        self.leans_on = self.leans_on.union(*(trace.leans_on for trace in traces))
         return traces
 
     def _conditions(self, recipe: Recipe, sizes: Sizes, *, quick: bool) -> dict[str, object]:
@@ -183,7 +185,9 @@ class TracedSteps:
         unknown = sorted(set(sizes or ()) - set(self.job.sizes))
         if unknown:
             raise _unknown_sizes(unknown, self.job)
-        return {**self.job.sizes, **(sizes or {})}
+        complete = {**self.job.sizes, **(sizes or {})}
+        check_batch_size(complete[BATCH], of=self.job.name)
+        return complete
 
 
 def _unknown_sizes(names: Sequence[str], job: Job) -> BadInput:

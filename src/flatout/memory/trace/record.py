@@ -38,6 +38,10 @@ COMPONENTS: tuple[Component, ...] = (
     "temporaries",
     "workspaces",
 )
+# What a trace takes from a table or an assumption, because neither shapes nor PyTorch's source tell it.
+Lean = Literal[
+    "convolutions", "recurrent layers", "narrow recurrent layers", "dropout of recurrent layers", "eager"
+]
 Phase = Literal["setup", "forward", "backward", "optimizer"]
 
 
@@ -74,5 +78,6 @@ class Trace:
     num_trainable: int = 0
     guesses: tuple[Guess, ...] = ()
     attention: dict[str, int] = field(default_factory=dict)  # attention kernels and how often each ran
+    leans_on: tuple[Lean, ...] = ()
     native: bool = False  # made on tensors of CUDA, where PyTorch chose the kernels
     seconds: float = 0.0

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._prims_common import is_non_overlapping_and_dense_or_false
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -27,11 +27,13 @@ from flatout.memory.cuda import attention, recurrent, rules
 from flatout.memory.cuda.formulas import Formula
 from flatout.memory.cuda.workspaces import Group, Workspaces
 from flatout.memory.jobs import eight_bit_adam
+from flatout.memory.jobs.batch_without_data import make_batch
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.jobs.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import dynamic_sizes, known_values
+from flatout.memory.trace.eager import run_eagerly
 from flatout.memory.trace.fake_mode import QuickFakeMode
-from flatout.memory.trace.record import Component, Guess, Phase, Trace
+from flatout.memory.trace.record import Component, Guess, Lean, Phase, Trace
 from flatout.memory.trace.two_steps import Born, Event, two_steps
 
 aten = torch.ops.aten
@@ -40,6 +42,7 @@ SCALAR = aten._local_scalar_dense.default
 TO_COPY = aten._to_copy.default
 DROPOUT = aten.native_dropout.default
 CONVOLUTION_BACKWARD = aten.convolution_backward.default
+CONVOLUTION_WORKSPACE = "workspace of aten.convolution"
 ENGINE = "_engine_run_backward"  # the last Python function before autograd's own code
 BETWEEN = (__name__, "torch._compile", "torch._dynamo.eval_frame")  # this file, and what may wrap a mode
 # what autograd writes in place, except for tensors without data
@@ -229,12 +232,14 @@ def trace_job(
     sizes = dict(sizes if sizes is not None else job.sizes)
     rules.install_for_no_data()
     dynamic_sizes.declare(true_share=job.true_share)
-    batch_on_host = job.make_batch(**sizes)
-    gc.collect()
+    workspaces = workspaces or Workspaces()
+    recurrent.declare(num_multiprocessors=workspaces.num_multiprocessors)
     mode = QuickFakeMode(allow_non_fake_inputs=True)
+    batch_on_host = make_batch(job, sizes, mode=mode)
+    gc.collect()
     autocast = AUTOCAST.get(recipe.precision)
-    tracer = Tracer(device=device, workspaces=workspaces or Workspaces(), autocast=autocast)
-    with mode, tracer, _ModuleNames(tracer):
+    tracer = Tracer(device=device, workspaces=workspaces, autocast=autocast)
+    with run_eagerly() as was_compiled, mode, tracer, _ModuleNames(tracer):
         parts = make_parts(job, recipe, device=device)
         rules.after_imports()  # building the model imported what it needs
         parts.optimizer = eight_bit_adam.without_data(parts.optimizer)
@@ -244,7 +249,7 @@ def trace_job(
             tracer.track(buffer, "buffer", "buffers")
         if last_micro_batch:
             _hold_gradients(tracer, parts.model)
-        batch = tree_map(lambda leaf: _faked(leaf, mode, tracer), batch_on_host)
+        batch = tree_map(lambda leaf: _faked(leaf, tracer), batch_on_host)
         gc.collect()
         start = len(tracer.events)
 
@@ -270,9 +275,19 @@ def trace_job(
         num_trainable=sum(count for count, trainable in counts if trainable),
         guesses=tuple(tracer.guesses),
         attention=dict(tracer.attention),
+        leans_on=_leans_on(tracer, compiled=was_compiled()),
         native=device == "cuda",
         seconds=time.perf_counter() - start_s,
     )
+
+
+def _leans_on(tracer: Tracer, *, compiled: bool) -> tuple[Lean, ...]:
+    found: list[Lean] = list(recurrent.leans_on())
+    if any(born.op.startswith(CONVOLUTION_WORKSPACE) for born in tracer.born):
+        found.append("convolutions")
+    if compiled:
+        found.append("eager")
+    return tuple(found)
 
 
 class _ModuleNames:
@@ -310,13 +325,12 @@ def _device_of(fake: FakeTensor) -> torch.device:
     return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 
-def _faked(leaf: Any, mode: FakeTensorMode, tracer: Tracer) -> Any:
+def _faked(leaf: Any, tracer: Tracer) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    fake: Tensor = mode.from_tensor(leaf, static_shapes=True)
-    if tracer.device != "cpu":
-        fake = fake.to(tracer.device)
-    if not leaf.dtype.is_floating_point:
+    # Every tensor is sent to the device by itself: what is a view of another on the host is a copy there.
+    fake = torch.empty_like(leaf, device=tracer.device, requires_grad=leaf.requires_grad)
+    if not leaf.dtype.is_floating_point and not isinstance(leaf, FakeTensor):
         setattr(fake, known_values.VALUE, leaf)
     tracer.track(fake, "input", "inputs")
     return fake

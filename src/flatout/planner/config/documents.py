@@ -130,6 +130,10 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
         raise BadInput(f"{shown} is a folder, not a config file") from None
     except OSError as error:
         raise BadInput(f"{shown} cannot be read: {error.strerror}") from None
+    if path.suffix.casefold() == ".toml":
+        raise BadInput(
+            f"{shown} is TOML, whose values a plan cannot write back with their comments kept", hint=KEYED
+        )
     return parse_document(decode_text(data, name=shown), name=shown, format=format_of(path))
 
 
@@ -185,6 +189,11 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
             if type(token).__name__ == "ScalarToken"
         }
     except YAMLError as error:
+        if (second := _second_document(text)) is not None:
+            raise BadInput(
+                f"{name} holds several YAML documents (the second begins at line {second}); a plan reads one",
+                hint="keep one; stages are files in a folder curriculum/, or a list called stages",
+            ) from None
         problem = _first_problem(error)
         hint = "write spaces instead of the tab" if r"'\t'" in problem else None
         raise BadInput(f"{name} is not valid YAML: {problem}", hint=hint) from None
@@ -195,6 +204,14 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
     if root.id == "scalar":
         raise BadInput(f"{name} holds one value and no keys", hint=KEYED)
     yield from _YamlWalk(tokens, name).walk(root)
+
+
+def _second_document(text: str) -> int | None:
+    """Return the line of the second `---` that something stands before, counted from 1."""
+    lines = text.splitlines()
+    begins = [number for number, line in enumerate(lines, start=1) if re.match(r"---(\s|$)", line)]
+    told = [number for number in begins if any(re.match(r"\s*[^#\s-]", line) for line in lines[: number - 1])]
+    return told[0] if told else None
 
 
 def _first_problem(error: Exception) -> str:

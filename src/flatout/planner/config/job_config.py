@@ -1,13 +1,14 @@
 """A job's config as the job will see it: files merged in order, and for every value the file it stands in.
 
 A config is one file (plain YAML, Lightning CLI, Hugging Face TrainingArguments), or a Hydra-style folder
-whose `config.yaml` pulls in others through `defaults`.  A folder of curriculum stages beside it gives one
-merged view per stage.  Values keep their place, so that a change is written where the value is, and a batch
-size that all stages share is known to be one value.
+whose `config.yaml` pulls in others through `defaults`.  A folder of curriculum stages beside it, or a list of
+them in it, gives one merged view per stage.  Values keep their place, so that a change is written where the
+value is, and a batch size that all stages share is known to be one value.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from flatout.planner.config.documents import (
 
 MAIN_FILES = ("config.yaml", "config.yml", "config.json", "training_args.json")
 STAGE_FOLDERS = ("curriculum", "stages")
+STAGE_LISTS = ("stages", "curriculum", "phases")
 SUFFIXES = (".yaml", ".yml", ".json")
 ONE_STAGE = "training"
 _INTERPOLATION = re.compile(r"\$\{([^${}:]+)\}")
@@ -124,10 +126,13 @@ def read_config(
     views = [(file.stem, _stacked(layers, file, root=root, hydra=hydra)) for file in stage_files]
     views = views or [(ONE_STAGE, layers)]
     documents = {layer.path: layer.document for _, stack in views for layer in stack}
+    found = tuple(_stage(name, stack, given, path=path) for name, stack in views)
+    if not stage_files and stages is None:
+        found = _listed_stages(found[0]) or found
     return JobConfig(
         path=path,
         root=root,
-        stages=tuple(_stage(name, stack, given, path=path) for name, stack in views),
+        stages=found,
         documents=documents,
         hydra=hydra,
         notes=tuple(notes),
@@ -143,7 +148,7 @@ def main_file(conf: Path) -> Path:
     for name in MAIN_FILES:
         if (conf / name).is_file():
             return conf / name
-    files = [path for path in sorted(conf.iterdir()) if path.suffix in SUFFIXES]
+    files = [path for path in sorted(conf.iterdir()) if path.suffix in (*SUFFIXES, ".toml")]
     if len(files) == 1:
         return files[0]
     names = ", ".join(path.name for path in files[:6])
@@ -192,6 +197,43 @@ def _stage(name: str, layers: Iterable[Layer], overrides: dict[str, Value], *, p
             )
         values[bare] = Found(key=bare, value=value, place=None)
     return Stage(name=name, values=values)
+
+
+def _listed_stages(config: Stage) -> tuple[Stage, ...]:
+    """One stage for each item of a list called stages, or of a config that is a list: it lies over the rest.
+
+    A list of less than two, or one with values among its items, is no list of stages.
+    """
+    for name in ("", *STAGE_LISTS):
+        prefix = f"{name}." if name else ""
+        items: dict[str, dict[str, Found]] = {}
+        for key, found in config.values.items():
+            number, dot, inner = key.removeprefix(prefix).partition(".")
+            if not key.startswith(prefix) or not number.isdigit():
+                continue
+            if not dot:
+                break
+            items.setdefault(number, {})[inner] = dataclasses.replace(found, key=inner)
+        else:
+            rest = {
+                key: found
+                for key, found in config.values.items()
+                if not (key.startswith(prefix) and key.removeprefix(prefix).partition(".")[0] in items)
+            }
+            if len(items) > 1:
+                names = _stage_names(items)
+                return tuple(
+                    Stage(name=names[number], values={**rest, **item}) for number, item in items.items()
+                )
+    return ()
+
+
+def _stage_names(items: Mapping[str, Mapping[str, Found]]) -> dict[str, str]:
+    """Each item's own `name`, where all have different ones."""
+    given = {number: item["name"].value for number, item in items.items() if "name" in item}
+    if len({str(name) for name in given.values()}) == len(items):
+        return {number: str(name) for number, name in given.items()}
+    return {number: f"stage {int(number) + 1}" for number in items}
 
 
 def _merge(values: dict[str, Found], layer: Layer) -> None:

@@ -32,6 +32,7 @@ LAST_NAMES: dict[str, tuple[str, ...]] = {
         "micro_batch_size",
         "batch_size",
     ),
+    "global_batch_size": ("global_batch_size", "global_train_batch_size"),  # of all steps and ranks together
     "eval_batch_size": ("per_device_eval_batch_size", "eval_batch_size", "val_batch_size", "test_batch_size"),
     "accumulation": (
         "accumulate_grad_batches",

@@ -70,6 +70,7 @@ class StageSettings:
     precision: Setting[Precision]
     checkpointing: Setting[bool]
     clip_norm: Setting[float | None]
+    global_batch_size: Setting[int] | None = None  # what accumulation follows from, where it has no key
     eval_batch_size: Setting[int] | None = None  # None: evaluation has no size of its own
     learning_rate: Setting[float] | None = None
     optimizer: Setting[str] | None = None
@@ -115,10 +116,13 @@ class OpenedConfig:
             raise BadInput(f"--ranks {ranks} is not a number of processes", hint="give 1 or more")
         sharded = sharding_note(self.config.stages[0])
         notes = [*self.config.notes, *([sharded] if sharded else [])]
-        stages = tuple(self._look(stage, notes).settings(self.config) for stage in self.config.stages)
+        num_ranks = find_ranks(self.config.stages[0], self.mapped, given=ranks)
+        stages = tuple(
+            self._look(stage, notes).settings(self.config, num_ranks.value) for stage in self.config.stages
+        )
         return Settings(
             style=Decision(value=self.style.value.name, reason=self.style.reason, source=self.style.source),
-            ranks=find_ranks(self.config.stages[0], self.mapped, given=ranks),
+            ranks=num_ranks,
             stages=stages,
             notes=tuple(dict.fromkeys(notes)),
         )
@@ -173,21 +177,38 @@ class _Look:
     mapped: Mapped
     notes: list[str]
 
-    def settings(self, config: JobConfig) -> StageSettings:
+    def settings(self, config: JobConfig, ranks: int) -> StageSettings:
         batch_size = self.whole("batch_size")
         if batch_size is None:
             raise missing_knob("batch_size", self.stage, config=config, style=self.style)
+        accumulation, whole = self.accumulation(batch_size, ranks)
         return StageSettings(
             name=self.stage.name,
             batch_size=batch_size,
-            accumulation=self.whole("accumulation") or Setting(value=1, source=NO_KEY),
+            accumulation=accumulation,
             precision=self.precision(),
             checkpointing=self.switch("checkpointing"),
             clip_norm=self.clip_norm(),
+            global_batch_size=whole,
             eval_batch_size=self.whole("eval_batch_size"),
             learning_rate=self.number("learning_rate"),
             optimizer=self.words("optimizer"),
         )
+
+    def accumulation(self, batch_size: Setting[int], ranks: int) -> tuple[Setting[int], Setting[int] | None]:
+        """Return the accumulation, and the global batch that it follows from where it has no key."""
+        found, whole = self.whole("accumulation"), self.whole("global_batch_size")
+        if whole is None:
+            return found or Setting(value=1, source=NO_KEY), None
+        if found is None or found.place is None:
+            return _accumulated(whole, batch_size, ranks), whole
+        effective = batch_size.value * found.value * ranks
+        if whole.value != effective:
+            self.notes.append(
+                f"{whole.source} is {whole.value}, but batch × accumulation × ranks is {effective}, "
+                "which is planned"
+            )
+        return found, None
 
     def sizes(self, names: Collection[str]) -> dict[str, Setting[int]]:
         """Sizes of a batch; one that the config does not settle is left to the job, with a note."""
@@ -302,6 +323,19 @@ class _Look:
             return Setting(value=float(assumed), source=f"assumed: the default of {self.style.name}")
         number = number_of(found)
         return Setting(value=float(number) if number else None, source=found.where, place=found.place)
+
+
+def _accumulated(whole: Setting[int], batch_size: Setting[int], ranks: int) -> Setting[int]:
+    """Return the accumulation that makes up a global batch."""
+    at_once = batch_size.value * ranks
+    if whole.value % at_once:
+        raise BadInput(
+            f"{whole.source} is {whole.value}, no multiple of the {at_once} samples that {ranks} "
+            f"{'rank takes' if ranks == 1 else 'ranks take'} at once ({batch_size.source})",
+            hint="give the number of processes with --ranks, or another global batch",
+        )
+    times = f" × {ranks} ranks" if ranks > 1 else ""
+    return Setting(value=whole.value // at_once, source=f"{whole.source} over {batch_size.value}{times}")
 
 
 def number_of(found: Found) -> int | float | None:

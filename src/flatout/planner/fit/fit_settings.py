@@ -13,7 +13,7 @@ from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value
 from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, device_notes
+from flatout.planner.fit.fits import Budget, Forecast, device_notes, leaning_notes
 from flatout.planner.fit.progress import Progress
 from flatout.planner.fit.search import GroupSearch, expected_traces
 from flatout.planner.fit.suggestions import NAMES, Fit, GroupFit, Wish, learning_rate_rule
@@ -50,6 +50,7 @@ def fit_settings(
         notes=(
             *_notes(settings, groups, forecast=forecast, wish=wish),
             *device_notes(settings.stages, budget),
+            *leaning_notes(settings.stages, forecast, budget),
         ),
     )
 
@@ -125,7 +126,11 @@ def changes_of(fit: Fit, *, choose: str | None = None) -> dict[ConfigPlace, Valu
             )
         for stage in group.stages:
             _want(wanted, "batch_size", stage.batch_size, chosen.batch_size)
-            _want(wanted, "accumulation", stage.accumulation, chosen.accumulations[stage.name])
+            if stage.global_batch_size is None:
+                _want(wanted, "accumulation", stage.accumulation, chosen.accumulations[stage.name])
+            else:  # accumulation follows from it
+                whole = chosen.effective_batches[stage.name]
+                _want(wanted, "global_batch_size", stage.global_batch_size, whole)
             if chosen.checkpointing != group.checkpointing:
                 _want(wanted, "checkpointing", stage.checkpointing, chosen.checkpointing)
             if stage.eval_batch_size is not None and group.evaluation.suggested is not None:

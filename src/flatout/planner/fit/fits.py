@@ -28,7 +28,8 @@ from flatout.hardware.nvml import read_gpus
 from flatout.hardware.simulated import simulated_device
 from flatout.hardware.snapshot import GpuSnapshot, Snapshot
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.predict.forecast import BatchBounds, Peak
+from flatout.memory.predict.forecast import CONTEXT_BYTES, BatchBounds, Peak
+from flatout.memory.predict.notes import notes_on_device
 from flatout.planner.config.settings import StageSettings
 
 DEFAULT_MARGIN = 0.85
@@ -43,6 +44,9 @@ class Forecast(Protocol):
 
     @property
     def caveats(self) -> tuple[str, ...]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
 
     def peak_bytes(self, sizes: Mapping[str, int], *, recipe: Recipe) -> Peak: ...
 
@@ -106,10 +110,18 @@ def _is_number(text: str) -> bool:
 
 def _empty_device(device: Device, *, margin: float) -> Budget:
     assert device.memory_bytes is not None  # a simulated device is made from its memory
-    free = Decision(
-        value=device.memory_bytes, reason="an empty GPU, since it is not here", source="datasheet"
-    )
-    return Budget(device=device, total_bytes=device.memory_bytes, free_bytes=free, margin=margin)
+    reason = "an empty GPU, since it is not here"
+    if device.datasheet is None and device.source is not None:
+        reason += f": {device.source}"
+    free = Decision(value=device.memory_bytes, reason=reason, source="datasheet")
+    budget = Budget(device=device, total_bytes=device.memory_bytes, free_bytes=free, margin=margin)
+    if budget.usable_bytes <= CONTEXT_BYTES:
+        raise BadInput(
+            f"{device.name} offers {show_bytes(budget.usable_bytes)} at a margin of {show_share(margin)},"
+            f" and a CUDA context alone takes about {show_bytes(CONTEXT_BYTES)}",
+            hint="nothing trains there; name a larger GPU",
+        )
+    return budget
 
 
 def _budget_here(snapshot: Snapshot, *, margin: float, ranks: int) -> Budget:
@@ -252,6 +264,16 @@ def room(budget: Budget) -> str:
         f"{budget.device.name} has {show_bytes(budget.free_bytes.value)} free, "
         f"{show_bytes(budget.usable_bytes)} at a margin of {show_share(budget.margin)}"
     )
+
+
+def leaning_notes(
+    stages: Sequence[StageSettings], forecast: Forecast | None, budget: Budget | None
+) -> tuple[str, ...]:
+    """Return what the estimates of all stages lean on."""
+    if forecast is None or budget is None:
+        return ()
+    of_stages = (note for stage in stages for note in forecast.of_stage(stage.name).notes)
+    return tuple(dict.fromkeys((*of_stages, *notes_on_device(budget.device))))
 
 
 def device_notes(stages: Sequence[StageSettings], budget: Budget) -> Iterator[str]:

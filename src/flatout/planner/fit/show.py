@@ -11,7 +11,16 @@ from typing import Literal
 from flatout.ground.units import show_bytes
 from flatout.memory.predict.forecast import BatchBounds, Peak, traced
 from flatout.planner.config.settings import Settings, StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, Judge, device_notes, evaluation_recipe, job_sizes, room
+from flatout.planner.fit.fits import (
+    Budget,
+    Forecast,
+    Judge,
+    device_notes,
+    evaluation_recipe,
+    job_sizes,
+    leaning_notes,
+    room,
+)
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.suggestions import largest_divisor
 
@@ -49,6 +58,7 @@ class Overview:
     budget: Budget | None
     stages: tuple[StageMemory, ...]
     recommendations: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what the estimates lean on
 
     @property
     def has_findings(self) -> bool:
@@ -76,6 +86,7 @@ def overview(
         budget=budget,
         stages=stages,
         recommendations=tuple(_recommendations(stages, budget=budget)),
+        notes=leaning_notes(settings.stages, forecast, budget),
     )
 
 

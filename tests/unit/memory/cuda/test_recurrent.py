@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from flatout.memory.cuda.recurrent import DROPOUT_STATE_BYTES
+from flatout.memory.cuda.recurrent import DROPOUT_STATE_PER_MULTIPROCESSOR
 from tests.support.memory import job_of, traced, under_rules
 
 STEPS, BATCH, WIDTH, HIDDEN = 64, 16, 128, 256
@@ -126,17 +126,21 @@ def test_evaluation_keeps_no_reserve() -> None:
 def test_dropout_takes_the_state_of_its_generator_once_and_for_good() -> None:
     kinds = {"dropout": 0.2, "num_layers": 2}
     twice = under_rules(lambda: [run(nn.LSTM, **kinds), run(nn.GRU, **kinds)])
-    assert twice.sizes_of(EMPTY).count(DROPOUT_STATE_BYTES) == 1
+    assert twice.sizes_of(EMPTY).count(132 * DROPOUT_STATE_PER_MULTIPROCESSOR) == 1
     for options in ({"num_layers": 2}, {"train": False, **kinds}):
         made = under_rules(lambda options=options: run(nn.LSTM, **options))
-        assert DROPOUT_STATE_BYTES not in made.sizes_of(EMPTY)
+        assert 132 * DROPOUT_STATE_PER_MULTIPROCESSOR not in made.sizes_of(EMPTY)
     job = job_of(
         lambda: nn.LSTM(WIDTH, HIDDEN, **kinds),
         lambda batch_size: torch.randn(STEPS, batch_size, WIDTH),
         loss=lambda model, x: model(x)[0].sum(),
     )
     trace = traced(job)
-    (state,) = [at for at, each in enumerate(trace.storages) if each.num_bytes == DROPOUT_STATE_BYTES]
+    (state,) = [
+        at
+        for at, each in enumerate(trace.storages)
+        if each.num_bytes == 132 * DROPOUT_STATE_PER_MULTIPROCESSOR
+    ]
     assert trace.storages[state].component == "workspaces"
     assert ~state not in trace.events
 

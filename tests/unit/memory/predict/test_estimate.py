@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ground.decisions import Decision
+from flatout.hardware.simulated import simulated_device
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, Workspaces, estimate
 from flatout.memory.predict.replay import fit_replay, sized
@@ -89,7 +90,7 @@ def test_the_process_takes_the_context_on_top() -> None:
 
 def test_a_replayed_step_says_where_it_comes_from() -> None:
     replay = fit_replay([layered_step(**s) for s in sample_sizes(dict(layered_step().sizes))])
-    found = estimate(replay.at(batch_size=50), precision="bf16", device="A100-80GB")
+    found = estimate(replay.at(batch_size=50), precision="bf16", device=simulated_device("A100-80GB"))
     assert found.sizes["batch_size"] == 50
     assert found.traced_at["batch_size"] == 5
     fresh = estimate(layered_step(batch_size=50))
@@ -104,10 +105,10 @@ def test_it_reads_as_a_table() -> None:
         layered_step(batch_size=8),
         context_bytes=300 * MIB,
         precision="bf16",
-        device="A100-80GB",
+        device=simulated_device("A100-80GB"),
     )
     lines = str(found).splitlines()
-    assert lines[0] == "batch_size=8 length=128 negatives=2, bf16, A100-80GB"
+    assert lines[0] == "batch_size=8 length=128 negatives=2, bf16, A100-SXM4-80GB"
     assert lines[1].startswith("allocated ") and " at the peak: " in lines[1]
     assert lines[3].endswith("with 300 MiB of CUDA context")
     assert any(line.startswith("activations ") for line in lines)

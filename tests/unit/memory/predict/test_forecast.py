@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.jobs import from_objects
+from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict import forecast as forecast_module
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.forecast import (
@@ -179,8 +180,7 @@ def test_no_answer_flushes_under_expandable_segments() -> None:
 
 def test_multiprocessors_that_are_assumed_are_said() -> None:
     unknown = estimate_job(mlp_job(), device="24GB")
-    assert unknown.workspaces.source == "assumed"
-    assert "\nworkspaces: sized for 132 multiprocessors; how many 24GB has is not known\n" in str(unknown)
+    assert "\nnote: how many multiprocessors 24GB has is not known; workspaces are assumed" in str(unknown)
     assert "multiprocessors" not in str(estimate_job(mlp_job(), device="A100-80GB"))
 
 
@@ -313,6 +313,43 @@ def test_a_batch_too_large_to_be_made_follows_from_small_ones() -> None:
 
 def test_seconds_are_unknown_without_a_probe() -> None:
     assert forecast().step_s({"batch_size": 8, "width": 32}, recipe=Recipe()) is None
+
+
+def test_seconds_are_measured_at_the_very_batch_or_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is never timed by smaller ones; one that does not run has no time."""
+    asked = []
+
+    def fake_probe(job: Job, recipe: Recipe, *, sizes: Sizes, batch_sizes: Any = None) -> Receipt:
+        asked.append(batch_sizes)
+        if batch_sizes == (64,):
+            raise BadInput("ran out of GPU memory")
+        probes = tuple(
+            Measured(
+                batch_size=number, num_steps=3, peak_allocated_bytes=1, peak_reserved_bytes=1,
+                micro_batch_s=1 + number / 10,
+            )
+            for number in batch_sizes or (1, 2)
+        )  # fmt: skip
+        return Receipt(
+            device="GPU", torch_version="2", other_sizes={"width": 32}, num_parameters=1,
+            num_trainable=1, context_bytes=1, probes=probes,
+        )  # fmt: skip
+
+    monkeypatch.setattr("flatout.memory.probe.run_probe.probe", fake_probe)
+    probed = forecast(profile=True)
+    seconds = [probed.step_s({"batch_size": size, "width": 32}, recipe=Recipe()) for size in (2, 54, 64, 54)]
+    assert seconds == [1.2, 6.4, None, 6.4]
+    assert asked == [None, (54,), (64,)]
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_nothing_is_refused(batch_size: int) -> None:
+    with pytest.raises(BadInput, match=f"batch_size={batch_size} of .*: a step needs at least one sample"):
+        forecast().estimate(Recipe(), sizes={"batch_size": batch_size})
+    with pytest.raises(BadInput, match="a step needs at least one sample"):
+        from_objects.job_of(nn.Linear(2, 2), lambda *, batch_size=batch_size: torch.ones(batch_size, 2))
+    with pytest.raises(BadInput, match="a step needs at least one sample"):
+        from_objects.job_of(nn.Linear(2, 2), torch.ones(0, 2))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -18,8 +18,7 @@ import torch
 from flatout.ground.errors import BadInput, ForkUnusable
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.predict.estimate import NO_WORKSPACES
-from flatout.memory.predict.forecast import Forecaster, estimate_job, largest_batch, workspaces_for
+from flatout.memory.predict.forecast import Forecaster, estimate_job, largest_batch
 from flatout.memory.process.isolated_process import forked_or_sent
 from flatout.memory.trace import make_trace
 from flatout.memory.trace.make_trace import (
@@ -130,11 +129,3 @@ def test_multiprocessors_are_those_of_the_datasheet() -> None:
     assert multiprocessors_of(simulated_device("A100-80GB")) == 108
     assert multiprocessors_of(simulated_device("24GB")) is None
     assert multiprocessors_of(None) is None
-
-
-def test_an_assumed_number_of_multiprocessors_is_said() -> None:
-    assert workspaces_for(simulated_device("A100-80GB")) is NO_WORKSPACES
-    assert workspaces_for(None) is NO_WORKSPACES
-    assumed = workspaces_for(simulated_device("24GB"))
-    assert assumed.source == "assumed" and assumed.value == ()
-    assert "132 multiprocessors" in assumed.reason

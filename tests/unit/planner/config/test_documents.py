@@ -118,7 +118,7 @@ def test_a_text_that_unfolds_without_end_is_refused() -> None:
         ("a: 1\n  b: 2\n", "line 2"),
         ("a: 1\t# one\n", "line 1: .* .write spaces instead of the tab"),
         ("a: *nowhere\n", "line 1: found undefined alias"),
-        ("a: 1\n---\nb: 2\n", "found another document|expected a single document"),
+        ("a: 1\n---\nb: 2\n", "holds several YAML documents"),
         ("", "c is empty"),
         ("# only a comment\n", "c is empty"),
         ("just text\n", "one value and no keys"),
@@ -450,3 +450,16 @@ def test_a_comment_that_names_the_old_value_is_pointed_out(line: str, speaks: bo
     edited = edit_scalars(parse_document(text, name="c", format="yaml"), {"a": 8})
     assert edited.text == text.replace("a: 16", "a: 8", 1)
     assert edited.warnings == (("the comment beside a (c:1) speaks of 16",) if speaks else ())
+
+
+def test_several_documents_and_toml_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("a: 1\n---\na: 2\n")
+    with pytest.raises(BadInput, match=r"holds several YAML documents \(the second begins at line 2\)"):
+        read_document(path)
+    path.write_text("# one\n---\na: 1\n")
+    assert read_document(path).find("a").value == 1
+    toml = tmp_path / "c.toml"
+    toml.write_text("a = 1\n")
+    with pytest.raises(BadInput, match="is TOML, whose values a plan cannot write back"):
+        read_document(toml)

@@ -116,3 +116,29 @@ def test_a_stage_that_does_not_parse_is_named(tmp_path: Path) -> None:
     (conf / "curriculum" / "02_stage.yaml").write_text("a: [")
     with pytest.raises(BadInput, match=r"curriculum/02_stage.yaml is not valid YAML"):
         read_config(conf)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lr: 1\nstages:\n  - {name: warm, batch_size: 4}\n  - {name: main, batch_size: 8, lr: 2}\n",
+        "- {name: warm, lr: 1, batch_size: 4}\n- {name: main, batch_size: 8, lr: 2}\n",
+    ],
+)
+def test_a_list_of_stages_lies_over_the_rest(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    warm, main = read_config(path).stages
+    assert (warm.name, main.name) == ("warm", "main")
+    values = [{key: found.value for key, found in stage.values.items()} for stage in (warm, main)]
+    assert values[0] == {"lr": 1, "name": "warm", "batch_size": 4}
+    assert values[1] == {"lr": 2, "name": "main", "batch_size": 8}
+    place = main.values["batch_size"].place
+    assert place is not None and place.key.endswith("1.batch_size")
+
+
+def test_a_list_of_numbers_is_no_list_of_stages(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("batch_size: 4\nstages: [1, 2]\n")
+    (stage,) = read_config(path).stages
+    assert stage.name == "training"

@@ -322,3 +322,18 @@ def test_the_keys_of_knobs_are_found_and_two_candidates_are_none(tmp_path: Path)
     (tmp_path / "c.yaml").write_text("batch_size: 4\na: {lr: 1}\nb: {lr: 2}\nmax_length: 8\n")
     opened = open_config(tmp_path / "c.yaml")
     assert opened.keys_of(["batch_size", "learning_rate", "length", "absent"]) == {"batch_size", "max_length"}
+
+
+def test_a_global_batch_is_made_up_by_accumulation(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("micro_batch_size: 4\nglobal_batch_size: 64\n")
+    for ranks, accumulation in ((None, 16), (2, 8)):
+        (stage,) = open_config(path).settings(ranks=ranks).stages
+        assert (stage.batch_size.value, stage.accumulation.value) == (4, accumulation)
+        assert stage.global_batch_size is not None
+    with pytest.raises(BadInput, match=r"is 64, no multiple of the 12 samples that 3 ranks take at once"):
+        open_config(path).settings(ranks=3)
+    path.write_text("micro_batch_size: 4\nglobal_batch_size: 64\naccumulation: 2\n")
+    found = open_config(path).settings()
+    assert found.stages[0].accumulation.value == 2
+    assert "is 64, but batch × accumulation × ranks is 8, which is planned" in found.notes[0]

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.ground.errors import BadInput
 from flatout.memory.predict.forecast import BatchBounds
-from flatout.planner.config.settings import StageSettings
+from flatout.planner.config.settings import Setting, StageSettings
 from flatout.planner.fit.fit_settings import changes_of, fit_settings, group_stages
 from flatout.planner.fit.suggestions import Fit, Wish
 from tests.support import planner as plans
@@ -47,7 +47,7 @@ def test_what_is_written_is_what_changes() -> None:
 def test_objective_knobs_are_not_touched() -> None:
     found = fit(plans.stage(sizes={"n_negatives": 24, "n_positives": 32}))
     assert {key.partition(":")[2] for key in changes(found)} <= {"batch_size", "accumulation"}
-    assert found.notes == ("n_positives is not a size of the job, so the estimate ignores it",)
+    assert found.notes[0] == "n_positives is not a size of the job, so the estimate ignores it"
 
 
 def test_another_suggestion_is_written_on_request() -> None:
@@ -69,7 +69,8 @@ def test_a_changed_effective_batch_comes_with_the_rule_for_the_learning_rate() -
     found = fit(plans.stage(4, 16), wish=Wish(effective_batch=256))
     assert found.notes[0].startswith("the effective batch goes from 64 to 256 (×4); the learning rate 0.0002")
     assert found.groups[0].suggestion(None).effective_batches == {"training": 256}
-    assert not fit(plans.stage(4, 16), wish=Wish(effective_batch=64)).notes
+    same = fit(plans.stage(4, 16), wish=Wish(effective_batch=64)).notes
+    assert not any("learning rate" in note for note in same)
 
 
 @pytest.mark.parametrize(("effective", "near"), [(100, "99 or 102"), (0, "3"), (-5, "3"), (1, "3")])
@@ -150,3 +151,12 @@ def test_one_place_cannot_take_two_values() -> None:
 
 def test_places_are_paths() -> None:
     assert all(isinstance(place.path, Path) for place in changes_of(fit()))
+
+
+def test_a_global_batch_is_kept_without_a_key_for_accumulation() -> None:
+    whole = plans.setting(64, "global_batch_size")
+    derived = Setting(value=16, source="global_batch_size over 4")
+    stage = dataclasses.replace(plans.stage(4, 16), global_batch_size=whole, accumulation=derived)
+    assert set(changes(fit(stage))) == {"config.yaml:batch_size"}
+    raised = changes(fit(stage, wish=Wish(effective_batch=256)))
+    assert raised["config.yaml:global_batch_size"] == 256

@@ -15,10 +15,11 @@ from flatout.planner.fit.fits import (
     evaluation_recipe,
     find_budget,
     job_sizes,
+    leaning_notes,
     least,
 )
 from tests.support import planner as plans
-from tests.support.planner import GIB, ToyForecast
+from tests.support.planner import GIB, MIB, ToyForecast
 
 STAGE = plans.stage()
 SIZES = {"batch_size": 1, "n_negatives": 1}
@@ -171,10 +172,25 @@ def test_a_gpu_that_is_not_here_is_empty() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("24GB", 24 * 10**9), ("24", 24 * 10**9), ("24GiB", 24 * GIB), ("1.5", 1_500_000_000)],
+    [("24GB", 23028 * MIB), ("24", 23028 * MIB), ("24GiB", 24 * GIB), ("1.5", 1_500_000_000)],
 )
 def test_an_amount_of_memory(text: str, expected: int) -> None:
     assert find_budget(gpu_memory=text).total_bytes == expected
+
+
+def test_a_size_that_cards_are_sold_with_is_what_they_have() -> None:
+    assert "what A10 has, the least of cards sold with 24GB" in find_budget(gpu_memory="24").free_bytes.reason
+
+
+def test_a_device_smaller_than_a_context_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"500MB offers .*, and a CUDA context alone takes about 600 MiB"):
+        find_budget(gpu_memory="500MB")
+
+
+def test_a_gpu_without_cuda_is_planned_by_its_rules_and_says_so() -> None:
+    said = leaning_notes([], ToyForecast(), find_budget(gpu="MI300X"))
+    assert said[0].startswith("MI300X: the rules of CUDA and its libraries were used")
+    assert leaning_notes([], ToyForecast(), find_budget(gpu="A100-80GB")) == ()
 
 
 def test_without_a_gpu_it_says_why_and_what_to_do() -> None:

@@ -1,0 +1,51 @@
+"""What an estimate leans on beside PyTorch's own rules, each as a sentence.
+
+Most of a trace follows from shapes and from PyTorch's source.  What cuDNN takes beside its results does not:
+it was read off one GPU with one release of cuDNN, and another may choose otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.hardware.device import Device
+from flatout.hardware.matching import all_datasheets
+from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
+from flatout.memory.trace.make_trace import multiprocessors_of
+from flatout.memory.trace.record import Lean, Trace
+
+MEASURED_WITH = "cuDNN 9.19 on an H200"
+CUDA_RULES = "the rules of CUDA and its libraries were used, which ROCm need not follow"
+LEANS: dict[Lean, str] = {
+    "convolutions": f"what convolutions take beside their results: a table of {MEASURED_WITH}",
+    "recurrent layers": f"what recurrent layers take and keep: a table of {MEASURED_WITH}",
+    "narrow recurrent layers": "stacks of recurrent layers whose input is narrower than their state "
+    "are assumed to take what the table has for equal widths",
+    "dropout of recurrent layers": "the state of their dropout is assumed to be 48 KiB for each "
+    f"multiprocessor, as measured with {MEASURED_WITH}",
+    "eager": "the model is compiled, and the estimate is for eager execution: a compiled step fuses "
+    "operations and mostly takes less",
+}
+
+
+def is_not_cuda(device: Device | None) -> bool:
+    """Whether the device is one of a vendor that has no CUDA."""
+    name = None if device is None else device.datasheet
+    return any(row.name == name and row.vendor != "NVIDIA" for row in all_datasheets())
+
+
+def notes_of(trace: Trace, device: Device | None) -> tuple[str, ...]:
+    """Everything that an estimate from this trace leans on."""
+    return (*(LEANS[lean] for lean in trace.leans_on), *notes_on_device(device))
+
+
+def notes_on_device(device: Device | None) -> Iterator[str]:
+    if device is None:
+        return
+    if is_not_cuda(device):
+        yield f"{device.name}: {CUDA_RULES}"
+    if multiprocessors_of(device) is None:
+        yield (
+            f"how many multiprocessors {device.name} has is not known; workspaces are assumed to be those of "
+            f"{ASSUMED_MULTIPROCESSORS}"
+        )
