@@ -1,7 +1,7 @@
 """All configurations, ordered so that a run that is cut short has seen every family.
 
-Those of `families/unseen.py` and of `families/second_*.py` are sets of their own: the estimator was not made
-from any of them when they were first measured.
+Those of `families/unseen.py`, of `families/second_*.py` and of `families/third` are sets of their own: the
+estimator was not made from any of them when they were first measured.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from benchmarks.memory.families import (
     text_encoders,
     unseen,
 )
+from benchmarks.memory.families.third import images as third_images
+from benchmarks.memory.families.third import others as third_others
+from benchmarks.memory.families.third import sequences as third_sequences
 
 MODULES = (
     text_encoders,
@@ -59,11 +62,21 @@ def second_configurations() -> list[Configuration]:
     ]
 
 
+def third_configurations() -> list[Configuration]:
+    """Of families in none of the other sets."""
+    return [
+        *third_sequences.CONFIGURATIONS,
+        *third_images.CONFIGURATIONS,
+        *third_others.CONFIGURATIONS,
+    ]
+
+
 # by the subject that files in results/ begin with
 SETS: dict[str, Callable[[], list[Configuration]]] = {
     "measured": every_configuration,
     "unseen": unseen_configurations,
     "unseen-second": second_configurations,
+    "unseen-third": third_configurations,
 }
 
 
