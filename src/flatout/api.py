@@ -573,11 +573,8 @@ def report_run(
     if kind != "watch":
         from flatout.monitor.past.engine_runs import digest_run
 
-        if (html or png) and kind != "steer":
-            instead = "flatout adapt evaluate writes its page" if kind == "adapt" else "omit --html and --png"
-            raise BadInput(f"{folder.name} ran {kind}, which has no page or plots here", hint=instead)
         if html or png:
-            steer_report(folder, html=html, png=png)
+            _report_engine(folder, kind, html=html, png=png)
         return digest_run(folder)
     from flatout.monitor.past.recorded import read_recorded
     from flatout.monitor.past.summary import summarise
@@ -593,6 +590,23 @@ def report_run(
 
         write_page(page(recorded), html)
     return summarise(recorded)
+
+
+def _report_engine(folder: Path, kind: str, *, html: Path | None, png: Path | None) -> None:
+    if kind == "steer":
+        steer_report(folder, html=html, png=png)
+    elif kind == "evolve":
+        from flatout.engines.evolution.report import write_report
+        from flatout.engines.evolution.run_plot import plot_run
+        from flatout.engines.evolution.training.records import read_log
+
+        if html is not None:
+            write_report(folder, html)
+        if png is not None:
+            plot_run(read_log(folder), png, title=folder.name)
+    else:
+        instead = "flatout adapt evaluate writes its page" if kind == "adapt" else "omit --html and --png"
+        raise BadInput(f"{folder.name} ran {kind}, which has no page or plots here", hint=instead)
 
 
 def compare_runs(

@@ -32,7 +32,21 @@ def test_every_task_is_named(name: str) -> None:
 
 
 def test_settings_that_are_named_exist() -> None:
-    named = {"targets", "noise", "shaping", "arithmetic", "rows", "chunk_members", "plain_every", "dtype"}
+    named = {
+        "lr_schedule",
+        "sigma_end",
+        "schedule_epochs",
+        "samples",
+        "mode",
+        "targets",
+        "noise",
+        "shaping",
+        "arithmetic",
+        "rows",
+        "chunk_members",
+        "plain_every",
+        "dtype",
+    }
     text = PAGE.read_text(encoding="utf-8")
     assert named <= {field.name for field in fields(EvolveSettings)}
     assert all(f"`{name}" in text or f"{name}=" in text for name in named)

@@ -112,6 +112,6 @@ def _answer(outcome: EvolveOutcome, *, json_output: bool) -> None:
     )
     typer.echo(f"{outcome.epochs} epochs in {outcome.out}")
     typer.echo(f"held out  {untrained} untrained, {trained} trained")
-    for name, path in (("model", outcome.model), ("plot", outcome.plot)):
+    for name, path in (("model", outcome.model), ("plot", outcome.plot), ("report", outcome.report)):
         if path is not None:
             typer.echo(f"{name:<8}  {path}")

@@ -3,19 +3,21 @@
 A *variant* is a small change on shared weights: low-rank factors, or a vector at a layer.  Row i of a batch
 belongs to variant `variants[i]`, or to none: an unperturbed row is `None` and computes exactly what the plain
 model computes.  A row may take its variant with the opposite sign: the two members of an antithetic pair
-share one set of factors and differ in the sign alone.
+share one set of factors and differ in the sign alone.  A sign is 1 or -1, or a multiple of it where noise is
+to be stronger or weaker than its factors say.
 
 Neighbouring rows of one variant are a `VariantRange`.  A batch of a few long texts packed end to end (the
 adapters' training) is given as ranges of its tokens from the start; `Rows.ranges` gives those of rows.  The
 products of `products.ranges` take either.
 
 Kernels that take rows in any order read two small tensors, `index` (a valid variant for every row) and `sign`
-(+1, -1, or 0 for an unperturbed row).  They are buffers: a slot that is refilled by another variant writes
+(as given, or 0 for an unperturbed row).  They are buffers: a slot that is refilled by another variant writes
 into them, and a captured CUDA graph sees the change.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -68,7 +70,7 @@ class Rows:
     """Row i runs variant `variants[i]` times `signs[i]`; None runs the plain model."""
 
     variants: tuple[int | None, ...]
-    signs: tuple[int, ...] | None = None
+    signs: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check every entry, and name the first that is wrong."""
@@ -80,8 +82,8 @@ class Rows:
         if len(self.signs) != len(self.variants):
             raise BadInput(f"{len(self.signs)} signs for {len(self.variants)} rows", hint="one sign per row")
         for row, sign in enumerate(self.signs):
-            if sign not in (1, -1):
-                raise BadInput(f"row {row} has sign {sign}", hint="signs are 1 or -1")
+            if not sign or not math.isfinite(sign):
+                raise BadInput(f"row {row} has sign {sign}", hint="a sign is 1 or -1, or a multiple of it")
 
     @classmethod
     def plain(cls, num_rows: int) -> Rows:
@@ -127,10 +129,11 @@ class Rows:
         if not are_even(ranges) or ranges[0].variant or sum(map(len, ranges)) != len(self):
             return None
         num, size = len(ranges), len(ranges[0])
-        if self.signs is None or all(sign == 1 for sign in self.signs):
+        if self.signs is None or all(sign > 0 for sign in self.signs):
             return Groups(num=num, size=size, antithetic=False)
-        half = (1,) * (size // 2) + (-1,) * (size // 2)
-        return Groups(num=num, size=size, antithetic=True) if self.signs == half * num else None
+        half = (True,) * (size // 2) + (False,) * (size // 2)
+        is_positive = tuple(sign > 0 for sign in self.signs)
+        return Groups(num=num, size=size, antithetic=True) if is_positive == half * num else None
 
     def tables(self, device: torch.device | str = "cpu") -> RowTables:
         """The tensors that kernels read, on `device`."""

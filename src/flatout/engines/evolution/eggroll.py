@@ -25,17 +25,21 @@ from flatout.engines.evolution import fitness
 from flatout.engines.evolution.population.perturbations import NoiseKind, NoiseSource, Perturbations
 from flatout.engines.evolution.population.weights import (
     Kind,
+    Others,
     chosen,
     is_language_model,
     linear_weights,
     stacks_of,
+    unmoved,
     vectors,
+    warn_of_frozen,
 )
 from flatout.engines.evolution.update import integer
 from flatout.engines.evolution.update.directions import Coefficients, UpdateTally
 from flatout.engines.evolution.update.masters import Masters, MastersPlace, OptimizerName
+from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
-from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.generator import Generator, end_tokens
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling
 from flatout.multiplex.decode.steppers import Mode
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.population.weights import Names
     from flatout.engines.evolution.update.directions import Statistics
 
-Others = Literal["freeze", "full"]
 Arithmetic = Literal["float", "int8"]
 
 
@@ -83,12 +86,17 @@ class Eggroll:
         self.population = population
         self.antithetic = antithetic
         self.num_variants = population // 2 if antithetic else population
+        self._rank = rank
         self.epoch = 0
         self._noise_reuse = noise_reuse
+        self._drawn_sigma = self._sigma = sigma  # what the factors carry, and what members run with
+        self._lr = lr
         self._shaping: fitness.Shaping = "sign" if arithmetic == "int8" else shaping
         language = kind == "language" or kind == "auto" and is_language_model(model)
         self.decoder = read_decoder(model) if language else None
         self._targets, self._others = _weights(model, self.decoder, patterns=targets, others=others)
+        if self.decoder is None and targets is None:
+            warn_of_frozen(model, self.frozen)  # type: ignore[arg-type]
         self._stacks = stacks_of(self._targets, terms=self.num_variants * rank)
         source = NoiseSource(seed=seed, rank=rank, sigma=sigma, kind=noise)
         self.masters: Masters | integer.IntegerMasters  # what the updates are summed in
@@ -117,6 +125,52 @@ class Eggroll:
         return tuple(self._targets)
 
     @property
+    def perturbed(self) -> dict[str, int]:
+        """The weights that get noise, with their numbers of elements."""
+        return {name: weight.numel() for name, weight in {**self._targets, **self._others}.items()}
+
+    @property
+    def frozen(self) -> dict[str, int]:
+        """The parameters that get no noise and never move, with their numbers of elements."""
+        if isinstance(self.model, Decoder):
+            return {}
+        return unmoved(self.model, self._targets.values(), names=self._others)
+
+    @property
+    def sigma(self) -> float:
+        """How far members stand from the weights; it may be changed between epochs."""
+        return self._sigma
+
+    @sigma.setter
+    def sigma(self, value: float) -> None:
+        if not value > 0:
+            raise BadInput(f"sigma={value} is not above 0")
+        if value != self._drawn_sigma and isinstance(self.masters, integer.IntegerMasters):
+            raise BadInput(
+                "sigma stays the same in int8 arithmetic: its scales are powers of two",
+                hint="take arithmetic: float, or sigma_schedule: constant",
+            )
+        self._sigma = value
+
+    @property
+    def lr(self) -> float:
+        """The size of a step; it may be changed between epochs."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = value
+        if isinstance(self.masters, Masters):
+            self.masters.set_lr(value)
+        else:
+            self.masters.threshold = self._threshold(value)
+
+    @property
+    def mode(self) -> Decision[Mode] | None:
+        """How the steps of a generation run, and why; None before the first."""
+        return None if self._generator is None else self._generator[1].decision
+
+    @property
     def noise_epoch(self) -> int:
         """The epoch as the noise sees it."""
         return self.epoch // self._noise_reuse
@@ -134,7 +188,7 @@ class Eggroll:
             )
         members = self._checked(members)
         variants = self._variants(members)
-        who = [self.member(index) for index in members for _ in range(rows_per_member)]
+        who = [self._strength(index) for index in members for _ in range(rows_per_member)]
         rows = Rows(tuple(variant - variants.start for variant, _ in who), tuple(sign for _, sign in who))
         factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=len(variants))
         own = {
@@ -154,13 +208,14 @@ class Eggroll:
         capacity: int | None = None,
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
-        eos: Sequence[int] = (),
+        eos: Sequence[int] | None = None,
         mode: Mode = "auto",
     ) -> list[list[Completion]]:
         """The completions of every prompt by every member, [members][prompts].
 
         `members` runs a part of the population; `capacity` is the most members that any such part has.
-        `plain` runs the weights themselves, as the only member.  `slots` rows run at once.  Every member
+        `plain` runs the weights themselves, as the only member.  `slots` rows run at once.  `eos` are the
+        tokens that end a text, None for those of the model's generation config.  Every member
         samples with the same random numbers, so that rewards differ by the weights alone.
         """
         members = self._checked(members)
@@ -169,12 +224,12 @@ class Eggroll:
             "slots": slots or len(prompts) * (1 if plain else len(members)),
             "max_tokens": max_tokens or max(len(prompt) for prompt in prompts) + max_new_tokens,
             "sampling": sampling or Sampling(),
-            "eos": tuple(eos),
+            "eos": end_tokens(self.model) if eos is None else tuple(eos),
             "mode": mode,
         }
         kept = len(self._variants(range(max(capacity or 0, len(members)))))
         generator = self._generating(wanted, variants, capacity=kept)
-        first, who = variants.start, [self.member(index) for index in members]
+        first, who = variants.start, [self._strength(index) for index in members]
         requests = [
             Request(
                 prompt=tuple(prompt),
@@ -246,6 +301,14 @@ class Eggroll:
         if "previous/coefficients" in tensors:
             self._previous = tensors["previous/coefficients"], int(tensors["previous/epoch"])
 
+    def _strength(self, index: int) -> tuple[int, float]:
+        """The variant of a member, and its sign times what sigma is of the one in the factors."""
+        variant, sign = self.member(index)
+        return variant, sign * (self._sigma / self._drawn_sigma)
+
+    def _threshold(self, share: float) -> int:
+        return integer.threshold_of(share, num_variants=self.num_variants, rank=self._rank)
+
     def _checked(self, members: range | None) -> range:
         if members is None:
             return range(self.population)
@@ -266,8 +329,7 @@ class Eggroll:
                 "int8 arithmetic votes with antithetic pairs over matrices",
                 hint='take antithetic=True and others="freeze"',
             )
-        threshold = integer.threshold_of(share, num_variants=self.num_variants, rank=source.rank)
-        masters = integer.IntegerMasters(self._targets, stacks=self._stacks, threshold=threshold)
+        masters = integer.IntegerMasters(self._targets, stacks=self._stacks, threshold=self._threshold(share))
         scales = {name: masters.scale(name, sigma=source.sigma, rank=source.rank) for name in self._targets}
         device = next(iter(self._targets.values())).device
         table = integer.NoiseTable.drawn(source.seed, device=device)

@@ -28,8 +28,12 @@ def plot_run(records: Sequence[EpochRecord], path: Path, *, title: str = "") -> 
     """Draw the curves of a run into a PNG or SVG file; one that is nowhere known is named as such."""
     if not records:
         raise BadInput("the run has no epoch to draw", hint="let it finish one")
-    panels = {name: _panel(records, name) for name in PANELS}
-    return write_figure(path, panels, title=title, num_columns=1)
+    return write_figure(path, panels_of(records), title=title, num_columns=1)
+
+
+def panels_of(records: Sequence[EpochRecord]) -> dict[str, Drawing | None]:
+    """The curves of a run by their titles; None where nothing is known."""
+    return {name: _panel(records, name) for name in PANELS}
 
 
 def _panel(records: Sequence[EpochRecord], name: str) -> Drawing | None:

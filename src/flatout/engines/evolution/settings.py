@@ -27,7 +27,7 @@ VERB = "evolve"
 # They say where a run happens, how long it lasts and what it tells: the same weights come out at any epoch.
 FREE_TO_CHANGE = {
     *("model", "out", "epochs", "device", "checkpoint_every", "keep_checkpoints", "evaluate_every"),
-    *("evaluate_prompts", "plain_every", "cosine_every", "reward_workers", "save_model"),
+    *("evaluate_prompts", "plain_every", "cosine_every", "reward_workers", "save_model", "samples"),
 }
 # What the algorithm itself is set with; the rest is the run's.
 OF_EGGROLL = (
@@ -36,12 +36,15 @@ OF_EGGROLL = (
 )
 AT_LEAST_ONE = (
     *("epochs", "prompts", "max_new_tokens", "evaluate_every", "evaluate_prompts", "checkpoint_every"),
-    *("keep_checkpoints", "plain_every", "cosine_every", "reward_workers"),
+    *("keep_checkpoints", "plain_every", "cosine_every", "reward_workers", "schedule_epochs"),
 )
 # SmolLM2-135M, 512 members: 0.006 and 0.05 took sums of two-digit numbers from 2 % to 73 % in 100 epochs.
 SHARE_OF_WEIGHTS = 0.03
 LR_PER_SIGMA = 8.0
 INTEGER_LR = 0.001  # of int8 arithmetic: the share of weights that would move by chance
+
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,11 @@ class EvolveSettings:
     rank: int = 1
     sigma: float | None = None  # None: from the spread of the weights
     lr: float | None = None
+    sigma_schedule: Schedule = "constant"
+    sigma_end: float = 0.1  # what a linear or cosine schedule ends with, as a share of sigma
+    lr_schedule: Schedule = "constant"
+    lr_end: float = 0.0
+    schedule_epochs: int | None = None  # None: the epochs that the run begins with
     optimizer: Literal["sgd", "adamw"] = "sgd"
     weight_decay: float = 0.0
     shaping: Literal["centred", "z-score", "ranks", "sign"] = "centred"
@@ -75,12 +83,14 @@ class EvolveSettings:
     chat: bool | None = None  # whether prompts go through the chat template; None: if there is one
     rows: int | None = None  # of a batch; None: what fits
     chunk_members: int | None = None  # members whose noise is in memory together; None: what fits
+    mode: Literal["auto", "eager", "compiled", "graph", "fused"] = "auto"  # how a step of generation runs
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: what the device multiplies
     evaluate_every: int = 10
     evaluate_prompts: int = 128
     checkpoint_every: int = 10
     keep_checkpoints: int = 2
+    samples: int = 4  # completions of held-out prompts that an evaluation writes down
     plain_every: int = 100  # epochs between two measurements of plain inference
     cosine_every: int = 10  # epochs between two comparisons with the update before: noise is drawn again
     reward_workers: int = 2
@@ -91,12 +101,15 @@ class EvolveSettings:
         """Check every range, and name all that are wrong."""
         wrong = out_of_range(
             self,
-            at_least={**dict.fromkeys(AT_LEAST_ONE, 1), "seed": 0, "population": 2},
-            above_zero=("sigma", "lr", "reward_timeout_s"),
+            at_least={**dict.fromkeys(AT_LEAST_ONE, 1), "seed": 0, "population": 2, "samples": 0},
+            above_zero=("sigma", "lr", "sigma_end", "reward_timeout_s"),
+            shares=("sigma_end", "lr_end"),
             skip=("task_options",),
         )
         if self.antithetic and self.population % 2:
             wrong.append(f"population={self.population} is odd, and antithetic members come in pairs")
+        if self.arithmetic == "int8" and self.sigma_schedule != "constant":
+            wrong.append(f"sigma_schedule={self.sigma_schedule}, and int8 arithmetic has one sigma")
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout evolve --help says what each means")
 
@@ -134,6 +147,29 @@ def eggroll_options(settings: EvolveSettings) -> dict[str, Any]:
 def choose_step_sizes(settings: EvolveSettings, decoder: Decoder) -> StepSizes:
     """Take the step sizes that the settings say, or those that the weights suggest."""
     return StepSizes(sigma=(sigma := _sigma(settings, decoder)), lr=_lr(settings, sigma.value))
+
+
+def scheduled(start: float, *, how: Schedule, end: float, epoch: int, epochs: int) -> float:
+    """A step size at an epoch, on its way from `start` to the share `end` of it, where it then stays.
+
+    It depends on nothing else, so a run that resumes goes on with the sizes of one that never stopped.
+    """
+    if how == "constant":
+        return start
+    done = min(epoch / epochs, 1.0)
+    left = 1.0 - done if how == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return start * (end + (1.0 - end) * left)
+
+
+def steps_at(settings: EvolveSettings, epoch: int) -> tuple[float, float]:
+    """Sigma and lr of an epoch, of settings whose step sizes are known."""
+    assert settings.sigma is not None and settings.lr is not None
+    epochs = settings.schedule_epochs or settings.epochs
+    sigma, lr = settings.sigma_schedule, settings.lr_schedule
+    return (
+        scheduled(settings.sigma, how=sigma, end=settings.sigma_end, epoch=epoch, epochs=epochs),
+        scheduled(settings.lr, how=lr, end=settings.lr_end, epoch=epoch, epochs=epochs),
+    )
 
 
 def _sigma(settings: EvolveSettings, decoder: Decoder) -> Decision[float]:

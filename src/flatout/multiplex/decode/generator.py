@@ -80,7 +80,7 @@ class Generator:
                 default=0,
             ),
         )
-        ends = _end_tokens(model) if eos is None else eos
+        ends = end_tokens(model) if eos is None else eos
         self.state = SlotState.empty(self.decoder, slots=slots, max_tokens=max_tokens, eos=ends)
         self.tile = tile
         self.decision = choose_mode(
@@ -177,7 +177,7 @@ def generate(
     return [list(one.tokens) for one in generator.generate(requests, max_new_tokens=max_new_tokens)]
 
 
-def _end_tokens(model: nn.Module | Decoder) -> Sequence[int]:
+def end_tokens(model: nn.Module | Decoder) -> tuple[int, ...]:
     """What ends a text by the model's own generation config: a token, several, or none."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)

@@ -6,6 +6,7 @@ depends on (seed, key, position) alone, so a request gets the same tokens in any
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,7 +26,7 @@ class Request:
 
     prompt: tuple[int, ...]
     variant: int | None = None
-    sign: int = 1
+    sign: float = 1
     key: int = 0
     max_new_tokens: int | None = None
     shared: int = 0
@@ -81,8 +82,8 @@ class Limits:
                 f"{name} asks for variant {request.variant} of {self.num_variants}",
                 hint="variants count from 0; None is the plain model",
             )
-        if request.sign not in (1, -1):
-            raise BadInput(f"{name} has sign {request.sign}", hint="signs are 1 or -1")
+        if not request.sign or not math.isfinite(request.sign):
+            raise BadInput(f"{name} has sign {request.sign}", hint="a sign is 1 or -1, or a multiple of it")
         if not 0 <= request.key < 1 << 63:
             raise BadInput(f"{name} has the key {request.key}", hint="keys are 63-bit numbers")
         if not 0 <= request.shared < len(prompt):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.evolution.eggroll import Eggroll
+from flatout.engines.evolution.population.weights import summarise
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.decode.sampling import Sampling
@@ -61,6 +62,103 @@ def test_the_forward_of_each_member_is_that_of_its_own_weights(
         torch.testing.assert_close(found[member], formed(es, net, member)(inputs), rtol=1e-4, atol=1e-5)
     assert (found[0] - found[1]).abs().max() > 0.01
     torch.testing.assert_close(net(inputs), small_net()(inputs))
+
+
+def test_members_run_with_another_sigma_as_if_made_with_it() -> None:
+    net, inputs = small_net(), torch.randn(5, 6)
+    changed = Eggroll(net, population=8, sigma=0.2, lr=0.1, others="full")
+    changed.sigma = 0.05
+    made = Eggroll(small_net(), population=8, sigma=0.05, lr=0.1, others="full")
+    found = []
+    for es in (changed, made):
+        with es.forward(rows_per_member=5) as members:
+            found.append(members(inputs.repeat(8, 1)))
+    torch.testing.assert_close(found[0], found[1])
+    rewards = torch.randn(8, 5)
+    for es in (changed, made):
+        es.tell(rewards)
+    torch.testing.assert_close(changed.masters["0"], made.masters["0"])
+    with pytest.raises(BadInput, match="not above 0"):
+        changed.sigma = 0.0
+    language, written = tiny_llama(), []
+    for es in (
+        Eggroll(language, population=4, sigma=0.9, lr=0.1),
+        Eggroll(language, population=4, sigma=0.3, lr=0.1),
+    ):
+        es.sigma = 0.3
+        written.append(
+            [[one.tokens for one in row] for row in es.generate([[1, 2], [3, 4]], max_new_tokens=6)]
+        )
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw"}, {"weight_decay": 0.1}])
+def test_another_lr_moves_as_if_made_with_it(options: dict[str, Any]) -> None:
+    changed = Eggroll(small_net(), population=8, sigma=0.1, lr=0.5, **options)
+    made = Eggroll(small_net(), population=8, sigma=0.1, lr=0.02, **options)
+    changed.lr = 0.02
+    rewards = torch.randn(8, 5)
+    for es in (changed, made):
+        es.tell(rewards)
+    assert changed.lr == 0.02 and changed.masters["0"].equal(made.masters["0"])
+
+
+def test_another_lr_of_integers_is_another_threshold() -> None:
+    es = Eggroll(small_net(), population=64, sigma=0.1, lr=0.3, arithmetic="int8")
+    before = es.masters.threshold  # type: ignore[union-attr]
+    es.lr = 0.01
+    assert es.masters.threshold > before  # type: ignore[union-attr]
+    with pytest.raises(BadInput, match="stays the same in int8"):
+        es.sigma = 0.2
+
+
+class Mixed(nn.Module):
+    """Parameters of every kind that noise does not reach, beside one that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.convolution = nn.Conv1d(4, 4, 1)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.linear = nn.Linear(4, 2)
+        self.norm = nn.LayerNorm(2)
+        self.bare = nn.Parameter(torch.zeros(3))
+
+
+def test_what_gets_no_noise_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"do not learn: bare \(3\), embedding.weight \(20\), conv") as told:
+        es = Eggroll(Mixed(), population=4, sigma=0.1, lr=0.1, others="full")
+    assert set(es.perturbed) == {"linear", "linear.bias", "norm.weight", "norm.bias"}
+    assert set(es.frozen) == {
+        "bare", "embedding.weight", "convolution.weight", "convolution.bias", "attention.in_proj_weight",
+        "attention.in_proj_bias", "attention.out_proj.weight", "attention.out_proj.bias",
+    }  # fmt: skip
+    assert "in_proj_weight" in str(told[0].message) and told[0].filename == __file__
+    chosen = Eggroll(Mixed(), population=4, sigma=0.1, lr=0.1, targets=["linear"])  # and is told no more
+    assert {"linear.bias", "norm.weight", "bare"} <= set(chosen.frozen)
+
+
+def test_every_parameter_of_a_language_model_moves_or_is_named() -> None:
+    es = Eggroll(tiny_llama(layers=2), population=4, sigma=0.1, lr=0.1)
+    moved = sum(es.perturbed.values())
+    total = sum(parameter.numel() for parameter in es.model.parameters())  # type: ignore[union-attr]
+    assert moved + sum(es.frozen.values()) == total
+    assert summarise(es.frozen) == [
+        "model.embed_tokens.weight (512)",
+        "model.layers.*.input_layernorm.weight (2 x 32)",
+        "model.layers.*.post_attention_layernorm.weight (2 x 32)",
+        "model.norm.weight (32)",
+    ]
+
+
+def test_a_text_ends_where_the_generation_config_says() -> None:
+    model = tiny_llama()
+    es = Eggroll(model, population=2, sigma=1e-6, lr=0.1)
+    first = es.generate([[1, 2, 3]], max_new_tokens=8, plain=True)[0][0].tokens
+    for ends in (first[2], [15, first[2]]):
+        model.generation_config.eos_token_id = ends
+        stopped = es.generate([[1, 2, 3]], max_new_tokens=8, plain=True)[0][0]
+        assert stopped.finished == "eos" and stopped.tokens == first[: first.index(first[2]) + 1]
 
 
 def test_vectors_can_have_full_noise() -> None:

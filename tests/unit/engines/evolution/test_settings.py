@@ -17,6 +17,8 @@ from flatout.engines.evolution.settings import (
     make_settings,
     read_settings,
     resume_settings,
+    scheduled,
+    steps_at,
 )
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
@@ -92,6 +94,21 @@ def test_what_may_change_are_settings() -> None:
 
 def settings(**given: object) -> EvolveSettings:
     return EvolveSettings(model="m", task="digit-copy", **given)  # type: ignore[arg-type]
+
+
+def test_step_sizes_follow_their_schedule_and_nothing_else() -> None:
+    def of(how: Any, end: float) -> list[float]:
+        return [scheduled(2.0, how=how, end=end, epoch=epoch, epochs=4) for epoch in (0, 1, 2, 4, 9)]
+
+    assert of("constant", 0.1) == [2.0] * 5
+    assert of("linear", 0.5) == pytest.approx([2.0, 1.75, 1.5, 1.0, 1.0])
+    assert of("cosine", 0.0) == pytest.approx([2.0, 1.7071, 1.0, 0.0, 0.0], abs=1e-4)
+    settings = make_settings({**LEAST, "sigma": 0.5, "lr": 1.0, "lr_schedule": "linear", "epochs": 10})
+    assert steps_at(settings, 5) == (0.5, 0.5)
+    longer = make_settings({**encode(settings), "schedule_epochs": 10, "epochs": 20})
+    assert steps_at(longer, 5) == (0.5, 0.5)
+    with pytest.raises(BadInput, match="int8 arithmetic has one sigma"):
+        make_settings({**LEAST, "sigma_schedule": "linear", "arithmetic": "int8"})
 
 
 def test_sigma_follows_the_spread_of_the_weights() -> None:

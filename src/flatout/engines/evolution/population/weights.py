@@ -3,7 +3,9 @@
 A language model is read as a `Decoder`; its targets are the products of the blocks, with query, key and value
 as one matrix and gate and up as one.  Any other module is taken as it is: its targets are the weights of its
 Linear layers, and its vectors (biases, weights of norms) can have full noise.  Embedding and head of a
-language model are not targets: their noise would be as large as the vocabulary.
+language model are not targets: their noise would be as large as the vocabulary.  Convolutions, embeddings,
+`in_proj` of torch's attention and bare parameters have no noise here.  What gets none is named (`unmoved`),
+never left out in silence.
 
 An update does a dozen operations to each matrix of a model.  A GPU takes a few microseconds for those of a
 small matrix and the host ten times as long to ask for them, so a model of two hundred matrices would wait for
@@ -13,8 +15,12 @@ the host.  A layer's matrices have the shapes of every other layer's: their fact
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
-from collections.abc import Mapping, Sequence
+import re
+import sys
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["auto", "language", "module"]
+Others = Literal["freeze", "full"]
 Names = tuple[str, ...]
 
 # Numbers of a stack's product and of the factors it reads: 256 MiB beside the model on a GPU, and on a CPU
@@ -81,6 +88,50 @@ def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dic
         for name, weight in weights.items()
         if patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
+
+
+def unmoved(model: nn.Module, moved: Iterable[Tensor], *, names: Collection[str]) -> dict[str, int]:
+    """The parameters outside the memory of `moved` and not among `names`, with their numbers of elements.
+
+    A target may be a stack of several parameters, which are then views of it.
+    """
+    spans = sorted(_span(each) for each in moved)
+    found = {}
+    for name, parameter in model.named_parameters():
+        first, last = _span(parameter)
+        place = bisect.bisect_right(spans, (first, sys.maxsize)) - 1
+        inside = place >= 0 and last <= spans[place][1]
+        if not inside and name not in names:
+            found[name] = parameter.numel()
+    return found
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    return first, first + tensor.numel() * tensor.element_size()
+
+
+def summarise(parameters: Mapping[str, int]) -> list[str]:
+    """Parameters in few lines: those of all layers in one, with a star for the layer's number."""
+    alike: dict[tuple[str, int], int] = {}
+    for name, count in parameters.items():
+        key = re.sub(r"(?<=\.)\d+(?=\.)", "*", name), count
+        alike[key] = alike.get(key, 0) + 1
+    return [
+        f"{name} ({f'{times} x ' if times > 1 else ''}{count:,})" for (name, count), times in alike.items()
+    ]
+
+
+def warn_of_frozen(model: nn.Module, frozen: Mapping[str, int]) -> None:
+    """Say which parameters of a module no noise can reach; its vectors are frozen, or not, by choice."""
+    by_choice = vectors(model)
+    if shown := summarise({name: count for name, count in frozen.items() if name not in by_choice}):
+        warnings.warn(
+            f"Eggroll leaves these as they are, and they do not learn: {', '.join(shown)}. Noise is for "
+            "Linear layers, their biases and norms. To be told no more, name the `targets`.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True, slots=True)

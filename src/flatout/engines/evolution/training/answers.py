@@ -8,20 +8,22 @@ number of rows, prompts of the same task, the same engine without any variant, t
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.rewards.kinds import PROMPT, check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
-from flatout.engines.evolution.tasks.task import ask_prompts, running
+from flatout.engines.evolution.tasks.task import ask_prompts, running, text_of_ids
 from flatout.engines.evolution.training import models, schedule
+from flatout.engines.evolution.training.records import Sample
 from flatout.ground.errors import BadInput
-from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.generator import Generator, end_tokens
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling
 
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.training.records import EvolutionState
     from flatout.engines.run.folder import OnProgress
     from flatout.engines.run.ranks import Ranks
+    from flatout.multiplex.decode.steppers import Mode
     from flatout.multiplex.models.decoder import Decoder
 
 Ids = tuple[int, ...]
+Ran = TypeVar("Ran")
 POSITIONS_STEP = 64  # slots grow by so many positions, so that few lengths of prompts need another generator
 
 
@@ -63,7 +67,7 @@ class Answers:
         count = settings.evaluate_prompts
         self._held_out = ask_prompts(task, "heldout", epoch=0, count=count, seed=settings.seed)
         self.tokenizer = models.open_tokenizer(Path(settings.model), prompts=self._held_out)
-        ends = models.end_tokens(model)
+        ends = end_tokens(model)
         self._texts = models.Texts(self.tokenizer, stop=task.stop, chat=settings.chat, ends=ends)
         self._max_new_tokens = settings.max_new_tokens or task.max_new_tokens
         self._sampling = Sampling(
@@ -77,6 +81,7 @@ class Answers:
             for prompt in (*self._held_out, *first):
                 check_answer(task.reward, facts_of(prompt))
         self.schedule = self._make_schedule(saved)
+        self._told_mode = False
         self._pool = RewardPool(
             task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s
         )
@@ -101,26 +106,43 @@ class Answers:
             rewards[chunk.start : chunk.stop] = self._rewards(prompts, done)
         return self._ranks.gather(rewards), int(self._ranks.gather(num_tokens))
 
-    def held_out_score(self) -> float | None:
-        """The mean reward of the held-out prompts, on the first rank: the others need it for nothing."""
+    def held_out(self) -> tuple[float | None, tuple[Sample, ...]]:
+        """The mean reward of the held-out prompts, and some completions with theirs.
+
+        On the first rank alone: the others need them for nothing.
+        """
         if not self._ranks.first:
-            return None
-        done = self._generate(self._held_out_ids, members=self.schedule.chunks[0], plain=True)
-        return self._scored(self._held_out, done[0]).mean
+            return None, ()
+        done = self._generate(self._held_out_ids, members=self.schedule.chunks[0], plain=True)[0]
+        scores = self._scored(self._held_out, done)
+        shown = self._held_out[: self._settings.samples]
+        said = self._texts.texts([each.tokens for each in done[: len(shown)]])
+        samples = zip(shown, said, scores.values, strict=False)
+        return scores.mean, tuple(
+            Sample(
+                prompt=text_of_ids(prompt.token_ids or ()) if prompt.text is None else prompt.text,
+                completion=text,
+                reward=value,
+            )
+            for prompt, text, value in samples
+        )
 
     def plain_tokens_per_s(self) -> float:
         """The rate of plain inference on as many rows as a chunk has; every rank at once, as they train."""
         num_rows = len(self.schedule.chunks[0]) * self._settings.prompts
         ids = self._encoded(self._prompts(epoch=self._es.epoch, count=num_rows))
         self._es.release()  # its cache must not lie beside the one that is measured
-        return plain_tokens_per_s(
-            self._decoder,
-            ids,
-            slots=self.schedule.rows.value,
-            max_tokens=self.max_tokens,
-            max_new_tokens=self._max_new_tokens,
-            sampling=self._sampling,
-            ends=self._texts.ends,
+        return self._fitting(
+            lambda rows: plain_tokens_per_s(
+                self._decoder,
+                ids,
+                slots=rows,
+                max_tokens=self.max_tokens,
+                max_new_tokens=self._max_new_tokens,
+                sampling=self._sampling,
+                ends=self._texts.ends,
+                mode=self._settings.mode,
+            )
         )
 
     def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> Tensor:
@@ -142,17 +164,41 @@ class Answers:
         return scores
 
     def _generate(self, ids: list[Ids], *, members: range, plain: bool = False) -> list[list[Completion]]:
-        return self._es.generate(
-            ids,
-            max_new_tokens=self._max_new_tokens,
-            members=members,
-            plain=plain,
-            slots=self.schedule.rows.value,
-            capacity=self.schedule.chunk_members.value,
-            max_tokens=self.max_tokens,
-            sampling=self._sampling,
-            eos=self._texts.ends,
+        done = self._fitting(
+            lambda rows: self._es.generate(
+                ids,
+                max_new_tokens=self._max_new_tokens,
+                members=members,
+                plain=plain,
+                slots=rows,
+                capacity=self.schedule.chunk_members.value,
+                max_tokens=self.max_tokens,
+                sampling=self._sampling,
+                eos=self._texts.ends,
+                mode=self._settings.mode,
+            )
         )
+        if not self._told_mode:
+            self._told_mode = True
+            self._on_progress(f"steps: {self._es.mode}")
+        return done
+
+    def _fitting(self, run: Callable[[int], Ran]) -> Ran:
+        """Run with as many rows as the schedule says; where memory runs out, with half of them from then on.
+
+        Chunks, noise and the random numbers of a row do not depend on the rows beside it, so the tokens are
+        those of a run that fitted, but for two that are a rounding apart.
+        """
+        while True:
+            rows = self.schedule.rows.value
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return run(rows)
+            # Outside the error's reach: its traceback held the tensors that did not fit.
+            self._es.release()
+            if self._decoder.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.schedule = schedule.halved(self.schedule)
+            self._on_progress(f"out of memory with {rows} rows at once: going on with {self.schedule.rows}")
 
     def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:
         return ask_prompts(self._task, "train", epoch=epoch, count=count, seed=self._settings.seed)
@@ -213,9 +259,10 @@ def plain_tokens_per_s(
     max_new_tokens: int,
     sampling: Sampling,
     ends: Sequence[int],
+    mode: Mode = "auto",
 ) -> float:
     """Tokens per second of the model alone, over `prompts`; its cache is given back afterwards."""
-    generator = Generator(decoder, slots=slots, max_tokens=max_tokens, sampling=sampling, eos=ends)
+    generator = Generator(decoder, slots=slots, max_tokens=max_tokens, sampling=sampling, eos=ends, mode=mode)
     requests = [Request(prompt=prompt, key=key) for key, prompt in enumerate(prompts)]
 
     def run() -> int:

@@ -107,14 +107,6 @@ def open_tokenizer(folder: Path, *, prompts: Sequence[Prompt]) -> Any:
     return models.open_tokenizer(folder, extra=EXTRA)
 
 
-def end_tokens(model: nn.Module) -> tuple[int, ...]:
-    """The tokens that end a text, as the model's own generation settings have them."""
-    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
-
-
 def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write the trained model as transformers loads it, whole or not at all."""
     state = _own_copies(model.state_dict())

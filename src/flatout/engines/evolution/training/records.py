@@ -16,7 +16,16 @@ from flatout.engines.run import log
 from flatout.engines.run.checkpoints import Checkpoints
 from flatout.ground.codec import encode
 
-NO_CURVES = ("epoch", "epochs", "statistics")
+NO_CURVES = ("epoch", "epochs", "statistics", "samples", "perturbed", "frozen")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """What the weights answered to a held-out prompt; a reward of None failed."""
+
+    prompt: str
+    completion: str
+    reward: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +40,13 @@ class EpochRecord:
     tokens_per_s: float | None = None
     plain_share: float | None = None  # speed relative to plain inference of the same rows; 1.0 costs nothing
     failed_rows: int | None = None
+    sigma: float | None = None  # what the members of the epoch ran with
+    lr: float | None = None
     elapsed_s: float | None = None  # since the run began, resumed ones included
     statistics: dict[str, float | None] = field(default_factory=dict)  # of the update, by name
+    samples: tuple[Sample, ...] = ()  # of an evaluation
+    perturbed: tuple[str, ...] = ()  # of the first record: the weights that get noise
+    frozen: tuple[str, ...] = ()  # and those that get none
 
 
 def _curves(record: EpochRecord) -> dict[str, Any]:

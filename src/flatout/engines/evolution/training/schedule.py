@@ -10,7 +10,7 @@ turn.  On a GPU, speed decides: one long queue per rank, cut only where its fact
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from flatout.ground.decisions import Decision
@@ -73,6 +73,20 @@ def schedule(
     size = chosen_members.value
     chunks = tuple(range(start, min(start + size, population)) for start in range(0, population, size))
     return PopulationSchedule(chunks=chunks, rows=chosen_rows, chunk_members=chosen_members)
+
+
+def halved(found: PopulationSchedule) -> PopulationSchedule:
+    """The same chunks with half as many rows at once."""
+    rows = found.rows.value
+    if rows < 2:
+        raise BatchDoesNotFit(
+            "not even one row fits into memory",
+            hint="take fewer new tokens, shorter prompts or a smaller rank",
+        )
+    # Pairs stay side by side: an even number of rows where there are as many.
+    fewer = rows // 2 if rows < 4 else rows // 4 * 2
+    reason = f"{rows} did not fit into memory"
+    return replace(found, rows=Decision(value=fewer, reason=reason, source="measured"))
 
 
 def _rows(total: int, *, needs: Needs, asked: int | None) -> Decision[int]:

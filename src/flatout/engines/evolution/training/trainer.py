@@ -19,6 +19,8 @@ import torch
 
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.eggroll import Eggroll
+from flatout.engines.evolution.population.weights import summarise
+from flatout.engines.evolution.report import write_report
 from flatout.engines.evolution.run_plot import plot_run
 from flatout.engines.evolution.settings import (
     VERB,
@@ -27,6 +29,7 @@ from flatout.engines.evolution.settings import (
     eggroll_options,
     make_settings,
     resume_settings,
+    steps_at,
 )
 from flatout.engines.evolution.tasks.find_task import check_task, find_task, options_of
 from flatout.engines.evolution.tasks.task import EvolutionTask, title_of
@@ -36,6 +39,7 @@ from flatout.engines.evolution.training.records import (
     KIND,
     EpochRecord,
     EvolutionState,
+    Sample,
     checkpoints_of,
     read_log,
 )
@@ -52,7 +56,7 @@ from flatout.ground.interrupts import Interrupts
 from flatout.ground.torchrun import read_launch
 from flatout.multiplex.models.families import read_decoder
 
-MODEL, PLOT = "model", "rewards.png"
+MODEL, PLOT, REPORT = "model", "rewards.png", "report.html"
 OnEvent = Callable[[EpochRecord], None]
 Found = Checkpoint[EvolutionState] | None
 
@@ -67,6 +71,7 @@ class EvolveOutcome(Outcome):
     last: EpochRecord | None
     model: str | None
     plot: str | None
+    report: str | None
 
 
 def evolve(
@@ -149,7 +154,12 @@ class Trainer:
             check_model(found.state.fingerprint, self.model, name=settings.model, checkpoint=found.path)
         self.fingerprint = weights_fingerprint(self.model)
         steps = choose_step_sizes(settings, read_decoder(self.model))
-        self.settings = settings = dataclasses.replace(settings, sigma=steps.sigma.value, lr=steps.lr.value)
+        self.settings = settings = dataclasses.replace(
+            settings,
+            sigma=steps.sigma.value,
+            lr=steps.lr.value,
+            schedule_epochs=settings.schedule_epochs or settings.epochs,
+        )
         self.es = Eggroll(self.model, kind="language", **eggroll_options(settings))
         self.answers = Answers(
             settings,
@@ -163,6 +173,10 @@ class Trainer:
         chosen = self.answers.schedule
         on_progress(f"dtype: {dtype}; sigma: {steps.sigma}; lr: {steps.lr}")
         on_progress(f"rows at once: {chosen.rows}; members per chunk: {chosen.chunk_members}")
+        self._perturbed = tuple(summarise(self.es.perturbed))
+        self._frozen = tuple(summarise(self.es.frozen))
+        on_progress(f"perturbed: {', '.join(self._perturbed)}")
+        on_progress(f"frozen: {', '.join(self._frozen) or 'nothing'}")
         self._untrained_score: float | None = None
         self._score: float | None = None
         self._plain_rate: float | None = None
@@ -200,10 +214,17 @@ class Trainer:
         settings, es = self.settings, self.es
         self._began_s = time.perf_counter() - self._elapsed_s
         if es.epoch == 0:
-            self._untrained_score = self._score = self.answers.held_out_score()
+            self._score, samples = self.answers.held_out()
+            self._untrained_score = self._score
             self._tell(
                 EpochRecord(
-                    epoch=0, epochs=settings.epochs, reward_heldout=self._score, elapsed_s=self._elapsed()
+                    epoch=0,
+                    epochs=settings.epochs,
+                    reward_heldout=self._score,
+                    elapsed_s=self._elapsed(),
+                    samples=samples,
+                    perturbed=self._perturbed,
+                    frozen=self._frozen,
                 )
             )
         while es.epoch < settings.epochs:
@@ -225,6 +246,7 @@ class Trainer:
     def _epoch(self) -> EpochRecord:
         settings, es = self.settings, self.es
         began_s = time.perf_counter()
+        es.sigma, es.lr = sigma, lr = steps_at(settings, es.epoch)
         rewards, num_tokens = self.answers.of_members()
         if self._last is None:
             fitness.refuse_all_failed(rewards)
@@ -234,9 +256,11 @@ class Trainer:
         epoch_s = time.perf_counter() - began_s
         tokens_per_s = num_tokens / epoch_s
         plain_rate = (self._plain_rate or 0.0) * self.ranks.num_ranks
-        held_out = None
+        held_out: float | None = None
+        samples: tuple[Sample, ...] = ()
         if es.epoch % settings.evaluate_every == 0 or es.epoch == settings.epochs:
-            held_out = self._score = self.answers.held_out_score()
+            held_out, samples = self.answers.held_out()
+            self._score = held_out
         return EpochRecord(
             epoch=es.epoch,
             epochs=settings.epochs,
@@ -246,6 +270,9 @@ class Trainer:
             tokens_per_s=tokens_per_s,
             plain_share=tokens_per_s / plain_rate if plain_rate else None,
             failed_rows=statistics.reward_failures,
+            sigma=sigma,
+            lr=lr,
+            samples=samples,
             elapsed_s=self._elapsed(),
             statistics=encode(statistics),
         )
@@ -286,7 +313,7 @@ class Trainer:
             )
 
     def _finish(self) -> EvolveOutcome:
-        saved = drawn = None
+        saved = drawn = reported = None
         if self.ranks.first:
             if self.settings.save_model:
                 saved = self.out / MODEL
@@ -294,6 +321,7 @@ class Trainer:
             records = read_log(self.out)
             if self._last is None and records:  # there was nothing left to do
                 self._score = records[-1].reward_heldout
+            reported = write_report(self.out, self.out / REPORT)
             try:
                 title = f"{self.task.name}, population {self.settings.population}"
                 drawn = plot_run(records, self.out / PLOT, title=title)
@@ -307,4 +335,5 @@ class Trainer:
             last=self._last,
             model=None if saved is None else str(saved),
             plot=None if drawn is None else str(drawn),
+            report=None if reported is None else str(reported),
         )

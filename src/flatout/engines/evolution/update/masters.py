@@ -73,6 +73,14 @@ class Masters:
     def __getitem__(self, name: str) -> Tensor:
         return self._masters[name].detach()
 
+    def set_lr(self, lr: float) -> None:
+        """Take steps of another size from now on."""
+        if self._only_added is not None:
+            self._only_added = lr
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
     def direction(self, draw: Draw, coefficients: Coefficients) -> Tensor:
         """The direction in which fitness grows."""
         return direction(draw, coefficients.device / self._divisor)

@@ -16,7 +16,6 @@ from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.tasks import Prompt
 from flatout.engines.evolution.training.models import (
     Texts,
-    end_tokens,
     open_model,
     open_tokenizer,
     save_model,
@@ -115,15 +114,6 @@ def test_a_model_has_the_type_that_is_given_and_no_gradients(tmp_path: Path) -> 
     half = open_model(folder, device=CPU, dtype="bfloat16")
     assert next(half.parameters()).dtype == torch.bfloat16
     assert not any(parameter.requires_grad for parameter in half.parameters())
-
-
-def test_end_tokens_are_those_of_the_generation_settings() -> None:
-    model = tiny_llama()
-    assert end_tokens(model) == ()
-    model.generation_config.eos_token_id = 3
-    assert end_tokens(model) == (3,)
-    model.generation_config.eos_token_id = [3, 5]
-    assert end_tokens(model) == (3, 5)
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:

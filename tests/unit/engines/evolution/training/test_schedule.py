@@ -11,6 +11,7 @@ from flatout.engines.evolution.training.schedule import (
     GPU_ROWS,
     Needs,
     PopulationSchedule,
+    halved,
     needs_of,
     schedule,
 )
@@ -97,3 +98,16 @@ def test_needs_are_counted_from_the_model() -> None:
     # qkv 32 -> 64, out 32 -> 32, gate and up 32 -> 128, down 64 -> 32
     assert found.variant_bytes == 2 * 3 * (96 + 64 + 160 + 96)
     assert found.free_bytes is None
+
+
+def test_half_the_rows_are_the_same_chunks() -> None:
+    whole = cut(8, 4, CPU, rows=6)
+    found = []
+    while whole.rows.value > 1:
+        found.append(whole.rows.value)
+        less = halved(whole)
+        assert less.chunks == whole.chunks and less.chunk_members == whole.chunk_members
+        whole = less
+    assert found == [6, 2] and "did not fit" in whole.rows.reason
+    with pytest.raises(BatchDoesNotFit, match="not even one row"):
+        halved(whole)

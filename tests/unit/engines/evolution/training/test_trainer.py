@@ -17,8 +17,9 @@ from flatout.engines.evolution.training import trainer
 from flatout.engines.evolution.training.records import EpochRecord, read_log
 from flatout.engines.evolution.training.trainer import evolve, open_run
 from flatout.ground import runs
-from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.errors import BadInput, BatchDoesNotFit, Interrupted
 from flatout.monitor.past.engine_runs import digest_run
+from flatout.multiplex.decode import generator
 from tests.support.evolution import save_tiny, save_tiny_texts, tiny_settings
 
 
@@ -58,15 +59,32 @@ def test_a_run_leaves_its_log_its_checkpoints_its_model_and_a_plot(model: Path, 
     master = tensors(out, 4)["master/model.layers.0.self_attn.o_proj"]
     assert saved["model.layers.0.self_attn.o_proj.weight"].equal(master)
     assert any("members per chunk: 4" in note for note in notes)
+    assert any(note.startswith("steps: eager") for note in notes)
+    assert "frozen: model.embed_tokens.weight (512), model.layers.*.input_layernorm.weight (32)" in "".join(
+        notes
+    )
+    assert [len(record.samples) for record in seen] == [4, 0, 4, 0, 4]
+    shown = seen[-1].samples[0]
+    assert len(shown.prompt.split()) == 3 and len(shown.completion.split()) == 2 and 0 <= shown.reward <= 1
+    assert outcome.report is not None
+    page = Path(outcome.report).read_text()
+    assert "model.embed_tokens.weight (512)" in page and shown.completion in page
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "lr": 0.01}, {"temperature": 1.0}])
+SCHEDULED = {"lr_schedule": "cosine", "sigma_schedule": "linear", "schedule_epochs": 3, "optimizer": "adamw"}
+
+
+@pytest.mark.parametrize("changes", [{}, {**SCHEDULED, "lr": 0.01}, {"temperature": 1.0}])
 def test_a_resumed_run_goes_on_bit_for_bit(changes: dict[str, Any], model: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     evolve(tiny_settings(model, whole, **changes))
     evolve(tiny_settings(model, parts, epochs=2, **changes))
     evolve({"out": str(parts), "epochs": 4}, resume=True)
     assert same(tensors(whole, 4), tensors(parts, 4))
+    if "lr_schedule" in changes:
+        steps = [(each.sigma, each.lr) for each in read_log(whole)[1:]]
+        assert steps[0] == (0.1, 0.01) and steps[3] == pytest.approx((0.01, 0.0))
+        assert steps[1] == pytest.approx((0.07, 0.0075)) and steps[0] > steps[1] > steps[2] > steps[3]
     records = [
         [(each.epoch, each.reward_train, each.reward_heldout, each.statistics) for each in read_log(out)]
         for out in (whole, parts)
@@ -95,6 +113,35 @@ def test_an_interrupt_in_the_middle_of_an_epoch_leaves_a_checkpoint(
     assert calls
     evolve({"out": str(parts)}, resume=True)
     assert same(tensors(whole, 4), tensors(parts, 4))
+
+
+def test_a_run_without_enough_memory_goes_on_with_fewer_rows_to_the_same_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, less = tmp_path / "whole", tmp_path / "less"
+    evolve(tiny_settings(model, whole))
+    made, notes = generator.Generator.__init__, []
+
+    def too_small(self: Any, *arguments: Any, **options: Any) -> None:
+        if options["slots"] > 4:
+            raise torch.OutOfMemoryError(f"{options['slots']} rows")
+        made(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(generator.Generator, "__init__", too_small)
+        evolve(tiny_settings(model, less), on_progress=notes.append)
+        told = [note for note in notes if "out of memory" in note]
+        assert len(told) == 2 and "with 16 rows at once: going on with 8" in told[0]
+        assert same(tensors(whole, 4), tensors(less, 4))
+        state = json.loads((less / "checkpoints" / "epoch-000004" / "state.json").read_text())
+        assert state["rows"] == 4  # a run that resumes does not try again what did not fit
+        patched.setattr(generator.Generator, "__init__", lambda *_, **__: (_ for _ in ()).throw(oom()))
+        with pytest.raises(BatchDoesNotFit, match="not even one row"):
+            evolve(tiny_settings(model, tmp_path / "none"))
+
+
+def oom() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("none left")
 
 
 def test_an_interrupt_during_an_update_waits_for_its_end(
