@@ -3,7 +3,9 @@
     from flatout.adapters import AdapterTask, Example, Prediction
 
 AdapterTask              the base of a task: rows, tokens and targets, head, loss and scores
-Example, Prediction, TaskBatch, encode_all    what a task takes and gives
+Classification, Regression, Similarity    tasks to begin from
+PooledHead               a small network on the mean of a row's states
+Example, Prediction, TaskBatch, IGNORED, encode_all    what a task takes and gives
 known_tasks, task_named  tasks by name
 
 `flatout.adapt` trains a run, as `flatout adapt` does.  Names are imported on first use.
@@ -15,8 +17,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flatout.engines.adapters.tasks.classification import Classification as Classification
+    from flatout.engines.adapters.tasks.classification import PooledHead as PooledHead
     from flatout.engines.adapters.tasks.known import known_tasks as known_tasks
     from flatout.engines.adapters.tasks.known import task_named as task_named
+    from flatout.engines.adapters.tasks.regression import Regression as Regression
+    from flatout.engines.adapters.tasks.similarity import Similarity as Similarity
+    from flatout.engines.adapters.tasks.task import IGNORED as IGNORED
     from flatout.engines.adapters.tasks.task import AdapterTask as AdapterTask
     from flatout.engines.adapters.tasks.task import Example as Example
     from flatout.engines.adapters.tasks.task import Prediction as Prediction
@@ -25,7 +32,12 @@ if TYPE_CHECKING:
 
 _ROOM = "flatout.engines.adapters"
 _HOMES = {
+    "IGNORED": f"{_ROOM}.tasks.task",
     "AdapterTask": f"{_ROOM}.tasks.task",
+    "Classification": f"{_ROOM}.tasks.classification",
+    "PooledHead": f"{_ROOM}.tasks.classification",
+    "Regression": f"{_ROOM}.tasks.regression",
+    "Similarity": f"{_ROOM}.tasks.similarity",
     "Example": f"{_ROOM}.tasks.task",
     "Prediction": f"{_ROOM}.tasks.task",
     "TaskBatch": f"{_ROOM}.tasks.task",

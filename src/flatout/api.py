@@ -344,7 +344,7 @@ def adapt_predict(run: str | Path, texts: Sequence[str], **options: Any) -> list
 def adapt_export(
     run: str | Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
-    """Write the adapters of a run as folders that PEFT loads."""
+    """Write the adapters, heads and router of a run as files that need no Flatout."""
     from flatout.engines.adapters.verbs import export
 
     return export(_folder_of(run), to=to, tasks=tasks, model=model)

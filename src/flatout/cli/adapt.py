@@ -1,8 +1,9 @@
 """`flatout adapt`: adapters for several tasks on one frozen encoder, and the router that picks among them.
 
 `train` runs the phases, `status` says how far a run is, `evaluate` scores it under several ways of routing,
-`predict` answers a text, `export` writes folders that PEFT loads.  Results go to stdout, progress to stderr.
-Under torchrun or `accelerate launch` every process runs `train`, and the first one speaks.
+`predict` answers a text, `export` writes adapters, heads and router as files that need no Flatout.  Results
+go to stdout, progress to stderr.  Under torchrun or `accelerate launch` every process runs `train`, and the
+first one speaks.
 """
 
 from __future__ import annotations
@@ -220,14 +221,15 @@ def predict(
 @adapt.command()
 def export(
     run: flags.Run,
-    to: Annotated[Path, flag("--to", "DIR", "Write a folder per adapter here.")],
+    to: Annotated[Path, flag("--to", "DIR", "Write the router and a folder per adapter here.")],
     task: list[str] | None = option("--task", "NAME", "Only this one; repeatable."),
     model: Model = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Write the adapters as folders that PEFT's `PeftModel.from_pretrained` loads.
+    """Write adapters, heads and the router as files that need no Flatout.
 
-    A run replaces what it exported before. A DIR with adapters of another run is refused.
+    PEFT's `PeftModel.from_pretrained` loads an adapter's folder; its head and labels lie there too.
+    A run replaces what it exported before. A DIR with an export of another run is refused.
 
     \b
     Examples:

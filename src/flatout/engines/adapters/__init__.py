@@ -6,6 +6,7 @@ fill_settings what an adapter to begin from and the rows of a task decide
 assembly      encoder, adapters, heads, decoder and router of one run
 run_folder    how far the run in a folder is
 peft_format   adapters as folders of PEFT: read and written
+export_run    a run as files that need no Flatout
 lora          the adapters' products, the encoder that packs all tasks into one pass, the optimizer step
 tasks         rows, head, loss and scores of each task
 training      the three phases

@@ -146,7 +146,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def check_target(to: Path, *, run: Path) -> None:
     """BadInput where `to` holds an adapter that is not known to be of this run: nothing replaces it."""
     for folder in (path.parent for path in (*to.glob(CONFIG), *sorted(to.glob(f"*/{CONFIG}")))):
-        if (owner := _run_of(folder)) != str(run.resolve()):
+        if (owner := run_of(folder / RUN)) != str(run.resolve()):
             raise BadInput(
                 f"{folder} holds an adapter of {owner or 'an unknown run'}",
                 hint=f"take another --to, or remove {folder}",
@@ -180,10 +180,10 @@ def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str, 
     write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
-def _run_of(folder: Path) -> str | None:
-    """The run that an adapter was exported from; None where its folder does not say."""
+def run_of(path: Path) -> str | None:
+    """The run that something was exported from, as a file beside it says; None where it does not."""
     try:
-        found = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return str(found["run"]) if isinstance(found, dict) and "run" in found else None

@@ -17,6 +17,7 @@ from flatout.engines.adapters.evaluation import results
 from flatout.engines.adapters.evaluation.predict import Answer, answer
 from flatout.engines.adapters.evaluation.results import FILE, ROUTINGS, Evaluation, with_heads_only
 from flatout.engines.adapters.evaluation.score_routings import Subject, score_routings
+from flatout.engines.adapters.export_run import check_target, export_run
 from flatout.engines.adapters.fill_settings import fill_settings
 from flatout.engines.adapters.report.charts import plot_report
 from flatout.engines.adapters.report.page import page as report_page
@@ -222,16 +223,11 @@ def predict(
 def export(
     out: Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
-    """Write adapters as folders that PEFT loads; a folder with adapters of another run is refused."""
+    """Write adapters, heads and the router as files that need no Flatout; another run's are not replaced."""
     settings = run_folder.settings_of(out, model=model, device="cpu")
-    peft_format.check_target(to, run=out)
-    with _open_best(settings) as (assembly, _):
-        chosen = list(tasks or assembly.names)
-        for name in chosen:
-            assembly.bank.number(name)  # refuses an unknown name before anything is written
-        for name in chosen:
-            peft_format.export(assembly.bank, name, to / name, base_model_name=settings.model, run=out)
-    return [to / name for name in chosen]
+    check_target(to, run=out)
+    with _open_best(settings) as (assembly, routed):
+        return export_run(assembly, to=to, run=out, tasks=tasks, routed=routed)
 
 
 def report(out: Path, *, html: Path | None = None) -> Path:

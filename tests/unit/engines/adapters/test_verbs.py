@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,6 +280,25 @@ def test_what_is_exported_is_what_peft_computes(model: Path, whole: Path, tmp_pa
         states = theirs(input_ids=batch.block.ids, attention_mask=batch.block.mask()).last_hidden_state
     there = batch.block.mask()
     torch.testing.assert_close(ours[there], states[there], rtol=1e-4, atol=1e-5)
+
+
+def test_the_router_picks_the_same_task_without_flatout(
+    model: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of docs/adapters.md, on this run."""
+    page = (Path(__file__).parents[4] / "docs" / "adapters.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    texts = ["the film is deeply moving", "the man sees the house", "a story", "in the house of a man"]
+    verbs.export(whole, to=tmp_path / "exported")
+    (tmp_path / "minilm").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(lines.replace('["What a wonderful film."]', repr(texts)), names)
+    ours = verbs.predict(whole, texts, top_k=2)
+    assert names["tasks"] == [each.task for each in ours]
+    for each, shares in zip(ours, names["shares"].tolist(), strict=True):
+        found = [each.weights[name] for name in names["said"]["tasks"]]
+        assert found == pytest.approx(shares, abs=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

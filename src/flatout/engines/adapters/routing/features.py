@@ -41,6 +41,11 @@ def width_of(encoder: PackedEncoder) -> int:
     return DEPTHS * encoder.width
 
 
+def depths_of(num_states: int) -> list[int]:
+    """Which of an encoder's states the router sees, of its words (0) and after each layer."""
+    return [round(place * (num_states - 1) / (DEPTHS - 1)) for place in range(DEPTHS)]
+
+
 def features_of(
     encoder: PackedEncoder,
     examples: Sequence[Example],
@@ -108,8 +113,7 @@ def _compute(encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int
         )
         with torch.no_grad():
             states = encoder.depths(block)
-            last = len(states) - 1
-            chosen_depths = [states[round(place * last / (DEPTHS - 1))] for place in range(DEPTHS)]
+            chosen_depths = [states[place] for place in depths_of(len(states))]
             means = [pooled(states_BLH.float(), block.lengths) for states_BLH in chosen_depths]
             rows_NH[numbers] = torch.cat(means, dim=-1).cpu()
     return rows_NH

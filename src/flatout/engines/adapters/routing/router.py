@@ -174,6 +174,10 @@ class Router(nn.Module):
             logits_BT, _ = self._evaluate(features_BH)
         return fit_logits(logits_BT.double(), tasks_B, log_shares_T=log_shares_T)
 
+    def logit_scale(self) -> Tensor:
+        """What the last layer's outputs are multiplied by when a row is routed."""
+        return self.calibration[0] / self.temperature.detach().clamp(COLDEST, HOTTEST)
+
     def _outputs(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
         """Logits over the temperature, and the confidence's logit."""
         hidden = self.trunk(features_BH.to(self.tasks.weight.dtype))

@@ -1,0 +1,126 @@
+"""The pages on a classifier, a PEFT adapter and a task of one's own, executed from top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import random
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flatout.cli.app import application
+from flatout.testing.adapter_tasks import AdapterTaskContract
+from tests.support.adapters import save_tiny
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+ONE_SCREEN = 80
+WORDS = {
+    "billing": ("charged", "invoice", "refund"),
+    "delivery": ("parcel", "courier", "arrived"),
+    "praise": ("thanks", "lovely", "great"),
+    "returns": ("return", "broken", "exchange"),
+    "account": ("password", "login", "email"),
+}
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with rows of five classes and an encoder that is small: what the pages have before them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    save_tiny(tmp_path / "minilm")
+    draw = random.Random(0)
+    with (tmp_path / "tickets.jsonl").open("w") as file:
+        for number in range(400):
+            label = draw.choice(list(WORDS))
+            text = f"{draw.choice(WORDS[label])} {draw.choice(WORDS[label])} order {number}"
+            print(json.dumps({"text": text, "label": label}), file=file)
+    kept = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - kept:
+        if name == "tags":
+            del sys.modules[name]
+
+
+def flatout(line: str) -> str:
+    done = CliRunner().invoke(application(), shlex.split(line)[1:])
+    assert done.exit_code == 0, f"{line}\n{done.output}"
+    return done.stdout
+
+
+def execute(name: str) -> tuple[dict[str, str], dict[str, Any], str]:
+    """Run a page: (what each command said, the names its Python left, what its Python printed)."""
+    text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= ONE_SCREEN
+    said: dict[str, str] = {}
+    names: dict[str, Any] = {"__name__": "page"}
+    printed = io.StringIO()
+    blocks = BLOCK.findall(text)
+    assert blocks
+    for language, title, code in blocks:
+        if language == "json":
+            known = [json.loads(line).keys() for line in Path(title).read_text().splitlines()]
+            assert all(json.loads(line).keys() == known[0] for line in code.splitlines())
+        elif title:
+            Path(title).parent.mkdir(exist_ok=True)
+            Path(title).write_text(code)
+        elif language == "python":
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, name, "exec"), names)
+        elif language == "text":
+            for line in code.splitlines():
+                if not line.startswith("flatout fetch"):  # the desk has a model
+                    said[line] = flatout(line)
+    return said, names, printed.getvalue()
+
+
+def test_a_classifier_of_ones_own_is_trained_and_answers_the_same_without_flatout(desk: Path) -> None:
+    said, names, printed = execute("own_classifier")
+    scored = json.loads((desk / "runs" / "tickets" / "evaluation.json").read_text())
+    assert set(scored["classes"]["tickets"]) == set(WORDS)
+    assert scored["scores"][0]["by_task"]["tickets"]["accuracy"] > 60  # chance is 20
+    texts = names["texts"]
+    ours = [
+        json.loads(flatout(f"flatout adapt predict runs/tickets {shlex.quote(text)} --json"))
+        for text in texts
+    ]
+    assert printed.strip() == str([each["answers"][0]["text"] for each in ours])
+    assert texts[0] in next(line for line in said if "predict" in line)
+
+
+def test_a_peft_adapter_goes_in_and_comes_out(desk: Path) -> None:
+    _, names, _ = execute("own_peft_adapter")
+    config = json.loads((desk / "exported" / "tickets" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (8, 16)
+    assert {name.rpartition(".")[2] for name in config["target_modules"]} == {"query", "value"}
+    assert names["model"].peft_config["default"].r == 8
+
+
+def test_a_task_of_ones_own_is_thirty_lines_learns_and_keeps_the_contract(desk: Path) -> None:
+    said, _, _ = execute("own_adapter_task")
+    code = (desk / "tasks" / "tags.py").read_text()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 33
+    assert "urgent" in said['flatout adapt predict runs/tags "urgent number 7"']
+    spec = importlib.util.spec_from_file_location("page_test_tags", desk / "test_tags.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = path
+    held: AdapterTaskContract = module.TestTags()
+    tests = [name for name in dir(held) if name.startswith("test_")]
+    assert len(tests) >= 8
+    for name in tests:
+        getattr(held, name)()
