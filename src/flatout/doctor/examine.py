@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.doctor.causal_map import MapBlock, causal_map, encloses
-from flatout.doctor.ceilings import for_the_job
+from flatout.doctor.ceilings import OF_LINES, for_the_job
 from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
@@ -106,6 +106,8 @@ def _led(group: Sequence[Finding]) -> Finding:
 
 def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:
     first, second = _arm(one), _arm(other)
+    if one.ceiling is None and other.ceiling is None:  # nothing tells two sights of one line apart
+        return one.place is not None and one.place == other.place and _of_lines(one) and _of_lines(other)
     if first is None or second is None:
         return False
     if first == second:
@@ -115,6 +117,11 @@ def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:
         return False
     paths = evidence.stacks.paths if evidence.stacks is not None else ()
     return encloses(arms[first], arms[second], paths) or encloses(arms[second], arms[first], paths)
+
+
+def _of_lines(finding: Finding) -> bool:
+    """Whether its rule is proven by what steps take without some lines."""
+    return any(finding.code == rule.code and set(rule.arms) & set(OF_LINES) for rule in all_rules())
 
 
 def _arm(finding: Finding) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from flatout.doctor.ceilings import MOST, share_of
+from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, share_of
 from flatout.doctor.readings import phase_means, phase_shares
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
@@ -105,11 +105,12 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
 
     Timing every call slows a step tenfold and more, and calls themselves a little.  So a line gets its part
     of each phase's calls, and the phase its share of ordinary steps.  Where there was no time for that, the
-    looks at the stack give the same without the backward pass.
+    looks at the stack give the same without the backward pass, or steps without the line's loop give all.
     """
     shares, means = phase_shares(evidence), phase_means(evidence)
     if line.total_s is None:
-        return _share_of_looks(evidence, line, shares)
+        known = [_share_of_looks(evidence, line, shares), _share_of_block(evidence, line)]
+        return max((share for share in known if share is not None), default=None)
     if not evidence.attributed_calls_s or not shares:
         return share_of(line.total_s, evidence.attributed_step_s)
     held = {**line.phases_s, "backward": line.phases_s.get("backward", 0.0) + (line.backward_s or 0.0)}
@@ -138,6 +139,14 @@ def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]
     return min(sum(parts), MOST)
 
 
+def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
+    """What steps without the block around a line do not take; a whole function is too much to say that of."""
+    found = arm_at(evidence, KNOCKED_OUT, line.place)
+    if found is None or found.parent is None or found.speedup_low <= 1:
+        return None
+    return min(1 - 1 / found.speedup, MOST)
+
+
 def _line(place: Place) -> tuple[str, int]:
     return place.file, place.line
 
@@ -157,7 +166,7 @@ def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
 def timing(evidence: Evidence, line: CodeLine) -> str:
     """The seconds a line's calls take, beside the step they were taken from."""
     if line.total_s is None:
-        return "how long its calls take was not timed; its share is of the looks at the stack"
+        return "how long its calls take was not timed; its share is of looks at the stack, or of its block"
     step = show_seconds(evidence.attributed_step_s)
     words = f"{show_seconds(line.total_s)} of a step of {step} while calls were timed"
     share = line_share(evidence, line)

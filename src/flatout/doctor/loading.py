@@ -7,14 +7,25 @@ others.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from flatout.doctor.ceilings import share_of
 from flatout.ground.units import show_share
-from flatout.measure.evidence import Loader, Place
+from flatout.measure.evidence import Evidence, Loader, Place
 
+LEAST_CORES = 2  # for a worker beside the training process
 BLOCKED = 0.5  # of a batch's time: above it, its maker leaves the core to others
 MOST_PER_CORE = 4  # workers that are blocked
 FEWEST_SAMPLES = 20
 LEAST_SHOWN = 0.1  # of a batch's time, a line
+
+
+def cores_of_a_process(evidence: Evidence) -> int | None:
+    """Whole cores for each training process: the ranks of one host share its cores."""
+    if evidence.host.cores is None:
+        return None
+    ranks_of_a_host = max(Counter(rank.host for rank in evidence.ranks).values(), default=1)
+    return int(evidence.host.cores / ranks_of_a_host)
 
 
 def batch_s(loader: Loader) -> float | None:

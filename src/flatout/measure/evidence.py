@@ -105,10 +105,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStart:
-    """What it cost to begin iterating a loader."""
+    """What it cost to begin iterating a loader, and before that to end the epoch before."""
 
     iter_s: float  # DataLoader.__iter__: worker processes start here
     first_wait_s: float  # the wait for the first batch
+    end_s: float = 0.0  # after the last batch of the epoch before: worker processes end there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ class Annealed(nn.Module):
         return self.layers(x) / (1 + 0.001 * self.num_calls)
 
 
+torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10_000
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(6)
 inputs = torch.randn(4096, 256, device=device)

@@ -78,6 +78,20 @@ def test_findings_that_one_arm_proves_are_one(made):
     assert (second.code, second.place.line, second.also) == ("FO301", 60, ())
 
 
+def test_two_sights_of_one_line_without_an_arm_are_one(made):
+    job = made.evidence(
+        sites=(
+            made.site("row", line=30, host_s=0.10),
+            made.site("create", line=30, host_s=0.03),
+            made.site("create", line=31, host_s=0.03),
+        )
+    )
+    first, second = examine(job)
+    assert (first.code, first.place.line) == ("FO302", 30)
+    assert [(other.code, other.place.line) for other in first.also] == [("FO301", 30)]
+    assert (second.code, second.place.line, second.also) == ("FO301", 31, ())
+
+
 def test_findings_of_nested_blocks_are_one(made):
     job = made.evidence(
         sites=(made.site("row", line=30, host_s=0.10), made.site("row", line=35, host_s=0.03)),

@@ -2,7 +2,9 @@
 
 The rows that the loop of the block's first step passed are kept.  In later steps the first call of the loop
 runs the module on all of them at once and each call is handed its own row of the result: one forward and one
-backward pass of the whole batch, in place of one for each row.  The loop itself stays.
+backward pass of the whole batch, in place of one for each row.  The loop itself stays, and so that it costs
+little, the gradient of the first row stands for those of all: a fix has no rows to take apart and put
+together again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
 
 if TYPE_CHECKING:
-    from flatout.measure.arms.call_results import FollowedResults
+    from types import CodeType
+
+    from flatout.measure.arms.call_results import FirstRow, FollowedResults
 
 LEAST_CALLS, LEAST_SHARE = 8, 0.1
 TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
@@ -62,6 +66,8 @@ class BatchedCall(Arm):
         self._buffers: list[tuple[Any, Any]] = []
         self._number = 0
         self._rows: list[Any] = []  # of this step's one result
+        self._first_rows: list[FirstRow] = []  # whose gradients stand for those of all rows
+        self._watched: dict[tuple[CodeType, int], bool] = {}  # whether a caller's line is the arm's
 
     def begin(self) -> None:
         from flatout.measure.arms.call_results import FollowedResults
@@ -72,7 +78,9 @@ class BatchedCall(Arm):
             self._patches.replace(kind, "__call__", self._call(kind.__call__))
 
     def step_end(self) -> None:
-        self._number, self._rows = 0, []
+        if not all(first.has_gradient for first in self._first_rows):
+            self.refusal = "the first row gets no gradient, so it cannot stand for all of them"
+        self._number, self._rows, self._first_rows = 0, [], []
         if self._followed is not None:
             self._stop_following()
             if self.refusal is None:
@@ -114,7 +122,12 @@ class BatchedCall(Arm):
     def _is_watched(self, module: Any, frame: Any) -> bool:
         if ident() != self._clock.owner or (self._module is not None and module is not self._module):
             return False
-        return self._user_code.place(frame)[0] == self.place
+        if not self._user_code.is_user(frame.f_code):
+            return self._user_code.place(frame)[0] == self.place
+        key = (frame.f_code, frame.f_lineno)
+        if key not in self._watched:
+            self._watched[key] = self._user_code.place(frame)[0] == self.place
+        return self._watched[key]
 
     def _note(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> Any:
         followed = self._followed
@@ -174,17 +187,34 @@ class BatchedCall(Arm):
             self.refusal = "the module's result for many rows is not one row for each"
             return []
 
+        columns = [self._rows_of(array) for array in arrays_of(result)]
+        if len(columns) == 1 and columns[0] and isinstance(result, type(columns[0][0])):
+            return columns[0]
+
         def row(number: int) -> Any:
-            columns = iter([part[number] for part in parts])
-            return map_arrays(result, lambda _array: next(columns))
+            values = iter([column[number] for column in columns])
+            return map_arrays(result, lambda _array: next(values))
 
         return [row(number) for number in range(num_calls)]
+
+    def _rows_of(self, whole: Any) -> list[Any]:
+        """The rows of a result; the first of them carries the gradient."""
+        from flatout.measure.arms.call_results import FirstRow
+
+        rows = list(whole.detach().split(1))
+        if whole.requires_grad:
+            first = FirstRow()
+            rows[0] = first.take(whole)
+            self._first_rows.append(first)
+        return rows
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
     """Lines that call a module with parameters many times in a step, with one row each."""
+    forward_s, backward_s = (context.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
+    with_backward = 1 + (backward_s / forward_s if forward_s > 0 else 0.0)
     for call in context.module_calls:
-        share = (call.host_s or 0.0) / context.step_s
+        share = (call.host_s or 0.0) * with_backward / context.step_s
         if call.rows != 1 or not call.has_parameters or call.calls_per_step < LEAST_CALLS:
             continue
         types = [kind for kind in context.outermost_types if kind.__name__ == call.module]

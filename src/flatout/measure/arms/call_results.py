@@ -87,6 +87,29 @@ def attached(kept: torch.Tensor, inputs: Iterable[torch.Tensor]) -> torch.Tensor
     return result
 
 
+class FirstRow:
+    """The first row of a result: what it gets as its gradient goes to every row."""
+
+    def __init__(self) -> None:
+        self.has_gradient = False
+
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
+        row: torch.Tensor = _TakeFirst.apply(whole, self)  # type: ignore[no-untyped-call]
+        return row
+
+
+class _TakeFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, first: FirstRow) -> torch.Tensor:
+        ctx.shape, ctx.first = whole.shape, first
+        return whole[:1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        ctx.first.has_gradient = True
+        return gradient.expand(ctx.shape).contiguous(), None
+
+
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kept: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ class LoaderRecord:
     kept_bytes: int | None = None  # of the first kept batch
     copies: bool = False  # the script changes its batches in place
     iter_s: float = 0.0
+    end_s: float = 0.0  # of the epoch before
     first: bool = False  # the next batch is the first of its epoch
     given: int = 0  # batches handed out in this epoch
     served: int = 0  # kept batches handed out in this counterfactual block

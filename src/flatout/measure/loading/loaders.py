@@ -198,8 +198,10 @@ class LoaderWatch:
         length = record.config["num_batches"]
         if length is not None and record.given >= length and record.stood_in:
             # kept batches stood in for real ones in this epoch: end it where it would have ended
+            start = now()
             if getattr(iterator, "_workers", None) and not iterator._persistent_workers:
                 iterator._shutdown_workers()
+            record.end_s = now() - start
             raise StopIteration
         if self.serving is not None and record.trains:
             batch = self._serve(iterator, record)
@@ -211,7 +213,11 @@ class LoaderWatch:
         if record.queued_before is not None:
             self._discard_ahead(iterator, record, next_batch)
         start = now()
-        batch = next_batch(iterator)
+        try:
+            batch = next_batch(iterator)
+        except StopIteration:
+            record.end_s = now() - start
+            raise
         self._note_batch(iterator, record, batch, start)
         return batch
 
@@ -234,7 +240,9 @@ class LoaderWatch:
         iterator._flatout_times = None
         if record.first:
             record.first = False
-            record.epochs.append(EpochStart(iter_s=record.iter_s, first_wait_s=end - start))
+            begun = EpochStart(iter_s=record.iter_s, first_wait_s=end - start, end_s=record.end_s)
+            record.epochs.append(begun)
+            record.end_s = 0.0
         elif self.recording:
             record.waits_s.append(end - start - (times.apart_s if times is not None else 0.0))
         if times is not None:

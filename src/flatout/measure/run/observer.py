@@ -31,6 +31,8 @@ from flatout.measure.run.rows import StepRow, build_steps
 from flatout.measure.run.schedule import (
     DEAREST_PASS,
     FOR_PASSES,
+    LONG_STEP_S,
+    PASSES_AT,
     Rounds,
     StepBlock,
     WarmUp,
@@ -357,7 +359,7 @@ class Observer:
 
     def _drop_passes(self) -> None:
         """Leave the arms their part of the time, whatever the instruments took."""
-        if self.seconds_left < self._for_arms_s:
+        if self.rounds is None and self.seconds_left < self._for_arms_s:
             dropped = [block.arm for block in self.blocks[self.block_number :] if block.arm in INSTRUMENTS]
             self.blocks[self.block_number :] = [
                 block for block in self.blocks[self.block_number :] if block.arm not in INSTRUMENTS
@@ -375,7 +377,6 @@ class Observer:
             if pass_s(block, step_s, device=self.device) > DEAREST_PASS * self.seconds_left:
                 self._leave_out([block.arm])
                 continue
-            self._for_arms_s = 0.0
             if self.rounds is not None:
                 self.rounds.interrupt()
             # a profiler session must not begin in the hook in which another one ended
@@ -448,14 +449,28 @@ class Observer:
                 last=REAL if self.blocks[-1].arm == REAL else None,
             )
             self.arms = self.rounds.arms
-        elif self.blocks[-1].arm in INSTRUMENTS and not self._later:
-            self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
+            self._for_arms_s = self.seconds_left
         if self.marks is not None:
             import torch
 
             torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
-        block = self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
-        return [block] if block is not None else self._next_pass() or self._last_block()
+        block = None if self._are_passes_due() else self._next_round()
+        if block is None and self._later:
+            passes = self._next_pass()
+            if passes:
+                return passes
+            self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
+            block = self._next_round()
+        return [block] if block is not None else self._last_block()
+
+    def _are_passes_due(self) -> bool:
+        """Whether passes that were put off come before more arms: not where each takes several seconds."""
+        is_short = self._context().step_s < LONG_STEP_S
+        return bool(self._later) and is_short and self.seconds_left < PASSES_AT * self._for_arms_s
+
+    def _next_round(self) -> StepBlock | None:
+        assert self.rounds is not None
+        return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
 
     def _last_block(self) -> list[StepBlock]:
         """More steps as they are, where few were seen: what comes once in many of them may show."""

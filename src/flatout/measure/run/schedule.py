@@ -32,14 +32,15 @@ STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
 ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
-# what a pass makes of a step, about, and what it takes besides: a profiler has to start
+# what a pass makes of a step, about, and what it takes besides: a profiler starts, all objects are walked
 SLOWS = {"stacks": 1.0, "count": 2.0, "kernels": 2.0, "memory": 2.0, "attribution": 10.0}
-STARTS_S = {"kernels": 0.5, "attribution": 0.5}
-STARTS_ON_CUDA_S = {"kernels": 2.0, "attribution": 1.0}
+STARTS_S = {"kernels": 0.5, "memory": 1.5, "attribution": 0.5}
+STARTS_ON_CUDA_S = {"kernels": 2.0, "memory": 1.5, "attribution": 1.0}
 ASKED_FIRST = ("stacks", "count")  # by these the arms are chosen
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
 BEFORE_ARMS = 0.35  # of the time after warm-up, for the passes that come before the arms
 FOR_PASSES = 0.5  # the same at the most: an instrument may slow a step more than one can foresee
+PASSES_AT = 0.5  # of the time for arms: then short passes that were put off have their turn, long ones last
 FEWEST_FOR_ARMS = 4  # steps: a look at the stacks, a real block, and one to keep an arm's results by
 SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
 GAIN = 1.05  # less is not worth a round

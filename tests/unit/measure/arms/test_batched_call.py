@@ -78,7 +78,9 @@ def test_rows_are_computed_in_one_call(model: Model, arm: BatchedCall) -> None:
     assert model.calls == [1] * 5
     for _ in range(2):
         model.calls.clear()
-        assert torch.allclose(energies(model, rows), expected)
+        found = energies(model, rows)
+        assert torch.allclose(found, expected)
+        found.sum().backward()
         arm.step_end()
         assert model.calls == [5]
     arm.end()
@@ -98,6 +100,29 @@ def test_gradients_reach_the_parameters_and_what_lies_before(model: Model, arm: 
     energies(model, rows * upstream).sum().backward()
     assert torch.allclose(model.body[0].weight.grad, expected)
     assert upstream.grad is not None and not upstream.grad.any()  # it was computed, from zeros
+    arm.step_end()
+    assert arm.refusal is None
+
+
+def test_the_backward_pass_takes_no_rows_apart(model: Model, arm: BatchedCall) -> None:
+    """A fix puts no rows together, and `cat` cuts a gradient out for each row that needs one."""
+    rows = torch.randn(6, 4)
+    arm.begin()
+    energies(model, rows)
+    arm.step_end()
+    joined = energies(model, rows)
+    inputs = [node for node, _ in joined.grad_fn.next_functions if node is not None]
+    assert len(inputs) == 1
+
+
+def test_a_first_row_without_a_gradient_does_not_stand_for_the_others(model: Model, arm: BatchedCall) -> None:
+    rows = torch.randn(3, 4)
+    arm.begin()
+    energies(model, rows).sum().backward()
+    arm.step_end()
+    energies(model, rows)
+    arm.step_end()
+    assert arm.refusal == "the first row gets no gradient, so it cannot stand for all of them"
 
 
 def test_calls_beyond_the_first_steps_are_real(model: Model, arm: BatchedCall) -> None:
@@ -217,6 +242,9 @@ def test_a_module_that_is_called_with_single_rows_is_proposed(
     types = frozenset((Model,))
     (arm,) = propose(context(module_calls=(called(),), outermost_types=types))
     assert (arm.label, arm.suspicion) == (f"batched-call {arm.place}", 0.4)
+    phases = {"forward": 0.4, "backward": 0.2}
+    (arm,) = propose(context(module_calls=(called(),), outermost_types=types, phases_s=phases))
+    assert arm.suspicion == pytest.approx(0.6)  # its backward pass goes with it
     for changes in ({"rows": 2}, {"calls_per_step": 2.0}, {"has_parameters": False}, {"host_s": 0.01}):
         assert not list(propose(context(module_calls=(called(**changes),), outermost_types=types)))
     assert not list(propose(context(module_calls=(called(module="LSTM"),), outermost_types=types)))

@@ -87,6 +87,7 @@ def test_epochs_waits_and_configuration_are_recorded(watch: LoaderWatch) -> None
     assert found.trains
     assert len(found.epochs) == 3
     assert all(epoch.iter_s > 0 and epoch.first_wait_s > 0 for epoch in found.epochs)
+    assert [epoch.end_s > 0 for epoch in found.epochs] == [False, True, True]  # of the epoch before
     assert found.wait_s is not None and found.fetch_s is not None
     assert found.wait_s.num == 3 * (NUM_BATCHES - 1)  # the first of an epoch is reported apart
     assert found.fetch_s.num == 3 * NUM_BATCHES

@@ -1,19 +1,20 @@
 """FO105 loader-bound
 
 What it does
-Finds a training loader whose workers cannot keep up, so that the step waits for its batches.
+Finds a training loader whose workers cannot keep up, so that the step waits for its batches; or one without
+workers, where no core is left for them.
 
 Why it costs
 A step can be no shorter than a worker's time for a batch divided by the number of workers. While the queue is
 empty the device has nothing to do.
 
 Evidence
-The wait is at least 10 % of the step, the loader has workers, and steps on cached batches are faster with
-the whole 95 % interval above 1.05×. A collate that explains the time is a finding of its own and this one
-is left out. The ceiling is measured: steps with another number of workers where that
-was tried and helps, else steps on cached batches, which cost the loader nothing; it is no more than the wait
-that was seen. The workers' own stacks name the lines in which they make a batch, and their time on a core
-tells work from waiting.
+The wait is at least 10 % of the step, the loader has workers or each process less than two cores, and steps
+on cached batches, or with more workers, are faster with the whole 95 % interval above 1.05×. A collate that
+explains the time is a finding of its own and this one is left out. The ceiling is measured: steps with
+another number of workers where that was tried and helps, else steps on cached batches, which cost the loader
+nothing; it is no more than the wait that was seen. The workers' own stacks name the lines in which they make
+a batch, and their time on a core tells work from waiting.
 
 Fix
 Where workers wait for storage, take more of them, also beyond the number of cores:
@@ -48,38 +49,57 @@ LEAST_WAIT_SHARE = 0.10
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    cached = evidence.counterfactual("cached")
-    if cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
-        return []
     findings = []
     for loader in evidence.loaders:
         share = wait_share(evidence, loader)
-        if concatenating_collate.detect(replace(evidence, loaders=(loader,))):
+        if not loader.trains or share is None or share < LEAST_WAIT_SHARE or not _is_ours(loader, evidence):
             continue
-        if loader.trains and loader.num_workers and share is not None and share >= LEAST_WAIT_SHARE:
-            findings += _finding(evidence, loader, share=share, cached=cached)
+        cached, workers = evidence.counterfactual("cached"), arm_at(evidence, "workers", loader.place)
+        if not (_gains(cached) or _gains(workers)):
+            continue
+        if not concatenating_collate.detect(replace(evidence, loaders=(loader,))):
+            findings += _finding(evidence, loader, share=share, cached=cached, workers=workers)
     return findings
 
 
-def _finding(evidence: Evidence, loader: Loader, *, share: float, cached: Counterfactual) -> list[Finding]:
-    workers = arm_at(evidence, "workers", loader.place)
-    helps = workers is not None and workers.speedup_low > RESOLVABLE_SPEEDUP
+def _is_ours(loader: Loader, evidence: Evidence) -> bool:
+    """Whether it has workers, or has none and no core is left for them."""
+    cores = loading.cores_of_a_process(evidence)
+    return bool(loader.num_workers) or (
+        loader.num_workers == 0 and cores is not None and cores < loading.LEAST_CORES
+    )
+
+
+def _gains(found: Counterfactual | None) -> bool:
+    return found is not None and found.speedup_low > RESOLVABLE_SPEEDUP
+
+
+def _finding(
+    evidence: Evidence,
+    loader: Loader,
+    *,
+    share: float,
+    cached: Counterfactual | None,
+    workers: Counterfactual | None,
+) -> list[Finding]:
     cores = evidence.host.cores or 0.0
     figures = [
         f"waiting for batches takes {show_share(share)} of the step",
-        f"on cached batches the step takes {show_seconds(cached.step_s)}",
         f"the job may use {cores:g} cores" if cores else "the number of cores is unknown",
     ]
+    if cached is not None:
+        figures.append(f"on cached batches the step takes {show_seconds(cached.step_s)}")
     if workers is not None:
         figures.append(f"with {_count(workers)} workers the step takes {show_seconds(workers.step_s)}")
     ready_s = loading.batch_s(loader)
     if ready_s is not None:
-        figures.append(f"one worker makes a batch in {show_seconds(ready_s)}")
+        figures.append(f"one process makes a batch in {show_seconds(ready_s)}")
+    who = f"{loader.num_workers} workers cannot" if loader.num_workers else "the training process cannot"
     return RULE.proven(
         evidence,
         loader.place,
-        f"{loader.num_workers} workers cannot keep up: waiting for them is {show_share(share)} of the step",
-        arms=ARMS if helps else ARMS[1:],
+        f"{who} keep up: waiting for batches is {show_share(share)} of the step",
+        arms=ARMS if _gains(workers) else ARMS[1:],
         figures=[*figures, *loading.figures(loader)],
         share=share,
         observed_share=share,
@@ -89,12 +109,13 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cached: Counte
 
 
 def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str:
-    if workers is not None and workers.speedup_low > RESOLVABLE_SPEEDUP:
+    if workers is not None and _gains(workers):
         return f"give this DataLoader num_workers={_count(workers)}"
     most = loading.most_workers(loader, int(cores))
     in_vain = workers is not None and workers.speedup_high < RESOLVABLE_SPEEDUP
     # workers that compute leave a core to the training process
-    if not in_vain and (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1) < most:
+    used = (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1)
+    if loader.num_workers and not in_vain and used < most:
         return f"give this DataLoader more workers, up to num_workers={most}"
     lines = loading.slow_lines(loader, most=1)
     where = f", above all at {lines[0][0]}" if lines else ""

@@ -12,10 +12,11 @@ libraries again, seconds per epoch. Short epochs pay this every few steps, and t
 one measured job had a median wait of 7.9 ms and a mean of 228 ms.
 
 Evidence
-At least two epochs were seen, and starting one (the loader's `iter()`, plus the wait for the first batch
-beyond the time a batch takes to fetch and collate anyway) holds at least 5 % of an epoch. The ceiling is of
-the whole job, since no typical step holds an epoch's start: the epoch without what was measured of its
-start, and no more than the first step of an epoch was seen to take longer than the others.
+At least two epochs were seen, and starting one (the loader's `iter()`, the wait for the first batch beyond
+the time a batch takes to fetch and collate anyway, and the end of the workers before) holds at least 5 % of
+an epoch. The ceiling is of the whole job, since no typical step holds an epoch's start: the epoch without
+what was measured of its start, and no more than the first step of an epoch was seen to take longer than the
+others.
 
 Fix
 ```python
@@ -70,10 +71,11 @@ def _longer_s(evidence: Evidence, step_s: float) -> float | None:
 
 
 def _start_s(loader: Loader) -> float:
-    """Mean seconds of an epoch's start that live workers would not need."""
+    """Mean seconds between two epochs that live workers would not need, in which these end and start."""
     batch_s = sum(spread.mean_s for spread in (loader.fetch_s, loader.collate_s) if spread is not None)
     starts = [epoch.iter_s + max(0.0, epoch.first_wait_s - batch_s) for epoch in loader.epochs]
-    return sum(starts) / len(starts)
+    ends = [epoch.end_s for epoch in loader.epochs[1:]]  # none came before the first
+    return sum(starts) / len(starts) + (sum(ends) / len(ends) if ends else 0.0)
 
 
 def _finding(loader: Loader, *, start_s: float, share: float, step_s: float) -> Finding:

@@ -41,7 +41,6 @@ the workers' own generators. Lossy for an `IterableDataset`, whose shares come i
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from flatout.doctor import loading
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, wait_share
@@ -53,18 +52,16 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 RULE = title_of(__doc__)
 ARMS = ("workers", "cached")
 LEAST_WAIT_SHARE = 0.10
-LEAST_CORES = 2
 # A batch of 2 kB to 0.5 MB from a worker took 1.0 to 1.6 ms longer than one made in place, on two cores.
 HANDED_OVER_S = 1e-3
 
 
 def detect(evidence: Evidence) -> list[Finding]:
     cached = evidence.counterfactual("cached")
-    if evidence.host.cores is None or (cached is not None and cached.speedup_low <= RESOLVABLE_SPEEDUP):
+    cores = loading.cores_of_a_process(evidence)
+    if cores is None or cores < loading.LEAST_CORES:
         return []
-    ranks_of_a_host = max(Counter(rank.host for rank in evidence.ranks).values(), default=1)
-    cores = int(evidence.host.cores / ranks_of_a_host)
-    if cores < LEAST_CORES:
+    if cached is not None and cached.speedup_low <= RESOLVABLE_SPEEDUP:
         return []
     findings = []
     for loader in evidence.loaders:

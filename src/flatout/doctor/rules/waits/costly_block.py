@@ -2,18 +2,20 @@
 
 What it does
 Finds a line or loop of your own that holds much of the step outside the model and the optimizer. It may be a
-loop over parameters, a metric, a log, a queue or a simulator; no other rule knows a cause there. Lines that
-compute the loss are not meant: they are part of the model.
+loop over parameters, a metric, a log, a queue or a simulator; no other rule knows a cause there. Inside the
+model and the loss, where work is what one wants, it finds loops that take many times what the device needs
+for their arithmetic.
 
 Why it costs
-The GPU has nothing to do while Python works between the phases. The time grows with the model or the batch,
-and it is paid in every step.
+The GPU has nothing to do while Python works. The time grows with the model or the batch, and it is paid in
+every step.
 
 Evidence
 The training thread's stack was looked at up to a thousand times a second. The line holds at least 23 % of the
 step outside the phases, which is what 1.3 times the speed would take, and no line that it calls holds as
 much. The ceiling is measured: steps without the block, and what the device needs at its best for the
-block's arithmetic and bytes. Where it could not be left out, there is none.
+block's arithmetic and bytes. Where it could not be left out, there is none. A loop of the model is found by
+the steps without it alone: they are 1.3 times as fast, and what the loop takes is ten times that best.
 
 Fix
 Do the work less often, or in one batched operation instead of a loop:
@@ -35,17 +37,29 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, Proof, arm_at, host_is_hidden, prove
+from flatout.doctor.causal_map import encloses
+from flatout.doctor.ceilings import (
+    RESOLVABLE_SPEEDUP,
+    Proof,
+    arm_at,
+    ceiling_of,
+    holds,
+    host_is_hidden,
+    prove,
+)
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
-from flatout.measure.evidence import Evidence, Place, StackPath, Stacks
+from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath, Stacks
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
 LEAST_SPEEDUP = 1.3
 LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20
+# what the device needs at its best: a loop of the model that takes more is not its arithmetic
+MANY_TIMES = 10
+OF_THE_STEP = ("FO305",)  # what names a line and means the step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +72,10 @@ class HeavyBlock:
 
 
 def detect(evidence: Evidence) -> list[Finding]:
+    return [*_between_phases(evidence), *_loops_of_the_model(evidence)]
+
+
+def _between_phases(evidence: Evidence) -> list[Finding]:
     step_s, rest_s = evidence.step_s, evidence.phase_s("rest")
     if evidence.stacks is None or not step_s or not rest_s or host_is_hidden(evidence):
         return []
@@ -122,6 +140,58 @@ def _lines_of_the_loop(stacks: Stacks) -> set[tuple[str, int]]:
     return headers | {_line(place) for place in places}
 
 
+def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
+    """Loops of the model and the loss whose steps without them show more than arithmetic."""
+    stacks, step_s = evidence.stacks, evidence.step_s
+    if stacks is None or not step_s:
+        return []
+    wasteful = []
+    for found in evidence.counterfactuals:
+        if found.kind in ARMS and found.place is not None and found.roofline_s is not None:
+            ceiling = ceiling_of(found, evidence)
+            pays = ceiling.speedup >= LEAST_SPEEDUP and _low(ceiling) > RESOLVABLE_SPEEDUP
+            freed_s = found.baseline_step_s - found.step_s
+            header = _loop_inside(found, stacks)
+            if pays and header is not None and freed_s >= MANY_TIMES * found.roofline_s:
+                wasteful.append((found, header))
+    innermost = [
+        (found, header)
+        for found, header in wasteful
+        if not any(found is not other and encloses(found, other, stacks.paths) for other, _ in wasteful)
+    ]
+    return [_loop_finding(evidence, found, header, step_s=step_s) for found, header in innermost]
+
+
+def _loop_inside(found: Counterfactual, stacks: Stacks) -> Place | None:
+    """The outermost loop of a block in which most of the looks at the block found it, in the model's time."""
+    trains = {
+        (place.file, header)
+        for path in stacks.paths
+        if path.phase in ("backward", "optimizer")
+        for place in path.places
+        for header in stacks.loops.get(str(place), ())
+    }
+    loss, looks = set(stacks.differentiable), 0
+    headers: Counter[Place] = Counter()
+    for path in stacks.paths:
+        is_model = path.phase == "forward" or (
+            path.phase == "rest" and path.places[-1:] and path.places[-1] in loss
+        )
+        place = next((place for place in path.places if holds(found, place)), None)
+        if not is_model or place is None:
+            continue
+        looks += path.samples
+        for line in stacks.loops.get(str(place), ()):
+            header = replace(place, line=line)
+            if holds(found, header) and (place.file, line) not in trains:
+                headers[header] += path.samples
+                break
+    found_most = headers.most_common(1)
+    if looks < FEWEST_SAMPLES or not found_most or found_most[0][1] <= looks / 2:
+        return None
+    return found_most[0][0]
+
+
 def heavy_blocks(
     paths: Sequence[StackPath], *, least: float, callers: tuple[Place, ...] = ()
 ) -> Iterator[HeavyBlock]:
@@ -145,6 +215,11 @@ def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
     """Whether `other`, of another rule, speaks of the block that `finding` names or of a line inside it."""
     if finding.code != RULE.code or other.code == RULE.code or other.place is None or evidence.stacks is None:
         return False
+    arm = finding.ceiling.arm if finding.ceiling is not None else None
+    if other.code not in OF_THE_STEP and any(
+        found.label == arm and holds(found, other.place) for found in evidence.counterfactuals
+    ):
+        return True
     for path in evidence.stacks.paths:
         blocks = [_as_block(place, evidence.stacks) for place in path.places]
         if finding.place in blocks:
@@ -156,6 +231,22 @@ def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
 
 def _line(place: Place) -> tuple[str, int]:
     return place.file, place.line
+
+
+def _loop_finding(evidence: Evidence, found: Counterfactual, header: Place, *, step_s: float) -> Finding:
+    share = max(0.0, 1 - 1 / found.speedup)
+    return RULE.finding(
+        header,
+        f"this loop holds {show_share(share)} of the step ({show_seconds(share * step_s)}), "
+        "its backward pass included",
+        figures=(
+            f"the device at its best needs {show_seconds(found.roofline_s)} for its arithmetic and bytes",
+        ),
+        share=share,
+        ceiling=ceiling_of(found, evidence),
+        fix="do this in one batched operation on the whole batch",
+        safety="reordered",
+    )
 
 
 def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof: Proof) -> Finding:

@@ -26,6 +26,12 @@ def test_fires_at_the_loader(made):
     assert (finding.ceiling.speedup, finding.ceiling.job_speedup) == (1.0, pytest.approx(2.5 / 2.0))
 
 
+def test_workers_that_end_cost_time_too(made):
+    ends = (EpochStart(iter_s=0.4, first_wait_s=0.1), EpochStart(iter_s=0.4, first_wait_s=0.1, end_s=0.3))
+    (finding,) = detect(respawning(made, epochs=ends))
+    assert finding.share == pytest.approx(0.8 / 2.8)
+
+
 def test_no_more_is_promised_than_an_epochs_first_step_takes_longer(made):
     """Workers that start while the last batches are still computed cost less than they take."""
     first = dataclasses.replace(made.steps()[0], index=9, epoch_start=True, kept=False, step_s=0.4)

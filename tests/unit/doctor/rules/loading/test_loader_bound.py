@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor.rules.loading import single_process_loading
+from flatout.doctor.rules.loading.loader_bound import detect
+from flatout.measure.evidence import Host, Rank
+
+
+def waiting(made, *counterfactuals, wait_share=0.6, num_workers=2, **changes):
+    loader = made.loader(num_workers=num_workers)
+    return made.evidence(
+        steps=made.steps(wait_share=wait_share),
+        loaders=(loader,),
+        counterfactuals=counterfactuals,
+        **changes,
+    )
+
+
+def test_workers_that_cannot_keep_up_are_found_at_the_loader(made):
+    (finding,) = detect(waiting(made, made.counterfactual("cached", 2.0)))
+    assert (finding.code, finding.place, finding.ceiling.speedup) == ("FO105", made.place(10), 2.0)
+    assert "2 workers cannot keep up" in finding.message
+
+
+def test_more_workers_that_gain_are_enough(made):
+    """Steps that never wait get less of a busy machine, so cached ones may show nothing there."""
+    workers = made.counterfactual("workers", 1.8, value=4.0)
+    (finding,) = detect(waiting(made, made.counterfactual("cached", 0.9), workers))
+    assert (finding.ceiling.kind, finding.ceiling.speedup) == ("workers", 1.8)
+    assert finding.fix == "give this DataLoader num_workers=4"
+
+
+def test_ranks_that_share_the_cores_are_told_of_a_loader_without_workers(made):
+    ranks = tuple(Rank(rank=rank, host="a", step_s=0.1, phases_s={}, ended="measured") for rank in range(2))
+    job = waiting(
+        made,
+        made.counterfactual("cached", 12.7),
+        wait_share=0.9,
+        num_workers=0,
+        ranks=ranks,
+        host=Host(cores=2.0, memory_bytes=2**34),
+    )
+    (finding,) = detect(job)
+    assert finding.ceiling.speedup == pytest.approx(1 / (1 - 0.9))  # no more than the step waits
+    assert "the training process cannot keep up" in finding.message
+    assert finding.fix.startswith("make samples cheaper")
+    assert single_process_loading.detect(job) == []
+
+
+@pytest.mark.parametrize(
+    ("cached", "changes"),
+    [(1.0, {}), (2.0, {"wait_share": 0.05}), (2.0, {"num_workers": 0})],  # the last is FO101's
+)
+def test_look_alikes(made, cached, changes):
+    assert detect(waiting(made, made.counterfactual("cached", cached), **changes)) == []

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor.examine import examine
+from flatout.doctor.rules.waits.costly_block import detect
+from flatout.measure.evidence import StackPath, Stacks
+
+
+def looping(made, *, speedup=4.0, roofline_s=1e-4, phase="forward", loops=(30,), **changes):
+    """A job whose model spends most of its time in line 31, in a loop that begins at line 30."""
+    step, line = made.place(9), made.place(31, function="Model.forward")
+    stacks = Stacks(
+        num_steps=4,
+        samples_by_phase={phase: 80, "backward": 20},
+        paths=(
+            StackPath(phase=phase, places=(step, line), samples=70),
+            StackPath(phase=phase, places=(step,), samples=10),
+            StackPath(phase="backward", places=(step,), samples=20),
+        ),
+        loops={str(line): loops, str(step): (8,)},
+    )
+    block = made.counterfactual("knock-out", speedup, line=29, last_line=33, roofline_s=roofline_s)
+    return made.evidence(stacks=stacks, counterfactuals=(block,), **changes)
+
+
+def test_a_loop_of_the_model_that_is_not_its_arithmetic_is_found_where_it_begins(made):
+    (finding,) = detect(looping(made))
+    assert (finding.code, finding.place) == ("FO207", made.place(30, function="Model.forward"))
+    assert finding.share == pytest.approx(0.75)
+    assert finding.ceiling.speedup == pytest.approx(0.1 / (0.025 + 1e-4))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speedup": 1.2},
+        {"roofline_s": 0.02},  # a fifth of the step is arithmetic
+        {"roofline_s": None},
+        {"loops": ()},  # no loop
+        {"loops": (8,)},  # the training loop
+        {"phase": "wait"},
+    ],
+)
+def test_look_alikes(made, changes):
+    assert detect(looping(made, **changes)) == []
+
+
+def test_what_another_rule_knows_the_cause_of_is_left_to_it(made):
+    job = looping(made, sites=(made.site("row", line=31, host_s=0.1),))
+    assert [finding.code for finding in examine(job)] == ["FO302"]
