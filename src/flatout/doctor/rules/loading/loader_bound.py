@@ -1,8 +1,8 @@
 """FO105 loader-bound
 
 What it does
-Finds a training loader whose workers cannot keep up, so that the step waits for its batches; or one without
-workers, where no core is left for them.
+Finds a training loader that cannot keep up, so that the step waits for its batches. It has workers, or none
+because no core is left for them.
 
 Why it costs
 A step can be no shorter than a worker's time for a batch divided by the number of workers. While the queue is
