@@ -106,13 +106,15 @@ def tune_script(
     module: bool = False,
     allow_lossy: bool = False,
     only: Sequence[str] = (),
+    patch: bool = False,
     evidence: Path | None = None,
     seconds: float = 60.0,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
     """Try what makes a script faster without a change of its code, and keep what is proven.
 
-    `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.
+    `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.  With
+    `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.
     """
     from flatout.ground.script.command import check_command
     from flatout.measure.evidence_file import load_evidence
@@ -126,7 +128,15 @@ def tune_script(
         known = diagnose_script(
             command, module=module, seconds=seconds, script_stdout_to_stderr=True, on_progress=on_progress
         ).evidence
-    return tune(known, command, module=module, allow_lossy=allow_lossy, only=only, on_progress=on_progress)
+    return tune(
+        known,
+        command,
+        module=module,
+        allow_lossy=allow_lossy,
+        only=only,
+        patch=patch,
+        on_progress=on_progress,
+    )
 
 
 def run_tuned(command: Sequence[str], *, module: bool = False, prescription: Path | None = None) -> NoReturn:
@@ -157,6 +167,27 @@ def check_script(
     if against is not None:
         return check_against(against, command, options)
     return check_sources(base or "", command, options)
+
+
+def apply_patches(prescription: Path) -> list[Path]:
+    """Write the patches of a prescription into the files they were proven on; a backup is kept first."""
+    from flatout.planner.config.backups import FileEdit, apply_edits
+    from flatout.tuner.patches.apply import edits_of
+    from flatout.tuner.results.prescription import load_prescription
+
+    edits = [
+        FileEdit(path=path, before=before, after=after)
+        for path, (before, after) in edits_of(load_prescription(prescription), folder=Path.cwd()).items()
+    ]
+    apply_edits(edits, root=Path.cwd(), config=prescription.absolute())
+    return [edit.path for edit in edits]
+
+
+def undo_patches(prescription: Path) -> list[Path]:
+    """Restore the files that `apply_patches` last wrote; BadInput where they were changed since."""
+    from flatout.planner.config.backups import undo
+
+    return [Path(saved.path) for saved in undo(Path.cwd(), config=prescription.absolute()).files]
 
 
 def save_tuning(tuning: Tuning, path: Path) -> None:

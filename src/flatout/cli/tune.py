@@ -39,6 +39,13 @@ def tune(
     only: Annotated[
         list[str] | None, flag("--only", "NAME[=VALUE]", "Try this treatment alone; repeatable.")
     ] = None,
+    patch: Annotated[
+        bool, switch("--patch", "Also try changes of the source, and show those that pay as a diff.")
+    ] = False,
+    apply: Annotated[
+        bool, switch("--apply", "Write the kept patches into the files; without a script those of FILE.")
+    ] = False,
+    undo: Annotated[bool, switch("--undo", "Restore the files that --apply last wrote.")] = False,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
@@ -49,10 +56,16 @@ def tune(
     1.03 and when its losses and gradients are those of the script. What the script writes during trials goes
     to a temporary folder. What is kept stands in FILE, which `flatout run` reads.
 
+    With --patch the source is rewritten, too, in memory: a patched file is tried as a treatment is, and what
+    is kept is shown as a diff. Nothing is written to your files without --apply, which makes a backup first.
+
     \b
     Examples:
       flatout tune train.py --epochs 3
       flatout tune --html tuning.html train.py --epochs 3
+      flatout tune --patch train.py --epochs 3
+      flatout tune --apply
+      flatout tune --undo
       flatout tune --allow-lossy --to a100.toml -m pkg.train --lr 1e-3
       flatout run train.py --epochs 3
 
@@ -60,6 +73,12 @@ def tune(
     """
     import flatout.api as api
 
+    if undo:
+        _say_files("restored", api.undo_patches(out))
+        return
+    if not command and apply:
+        _say_files("wrote", api.apply_patches(out))
+        return
     if not command:
         raise BadInput("no script given", hint="flatout tune train.py ARGS…")
     done = api.tune_script(
@@ -67,18 +86,26 @@ def tune(
         module=module,
         allow_lossy=allow_lossy,
         only=only or (),
+        patch=patch or apply,
         evidence=evidence,
         on_progress=say,
     )
-    if done.prescription.treatments:
+    if done.prescription.treatments or done.prescription.patches:
         api.save_tuning(done, out)
     if html is not None:
-        api.write_tuning(done, html)
+        api.write_tuning(done, html, diff=done.diff)
         say(f"the report is in {html}")
     if json_output:
         print_document("flatout-tuning", done)
-        return
-    _show(done, out)
+    else:
+        _show(done, out)
+    if apply and done.prescription.patches:
+        _say_files("wrote", api.apply_patches(out))
+
+
+def _say_files(what: str, paths: list[Path]) -> None:
+    files = ", ".join(str(path) for path in paths)
+    say(f"{what} {files}" + ("; flatout tune --undo takes it back" if what == "wrote" else ""))
 
 
 def run(
@@ -192,6 +219,9 @@ def _show(done: Tuning, out: Path) -> None:
     console.print(
         f"All that is kept: {_show_gain(done.total)} faster. Run it so: flatout run; kept in {out}."
     )
+    if done.diff:
+        console.print("The source, as it was proven; flatout tune --apply writes it:\n")
+        console.print(done.diff, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_gain(gain: Gain | None) -> str:

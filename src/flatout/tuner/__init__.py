@@ -2,6 +2,7 @@
 
 treatments/    ways to run a job differently, one per file
 treatment      what a treatment is, and how one is found
+patches/       ways to write the user's source differently, tried as treatments are
 outermost      the model that a script trains, met at its first call
 child          the process that runs the script: with treatments, and in a trial with a meter
 trial/         what a trial sees of its job, in the job's process

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -48,6 +48,7 @@ class ChildOptions:
     command: tuple[str, ...]
     module: bool
     doses: tuple[Dose, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)  # file -> its patched text's file
     trial: TrialOptions | None = None
     parent: int | None = None
 
@@ -70,10 +71,12 @@ def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[
     from flatout.measure.run.lineage import end_with
 
     end_with(options.parent)
+    from flatout.tuner.patches.serve import serve
     from flatout.tuner.trial.meter import Meter
     from flatout.tuner.trial.redirect import redirect_torch, redirect_writes
 
     patches = Patches()
+    serve({path: Path(text).read_text(encoding="utf-8") for path, text in options.texts.items()}, patches)
     meter = Meter(trial, patches)
     mirror = redirect_writes(patches, Path(trial.scratch))
 

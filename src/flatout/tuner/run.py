@@ -33,6 +33,9 @@ def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> N
 
 def announce(prescription: Prescription) -> str:
     """One line: what is applied, what it gained, and whether that was on this machine."""
+    if prescription.patches:
+        files = ", ".join(dict.fromkeys(f"{each.name} in {each.file}" for each in prescription.patches))
+        print(f"flatout: not applied: {files}: flatout tune --apply writes it", file=sys.stderr)
     if not prescription.treatments:
         return "the prescription holds no treatment; the script runs as it is"
     words = ", ".join(str(dose) for dose in prescription.doses())

@@ -21,7 +21,7 @@ from flatout.ground.codec import decode, encode
 from flatout.ground.script.main import start_command
 from flatout.measure.run.lineage import adopt_orphans
 from flatout.tuner.child import MODULE, ChildOptions, TrialOptions
-from flatout.tuner.treatment import Dose
+from flatout.tuner.treatment import Dose, all_treatments
 from flatout.tuner.trial.meter import TrialResult
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
@@ -82,6 +82,7 @@ class Trials:
             command=self.command,
             module=self.module,
             doses=tuple(doses),
+            texts=_patched(doses, own),
             trial=replace(options, **changes),
             parent=os.getpid(),
         )
@@ -111,6 +112,15 @@ class Trials:
             return decode(TrialResult, json.loads(result.read_text()))
         ended = f"ended with code {process.returncode}: {_last_line(own / 'output')}"
         return TrialResult(ended="killed", error=error or ended)
+
+
+def _patched(doses: Sequence[Dose], folder: Path) -> dict[str, str]:
+    """Write the texts that stand in for the user's files: file -> its text's file."""
+    if all(dose.name in all_treatments() for dose in doses):
+        return {}
+    from flatout.tuner.patches.patch import write_texts
+
+    return write_texts(doses, folder)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

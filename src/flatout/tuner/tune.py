@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flatout.doctor.examine import examine
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
 from flatout.tuner.results.machine import machine_of
-from flatout.tuner.results.prescription import Kept, Prescription, Proof
+from flatout.tuner.results.prescription import Kept, KeptPatch, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials
@@ -58,6 +59,7 @@ class Tuning:
     prescription: Prescription
     num_trials: int
     step_s: float  # of the diagnosed job
+    diff: str = ""  # of the patches that were kept
 
 
 class Tuner:
@@ -71,13 +73,14 @@ class Tuner:
         module: bool,
         allow_lossy: bool,
         only: Sequence[str] = (),
+        patch: bool = False,
         on_progress: Callable[[str], None],
     ) -> None:
         if evidence.step_s is None:
             raise BadInput("no step of the job was measured", hint="flatout diagnose says what it saw")
         self.evidence, self.command, self.allow_lossy = evidence, tuple(command), allow_lossy
         self.only = {dose.name: dose.value for dose in map(read_dose, only)}
-        self.on_progress = on_progress
+        self.patch, self.on_progress = patch, on_progress
         self.trials = Trials(command, module=module, plan=plan_of(evidence.step_s), on_progress=on_progress)
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
@@ -92,12 +95,14 @@ class Tuner:
             self._drop_what_no_longer_pays()
             total = self._total()
         machine = machine_of(self.evidence)
-        kept = tuple(self._kept(dose) for dose in self.kept)
+        kept = tuple(self._kept(dose) for dose in self.kept if dose.name in all_treatments())
+        patches, diff = self._kept_patches()
         prescription = Prescription(
             command=self.command,
             treatments=kept,
             proof=self._proof(noise, total) if total else None,
             machine=machine,
+            patches=patches,
         )
         return Tuning(
             tried=tuple(self.tried),
@@ -107,6 +112,7 @@ class Tuner:
             prescription=prescription,
             num_trials=self.trials.num_run,
             step_s=self.evidence.step_s or 0.0,
+            diff=diff,
         )
 
     # -- the job itself
@@ -143,13 +149,32 @@ class Tuner:
             elif values:
                 found.append((treatment, values))
         order = {"exact": 0, "reordered": 1, "lossy": 2}
-        return sorted(found, key=lambda each: order[each[0].safety])
+        return [*self._patches(), *sorted(found, key=lambda each: order[each[0].safety])]
+
+    def _patches(self) -> list[tuple[Treatment, Sequence[bool | int | str]]]:
+        """Patches of the lines that findings name; they come first, since they change what the rest gains."""
+        if not self.patch:
+            return []
+        from flatout.tuner.patches.patch import all_patches, find_sites
+
+        wanted = {name: value for name, value in self.only.items() if name in all_patches()}
+        if self.only and not wanted:
+            return []
+        can, cannot = find_sites(
+            user_files(self.evidence, self.command), examine(self.evidence), folder=Path.cwd(), only=wanted
+        )
+        for site, reason in cannot:
+            self._note(treatment_of(Dose(name=site.patch, value=str(site))), str(site), "not tried", reason)
+        return [(treatment_of(Dose(name=site.patch, value=str(site))), [str(site)]) for site in can]
 
     def _try(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
         """Try the values of a treatment, and keep the best of those that pay."""
         paid: list[tuple[Dose, Gain]] = []
         for value in values:
             dose = Dose(name=treatment.name, value=value)
+            if reason := _cannot_be_written([*self.kept, dose]):
+                self._note(treatment, value, "not tried", reason)
+                continue
             self.on_progress(f"{dose}: numbers")
             reason = self._wrong_numbers(treatment, dose)
             if reason is not None:
@@ -294,6 +319,33 @@ class Tuner:
             checked=self.checks[dose.name],
         )
 
+    def _kept_patches(self) -> tuple[tuple[KeptPatch, ...], str]:
+        """The patches that were kept, and what they change."""
+        doses = [dose for dose in self.kept if dose.name not in all_treatments()]
+        if not doses:
+            return (), ""
+        from flatout.tuner.patches.patch import patched_texts, sha256, show_diff, sites_of
+
+        sites = sites_of(doses)
+        texts = patched_texts(sites, folder=Path.cwd())
+        kept = []
+        for dose, site in zip(doses, sites, strict=True):
+            one, sha = self._kept(dose), sha256(texts[site.file][0])
+            kept.append(
+                KeptPatch(
+                    name=one.name,
+                    value=str(site),
+                    file=site.file,
+                    sha256=sha,
+                    safety=one.safety,
+                    ratio=one.ratio,
+                    low=one.low,
+                    high=one.high,
+                    checked=one.checked,
+                )
+            )
+        return tuple(kept), show_diff(texts)
+
     def _proof(self, noise: Gain, total: Gain) -> Proof:
         return Proof(
             ratio=total.ratio,
@@ -305,6 +357,20 @@ class Tuner:
             step_s=self.evidence.step_s or 0.0,
             date=datetime.date.today().isoformat(),
         )
+
+
+def _cannot_be_written(doses: Sequence[Dose]) -> str | None:
+    """Why patches do not go together; None where they do."""
+    if all(dose.name in all_treatments() for dose in doses):
+        return None
+    from flatout.tuner.patches.patch import patched_texts, sites_of
+    from flatout.tuner.patches.source import Refused
+
+    try:
+        patched_texts(sites_of(doses), folder=Path.cwd())
+    except Refused as refusal:
+        return str(refusal)
+    return None
 
 
 class _Failed(Exception):
@@ -333,15 +399,16 @@ def plan_of(step_s: float) -> TrialPlan:
     return TrialPlan(warmup=plan.warmup, blocks=plan.blocks, block_steps=block_steps, limit_s=limit_s)
 
 
+def user_files(evidence: Evidence, command: Sequence[str]) -> list[str]:
+    """The script, and the user's files that the evidence names."""
+    paths = {name: Path(os.getcwd(), name) for name in sorted({*evidence.sources, command[0]})}
+    return [name for name, path in paths.items() if path.is_file() and path.stat().st_size <= MOST_SOURCE]
+
+
 def source_of(evidence: Evidence, command: Sequence[str]) -> str:
-    """The text of the script and of the user's files that the evidence names."""
-    names = {*evidence.sources, command[0]}
-    texts = []
-    for name in sorted(names):
-        path = Path(os.getcwd(), name)
-        if path.is_file() and path.stat().st_size <= MOST_SOURCE:
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
-    return "\n".join(texts)
+    """The text of these files."""
+    paths = [Path(os.getcwd(), name) for name in user_files(evidence, command)]
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
 
 
 def tune(
@@ -351,10 +418,20 @@ def tune(
     module: bool = False,
     allow_lossy: bool = False,
     only: Sequence[str] = (),
+    patch: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
-    """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers."""
+    """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
+
+    With `patch` changes of the source are tried, too; no file is written.
+    """
     tuner = Tuner(
-        evidence, command, module=module, allow_lossy=allow_lossy, only=only, on_progress=on_progress
+        evidence,
+        command,
+        module=module,
+        allow_lossy=allow_lossy,
+        only=only,
+        patch=patch,
+        on_progress=on_progress,
     )
     return tuner.run()

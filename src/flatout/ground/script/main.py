@@ -74,8 +74,7 @@ def run_as_main(command: Sequence[str], *, module: bool, at_start: Collection[st
 
 def read_code(path: str) -> CodeType:
     """The code of a script; one that is bytecode already is read as such."""
-    with open(path, "rb") as file:
-        source = file.read()
+    source = importlib.machinery.SourceFileLoader("__main__", path).get_data(path)
     if source.startswith(importlib.util.MAGIC_NUMBER):
         loader = importlib.machinery.SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")

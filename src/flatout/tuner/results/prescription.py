@@ -37,6 +37,25 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeptPatch:
+    """A change of the source that paid, and the file it was proven on."""
+
+    name: str
+    value: str  # the file, and the lines that findings name
+    file: str
+    sha256: str  # of the file without the patches
+    safety: str
+    ratio: float
+    low: float
+    high: float
+    checked: str
+
+    @property
+    def dose(self) -> Dose:
+        return Dose(name=self.name, value=self.value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
     """What was gained, and against which noise."""
 
@@ -58,6 +77,7 @@ class Prescription:
     treatments: tuple[Kept, ...]
     proof: Proof | None = None
     machine: Machine | None = None  # that the proof was made on
+    patches: tuple[KeptPatch, ...] = ()  # which flatout tune --apply writes, and flatout run leaves out
     version: int = VERSION
 
     def doses(self) -> tuple[Dose, ...]:
@@ -85,7 +105,7 @@ def load_prescription(path: Path) -> Prescription:
         found = decode(Prescription, data)
     except WrongShape as error:
         raise BadInput(f"{path}: {error}", hint="flatout tune SCRIPT writes it anew") from None
-    for dose in found.doses():
+    for dose in (*found.doses(), *(each.dose for each in found.patches)):
         treatment_of(dose)
     return found
 

@@ -122,6 +122,7 @@ class Meter:
         with self._torch.no_grad():
             if self.options.double:
                 module.double()
+                self._torch.set_default_dtype(self._torch.float64)  # masks and zeros that a forward makes
             if self.options.nudge:
                 for parameter in module.parameters():
                     if parameter.is_floating_point():
@@ -241,9 +242,9 @@ def _switch_dropout_off(torch: Any, patches: Patches) -> None:
     real = functional.scaled_dot_product_attention
 
     def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **kw: Any
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kw: Any
     ) -> Any:
-        return real(query, key, value, attn_mask, 0.0, **kw)
+        return real(query, key, value, attn_mask, 0.0, *args, **kw)
 
     patches.replace(functional, "scaled_dot_product_attention", attention)
 

@@ -1,0 +1,28 @@
+"""The patches of a prescription as edits of the files they were proven on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatout.ground.errors import BadInput
+from flatout.tuner.patches.patch import patched_texts, sha256, sites_of
+from flatout.tuner.patches.source import Refused
+from flatout.tuner.results.prescription import Prescription
+
+
+def edits_of(prescription: Prescription, *, folder: Path) -> dict[Path, tuple[bytes, bytes]]:
+    """file -> (its content, its content with the patches); BadInput where a file is not the proven one."""
+    if not prescription.patches:
+        raise BadInput("the prescription holds no patch", hint="flatout tune --patch SCRIPT looks for some")
+    again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them anew"
+    try:
+        texts = patched_texts(sites_of(each.dose for each in prescription.patches), folder=folder)
+    except Refused as refusal:
+        raise BadInput(f"the patches cannot be written: {refusal}", hint=again) from None
+    for patch in prescription.patches:
+        if sha256(texts[patch.file][0]) != patch.sha256:
+            raise BadInput(f"{patch.file} is not the file that {patch.name} was proven on", hint=again)
+    return {
+        folder / file: (before.encode("utf-8"), after.encode("utf-8"))
+        for file, (before, after) in texts.items()
+    }

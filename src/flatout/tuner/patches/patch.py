@@ -1,0 +1,187 @@
+"""A patch: how a file of the user's can be written so that it does the same, faster.
+
+A module of `transforms` holds one `PATCH`.  It rewrites the text of a file around the lines of a finding, or
+refuses with a reason.  It must see that names are not rebound and that nothing else reads what it removes;
+what it cannot see, shapes for instance, the trial shows: a patched file runs as an arm of its own, and is
+kept by the rules of treatments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flatout.doctor.finding import Finding, FixSafety
+from flatout.tuner.patches.source import Refused, Source
+
+if TYPE_CHECKING:
+    from flatout.tuner.treatment import Dose
+
+ANYWHERE: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patch:
+    """One way to write a file differently."""
+
+    name: str
+    safety: FixSafety
+    summary: str  # what it does, as a sentence without its full stop
+    answers: tuple[str, ...]  # codes of the rules whose findings it answers; none: it looks by itself
+    rewrite: Callable[[Source, Sequence[int]], str]  # (file, lines, none: anywhere); raises Refused
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """A patch and where it goes: a file, and the lines of it that findings name."""
+
+    patch: str
+    file: str
+    lines: tuple[int, ...] = ANYWHERE
+
+    def __str__(self) -> str:
+        return ":".join([self.file, *([",".join(map(str, self.lines))] if self.lines else [])])
+
+
+@functools.cache
+def all_patches() -> dict[str, Patch]:
+    """Every patch by its name, in the order in which they are tried: those that replace a loop first."""
+    package = importlib.import_module("flatout.tuner.patches.transforms")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    found = {name: importlib.import_module(f"{package.__name__}.{name}").PATCH for name in names}
+    order = {"one_gather": 0, "rows_at_once": 1, "one_tensor": 2, "unbound_rows": 3}
+    return {
+        found[name].name: found[name] for name in sorted(names, key=lambda each: (order.get(each, 9), each))
+    }
+
+
+def read_site(patch: str, value: str) -> Site:
+    """Read FILE or FILE:LINE,LINE."""
+    file, colon, lines = value.rpartition(":")
+    if colon and lines.replace(",", "").isdigit():
+        return Site(patch=patch, file=file, lines=tuple(int(each) for each in lines.split(",")))
+    return Site(patch=patch, file=value)
+
+
+def find_sites(
+    files: Iterable[str], findings: Iterable[Finding], *, folder: Path, only: Iterable[str] = ()
+) -> tuple[list[Site], list[tuple[Site, str]]]:
+    """(sites where a patch can be made, sites that a finding names and a patch refuses, with the reason)."""
+    places: dict[tuple[str, str], set[int]] = {}
+    for finding in findings:
+        sights = [(finding.code, finding.place), *((sight.code, sight.place) for sight in finding.also)]
+        for code, place in sights:
+            if place is not None:
+                places.setdefault((code, place.file), set()).add(place.line)
+    texts = {name: read_text(folder / name) for name in {*files, *(file for _, file in places)}}
+    wanted = set(only)
+    can: list[Site] = []
+    cannot: list[tuple[Site, str]] = []
+    for patch in all_patches().values():
+        if wanted and patch.name not in wanted:
+            continue
+        for file, text in sorted(texts.items()):
+            lines = {line for code in patch.answers for line in places.get((code, file), ())}
+            site = Site(patch=patch.name, file=file, lines=tuple(sorted(lines)))
+            if text is None or (patch.answers and not lines and not wanted):
+                continue
+            try:
+                rewritten(text, [site])
+            except Refused as refusal:
+                if lines:
+                    cannot.append((site, str(refusal)))
+            else:
+                can.append(site)
+    return can, cannot
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a user's file; None where it is not there or is not text."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def rewritten(text: str, sites: Sequence[Site]) -> str:
+    """One file's text under several patches, each at the lines that it had in the file as it was."""
+    return _rewritten(text, tuple(sites))
+
+
+@functools.lru_cache(maxsize=256)
+def _rewritten(text: str, sites: tuple[Site, ...]) -> str:
+    now = text
+    for site in sites:
+        lines = moved_lines(text, now, site.lines)
+        if site.lines and not lines:
+            raise Refused("another patch has replaced these lines")
+        new = all_patches()[site.patch].rewrite(Source(now), lines)
+        if new == now:
+            raise Refused("there is nothing to rewrite")
+        compile(new, site.file, "exec", dont_inherit=True)  # a text that is not Python is a fault of ours
+        now = new
+    return now
+
+
+def moved_lines(before: str, after: str, lines: Iterable[int]) -> tuple[int, ...]:
+    """Where lines are after a change; those that it replaced are left out."""
+    if before == after:
+        return tuple(lines)
+    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    shifts = {
+        block.a + offset + 1: block.b + offset + 1
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    return tuple(shifts[line] for line in lines if line in shifts)
+
+
+def patched_texts(sites: Sequence[Site], *, folder: Path) -> dict[str, tuple[str, str]]:
+    """file -> (its text, its text under the patches)."""
+    by_file: dict[str, list[Site]] = {}
+    for site in sites:
+        by_file.setdefault(site.file, []).append(site)
+    found = {}
+    for file, own in by_file.items():
+        text = read_text(folder / file)
+        if text is None:
+            raise Refused(f"{file} cannot be read")
+        found[file] = text, rewritten(text, own)
+    return found
+
+
+def sites_of(doses: Iterable[Dose]) -> list[Site]:
+    """The patches among treatments."""
+    return [read_site(dose.name, str(dose.value)) for dose in doses if dose.name in all_patches()]
+
+
+def write_texts(doses: Iterable[Dose], folder: Path) -> dict[str, str]:
+    """Write the patched files of a trial into its folder: file -> where its text is."""
+    found = {}
+    for number, (file, (_, text)) in enumerate(patched_texts(sites_of(doses), folder=Path.cwd()).items()):
+        path = folder / f"patched-{number}.py"
+        path.write_bytes(text.encode("utf-8"))
+        found[os.path.abspath(file)] = str(path)
+    return found
+
+
+def show_diff(texts: Mapping[str, tuple[str, str]]) -> str:
+    """A unified diff of files before and after."""
+    lines: list[str] = []
+    for file, (before, after) in texts.items():
+        lines += difflib.unified_diff(
+            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{file}", f"b/{file}"
+        )
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,1 @@
+"""One patch per file; its name is the file's with hyphens."""

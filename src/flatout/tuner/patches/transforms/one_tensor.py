@@ -1,0 +1,103 @@
+"""Tensors made one by one and joined, made as one.
+
+    torch.cat([self.kind(torch.tensor([k])) for k in kinds])  ->  self.kind(torch.tensor([k for k in kinds]))
+
+A module that treats each row alone may come between: its rows are computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from flatout.tuner.patches.collected import Collected, find_collected
+from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.purity import ROWWISE, impure_part, module_kinds
+from flatout.tuner.patches.source import (
+    Refused,
+    Replacement,
+    Source,
+    argument,
+    call_of,
+    expression,
+    names,
+    substitute,
+)
+
+MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTensor")
+
+
+def rewrite(source: Source, lines: Sequence[int]) -> str:
+    changes: dict[cst.CSTNode, Replacement] = {}
+    reason = "no tensors are made here one by one and joined"
+    for found in find_collected(source, lines, _all_kinds(source)):
+        if isinstance(found, str):
+            reason = found
+            continue
+        try:
+            changes[found.call] = _one(source, found)
+        except Refused as refusal:
+            reason = str(refusal)
+            continue
+        changes.update(dict.fromkeys(found.removed))
+    if not changes:
+        raise Refused(reason)
+    return source.replaced(changes)
+
+
+def _all_kinds(source: Source) -> dict[str, str]:
+    """Temporaries of a loop may call any module that is known to be pure in its class."""
+    found: dict[str, str] = {}
+    for node in source.module.body:
+        if isinstance(node, cst.ClassDef):
+            found.update(module_kinds(source, node.name))
+    return found
+
+
+def _one(source: Source, found: Collected) -> cst.BaseExpression:
+    made = _maker(source, found)
+    element = argument(made, "data", 0)
+    if element is None:
+        raise Refused(f"{source.code(made)} makes a tensor of nothing")
+    if found.joined == "cat":
+        if not (isinstance(element, cst.List) and len(element.elements) == 1):
+            raise Refused("torch.cat joins tensors that have not one entry each")
+        element = element.elements[0].value
+    others = [each for each in made.args if each.value is not argument(made, "data", 0)]
+    for each in others:
+        if names(each.value) & found.changed or impure_part(each.value, {}) is not None:
+            raise Refused(f"{source.code(each)} may change from tensor to tensor")
+    if impure_part(element, {}) is not None:
+        raise Refused(f"{source.code(element)} may do more than give a value")
+    rest = "".join(f", {source.code(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))}" for each in others)
+    whole = expression(f"{source.code(made.func)}([{source.code(element)} {found.clauses}]{rest})")
+    if found.element is made:
+        return whole
+    new = substitute(found.element, {made: whole})
+    assert isinstance(new, cst.BaseExpression)
+    return new
+
+
+def _maker(source: Source, found: Collected) -> cst.Call:
+    """The call that makes the tensor: the element, or what modules that treat rows alone are given."""
+    node, kinds = found.element, module_kinds(source, found.call)
+    while isinstance(node, cst.Call):
+        called = call_of(node)
+        if called in MAKERS:
+            return node
+        if called not in kinds or kinds[called] not in ROWWISE or len(node.args) != 1:
+            raise Refused(f"that {called or 'a call'} treats each row alone cannot be seen")
+        if found.joined == "stack" and kinds[called] != "Embedding":
+            raise Refused(f"{called} is given tensors without a row axis")
+        node = node.args[0].value
+    raise Refused("what is joined is not made here")
+
+
+PATCH = Patch(
+    name="one-tensor",
+    safety="reordered",
+    summary="make one tensor of all values instead of one for each",
+    answers=("FO301", "FO304"),
+    rewrite=rewrite,
+)

@@ -1,0 +1,65 @@
+"""Rows taken one by one and stacked, taken by one index.
+
+    torch.stack([x[i, n - 1] for i, n in enumerate(lengths)])
+    ->  x[torch.tensor([(i, n - 1) for i, n in enumerate(lengths)], device=x.device).unbind(1)]
+
+One gather has one backward; each row alone has a gradient as large as all of `x`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from flatout.tuner.patches.collected import Collected, find_collected, index_parts
+from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.purity import impure_part
+from flatout.tuner.patches.source import Refused, Replacement, Source, expression, names
+
+
+def rewrite(source: Source, lines: Sequence[int]) -> str:
+    changes: dict[cst.CSTNode, Replacement] = {}
+    reason = "no rows are stacked here that a loop or a comprehension takes one by one"
+    for found in find_collected(source, lines, {}):
+        if isinstance(found, str):
+            reason = found
+            continue
+        try:
+            changes[found.call] = _one_index(source, found)
+        except Refused as refusal:
+            reason = str(refusal)
+            continue
+        changes.update(dict.fromkeys(found.removed))
+    if not changes:
+        raise Refused(reason)
+    return source.replaced(changes)
+
+
+def _one_index(source: Source, found: Collected) -> cst.BaseExpression:
+    if found.joined != "stack":
+        raise Refused("rows are joined by torch.cat: whether each has an axis of its own cannot be seen")
+    parts = index_parts(found.element)
+    if parts is None:
+        raise Refused(f"{source.code(found.element)} is not a row of a tensor")
+    owner, indices = parts
+    if owner.partition(".")[0] in found.changed:
+        raise Refused(f"{owner} changes from row to row")
+    for index in indices:
+        if impure_part(index, {}) is not None or isinstance(index, (cst.Tuple, cst.List)):
+            raise Refused(f"what the index {source.code(index)} is cannot be seen")
+    if not any(names(index) & found.names for index in indices):
+        raise Refused("every row is the same one")
+    inner = ", ".join(f"int({source.code(index)})" for index in indices)
+    if len(indices) == 1:
+        return expression(f"{owner}[torch.tensor([{inner} {found.clauses}], device={owner}.device)]")
+    return expression(f"{owner}[torch.tensor([({inner}) {found.clauses}], device={owner}.device).unbind(1)]")
+
+
+PATCH = Patch(
+    name="rows-at-once",
+    safety="reordered",
+    summary="take all rows by one index instead of one by one",
+    answers=("FO302",),
+    rewrite=rewrite,
+)
