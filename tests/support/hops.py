@@ -179,9 +179,10 @@ def watch_run(folder: Path) -> Callable[[], None]:
     diagnose(folder)
 
     def become(_: str, arguments: list[str]) -> None:
-        sys.argv = arguments[2:]
+        *_, code, argument = arguments  # python -c CODE ARGUMENT
+        sys.argv = ["-c", argument]
         with contextlib.suppress(SystemExit):
-            runpy.run_module(arguments[2], run_name="__main__", alter_sys=True)
+            exec(code, {"__name__": "__main__"})
         raise SystemExit
 
     os.execv = become  # type: ignore[assignment]
