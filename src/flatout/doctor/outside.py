@@ -6,37 +6,43 @@ measured shares, so it stands for the job and leaves the step as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flatout.doctor.ceilings import episode_share, without_episode
 from flatout.doctor.finding import Finding, FixSafety
-from flatout.doctor.rule import Title
+from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Episode, EpisodeKind, Evidence
 
+ARMS = ("outside",)
 LEAST_SHARE = 0.10  # of the job
 FEWEST_SAMPLES = 3
 
 
-def outside_findings(
-    rule: Title, evidence: Evidence, kind: EpisodeKind, *, what: str, fix: str, safety: FixSafety
-) -> list[Finding]:
-    """A finding for every line of one kind that holds enough of the job; `what` says what the line does."""
-    findings = []
-    for episode in evidence.episodes:
-        share = episode_share(evidence, episode)
-        if episode.kind != kind or not share or share < LEAST_SHARE or episode.samples < FEWEST_SAMPLES:
-            continue
-        findings.append(
+def outside_rule(
+    doc: str | None, kind: EpisodeKind, *, what: str, fix: str, safety: FixSafety
+) -> Callable[[Evidence], list[Finding]]:
+    """The `detect` of a rule on one kind of episode; `what` says what its lines do."""
+    rule = title_of(doc)
+
+    def detect(evidence: Evidence) -> list[Finding]:
+        return [
             rule.finding(
                 episode.place,
                 f"{name_of(episode)} {what}: {show_share(share)} of the job, outside its steps",
-                figures=(*_figures(evidence, episode),),
+                figures=_figures(evidence, episode),
                 share=share,
                 ceiling=without_episode(evidence, share) if episode.per_step_s is not None else None,
                 fix=fix,
                 safety=safety,
             )
-        )
-    return findings
+            for episode in evidence.episodes
+            if episode.kind == kind
+            and (share := episode_share(evidence, episode) or 0.0) >= LEAST_SHARE
+            and episode.samples >= FEWEST_SAMPLES
+        ]
+
+    return detect
 
 
 def name_of(episode: Episode) -> str:

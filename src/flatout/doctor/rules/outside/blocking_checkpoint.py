@@ -33,21 +33,13 @@ before.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
-from flatout.doctor.outside import outside_findings
-from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence
+from flatout.doctor.outside import ARMS as ARMS
+from flatout.doctor.outside import outside_rule
 
-RULE = title_of(__doc__)
-ARMS = ("outside",)
-
-
-def detect(evidence: Evidence) -> list[Finding]:
-    return outside_findings(
-        RULE,
-        evidence,
-        "checkpoint",
-        what="saves while nothing trains",
-        fix="save less often and without frozen weights, or copy the state and write it from another thread",
-        safety="exact",
-    )
+detect = outside_rule(
+    __doc__,
+    "checkpoint",
+    what="saves while nothing trains",
+    fix="save less often and without frozen weights, or copy the state and write it from another thread",
+    safety="exact",
+)

@@ -28,23 +28,21 @@ Lossy: the order of the samples changes, and with a longer epoch what counts as 
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.outside import outside_findings
-from flatout.doctor.rule import title_of
+from flatout.doctor.outside import ARMS as ARMS
+from flatout.doctor.outside import outside_rule
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
-ARMS = ("outside",)
+_detect = outside_rule(
+    __doc__,
+    "epoch-start",
+    what="prepares an epoch before its first batch",
+    fix="prepare the order of samples and open files once, or make one epoch of several",
+    safety="lossy",
+)
 
 
 def detect(evidence: Evidence) -> list[Finding]:
     trained_on = [loader for loader in evidence.loaders if loader.trains]
     if trained_on and all(loader.num_workers and not loader.persistent_workers for loader in trained_on):
         return []  # respawned-workers speaks of the same time
-    return outside_findings(
-        RULE,
-        evidence,
-        "epoch-start",
-        what="prepares an epoch before its first batch",
-        fix="prepare the order of samples and open files once, or make one epoch of several",
-        safety="lossy",
-    )
+    return _detect(evidence)

@@ -33,21 +33,13 @@ it.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
-from flatout.doctor.outside import outside_findings
-from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence
+from flatout.doctor.outside import ARMS as ARMS
+from flatout.doctor.outside import outside_rule
 
-RULE = title_of(__doc__)
-ARMS = ("outside",)
-
-
-def detect(evidence: Evidence) -> list[Finding]:
-    return outside_findings(
-        RULE,
-        evidence,
-        "evaluation",
-        what="evaluates between training steps",
-        fix="evaluate less often or on a part of the set, in larger batches and under torch.inference_mode()",
-        safety="lossy",
-    )
+detect = outside_rule(
+    __doc__,
+    "evaluation",
+    what="evaluates between training steps",
+    fix="evaluate less often or on a part of the set, in larger batches and under torch.inference_mode()",
+    safety="lossy",
+)

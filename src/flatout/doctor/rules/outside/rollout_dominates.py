@@ -29,21 +29,13 @@ old.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
-from flatout.doctor.outside import outside_findings
-from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence
+from flatout.doctor.outside import ARMS as ARMS
+from flatout.doctor.outside import outside_rule
 
-RULE = title_of(__doc__)
-ARMS = ("outside",)
-
-
-def detect(evidence: Evidence) -> list[Finding]:
-    return outside_findings(
-        RULE,
-        evidence,
-        "rollout",
-        what="makes data with the model between training steps",
-        fix="run many games or samples through one call of the model, or make them in other processes",
-        safety="lossy",
-    )
+detect = outside_rule(
+    __doc__,
+    "rollout",
+    what="makes data with the model between training steps",
+    fix="run many games or samples through one call of the model, or make them in other processes",
+    safety="lossy",
+)

@@ -27,21 +27,13 @@ Lossy: what the line does is yours, and doing it less often changes what it does
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
-from flatout.doctor.outside import outside_findings
-from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence
+from flatout.doctor.outside import ARMS as ARMS
+from flatout.doctor.outside import outside_rule
 
-RULE = title_of(__doc__)
-ARMS = ("outside",)
-
-
-def detect(evidence: Evidence) -> list[Finding]:
-    return outside_findings(
-        RULE,
-        evidence,
-        "other",
-        what="stops the training every so many steps",
-        fix="do this less often, or in another thread or process",
-        safety="lossy",
-    )
+detect = outside_rule(
+    __doc__,
+    "other",
+    what="stops the training every so many steps",
+    fix="do this less often, or in another thread or process",
+    safety="lossy",
+)
