@@ -35,7 +35,8 @@ FLAGS = {
     "steer extract": "--model --layers --position --store --device --dtype --json",
     "steer fit": "--model --out --method --layers --position --whole --store --seed --device --dtype --json",
     "steer search": "--model --questions --out --vectors --method --layers --position --strength --where"
-    " --mode --span --sampler --toward --score --judge --max-new-tokens --trials --rungs --rows --seed --neutral --storage --study"
+    " --mode --span --sampler --toward --score --judge --max-new-tokens --trials --rungs --rows --seed"
+    " --neutral --storage --study"
     " --workers --ray --join --worker"
     " --device --dtype --resume --set --json",
     "steer apply": "--model --run --vectors --layer --strength --mode --span --where --max-new-tokens"
