@@ -8,39 +8,50 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import flatout
 from flatout.cli.app import application
+from flatout.engines.steering.report.record import load_record
 from flatout.engines.steering.settings import METHODS, NAMES
 from flatout.engines.steering.trials.steering import WHERE
-from tests.support.steering import tiny_search, write_tiny
+from tests.support.steering import write_tiny
 from tests.support.warm_python import warm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "steering.md"
 BLOCK = re.compile(r"^(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
+def blocks(language: str, page: Path = PAGE) -> list[tuple[str, str]]:
     """(reason not to run it, text) of each block."""
-    return [(reason, text) for reason, name, text in BLOCK.findall(PAGE.read_text()) if name == language]
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [(reason, text) for reason, name, text in found if name == language]
 
 
 def test_the_snippets_run(tmp_path: Path) -> None:
     found = blocks("python")
-    assert [bool(reason) for reason, _ in found] == [False, False, True]
+    assert [bool(reason) for reason, _ in found] == [False, True]
     script = tmp_path / "page.py"
-    script.write_text(found[1][1], encoding="utf-8")
+    script.write_text(found[0][1], encoding="utf-8")
     done = warm().run("python", "-W", "error", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_judge_of_the_page_judges_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_judges.py").write_text(blocks("python")[0][1], encoding="utf-8")
+def test_the_page_on_judges_fits_a_screen_and_its_judge_finds_a_vector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = PAGE.with_name("your_judge.md")
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 45
+    ((_, judge),) = blocks("python", page)
+    ((_, commands),) = blocks("bash", page)
+    made, searched = commands.replace("\\\n", " ").strip().split("\n")
+    assert made == "python examples/steering/tiny_model.py tiny"
     monkeypatch.chdir(tmp_path)
-    given = tiny_search(write_tiny(tmp_path / "tiny"), tmp_path / "run")
-    given |= {"judge": "my_judges:is_polite", "max_new_tokens": 2, "trials": 2}
-    record = flatout.steer(given).record
-    assert record is not None and record.score_name == "score of my_judges:is_polite"
-    assert {trial.score for trial in record.trials} == {0.0}  # the tiny model knows no polite word
+    write_tiny(tmp_path / "tiny")
+    (tmp_path / "my_judges.py").write_text(judge, encoding="utf-8")
+    done = CliRunner().invoke(application(), [*searched.split()[1:], "--device", "cpu", "--json"])
+    assert done.exit_code == 0, done.output
+    record = load_record(tmp_path / "tiny" / "run")
+    assert record.score_name == "score of my_judges:says_yes"
+    assert record.winner is not None and record.baseline_score is not None
+    assert record.winner.score is not None and record.winner.score > record.baseline_score + 0.2
 
 
 def test_flags_of_the_commands_exist() -> None:
@@ -50,7 +61,7 @@ def test_flags_of_the_commands_exist() -> None:
         for line in text.replace("\\\n", " ").splitlines()
         if line.startswith("flatout steer")
     ]
-    assert len(commands) == 11
+    assert len(commands) == 10
     for command in commands:
         verb = command.split()[2]
         helped = CliRunner().invoke(application(), ["steer", verb, "--help"]).stdout

@@ -7,6 +7,7 @@ fingerprint   names for weights, models and tokenizers
 ranks         this process among those of a launcher, and its device
 log           log.jsonl and TensorBoard curves of a run
 json_lines    files with one JSON object per line
+texts         token numbers decoded to texts, many rows in one call
 hub           a model by its id on the Hugging Face Hub
 models        a model and its tokenizer from a folder, in a dtype that fits the device
 

@@ -178,7 +178,8 @@ def write_prompts(
     its own.
     """
     if _has_template(tokenizer):
-        return [replace(one, prompt=write_prompt(one.prompt, tokenizer, system=system)) for one in questions]
+        written = write_texts([one.prompt for one in questions], tokenizer, system=system)
+        return [replace(one, prompt=prompt) for one, prompt in zip(questions, written, strict=True)]
     return [
         replace(
             one,
@@ -189,14 +190,13 @@ def write_prompts(
     ]
 
 
-def write_prompt(text: str, tokenizer: Any, *, system: str | None = None) -> str:
-    """Write a text in the tokenizer's chat template, where it has one."""
-    if not _has_template(tokenizer):
-        return text
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": text})
-    prompt: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return prompt
+def write_texts(texts: Sequence[str], tokenizer: Any, *, system: str | None = None) -> list[str]:
+    """Write texts in the tokenizer's chat template, where it has one, by one call."""
+    if not texts or not _has_template(tokenizer):
+        return list(texts)
+    told = [{"role": "system", "content": system}] if system is not None else []
+    messages = [[*told, {"role": "user", "content": text}] for text in texts]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
 def _has_template(tokenizer: Any) -> bool:

@@ -117,9 +117,10 @@ class Chat:
 
     chat_template = "there"
 
-    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+    def apply_chat_template(self, batch: Any, **options: Any) -> list[str]:
         assert options == {"add_generation_prompt": True, "tokenize": False}
-        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<assistant>"
+        said = ["".join(f"<{one['role']}>{one['content']}" for one in messages) for messages in batch]
+        return [text + "<assistant>" for text in said]
 
 
 def test_pairs_go_through_the_chat_template_where_there_is_one() -> None:

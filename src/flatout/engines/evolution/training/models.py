@@ -18,6 +18,7 @@ import torch
 
 from flatout.engines.evolution.tasks.task import Prompt, text_of_ids
 from flatout.engines.run import models
+from flatout.engines.run.texts import decode_rows
 from flatout.ground.atomic_files import whole_folder
 from flatout.ground.errors import BadInput, import_extra
 
@@ -52,7 +53,7 @@ class Texts:
         """Completions as the reward reads them, in one call of the tokenizer."""
         if self.tokenizer is None:
             return [text_of_ids(tokens) for tokens in completions]
-        return [self._cut(text) for text in _decoded(self.tokenizer, completions)]
+        return [self._cut(text) for text in decode_rows(self.tokenizer, completions, extra=EXTRA)]
 
     def _encoded(self, texts: list[str]) -> list[tuple[int, ...]]:
         if not texts:
@@ -76,19 +77,6 @@ class Texts:
             texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
             found |= {token for token, text in enumerate(texts) if any(stop in text for stop in self._stop)}
         return found
-
-
-def _decoded(tokenizer: Any, completions: Sequence[Sequence[int]]) -> list[str]:
-    rows = [list(tokens) for tokens in completions]
-    if not rows:
-        return []
-    fast = import_extra("transformers", extra=EXTRA).PreTrainedTokenizerFast
-    kind = type(tokenizer)
-    plain = all(getattr(kind, name, None) is getattr(fast, name) for name in ("decode", "_decode"))
-    if not plain or tokenizer.clean_up_tokenization_spaces:
-        return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
-    # transformers' batch_decode is a loop over rows; the library below it decodes them on all cores.
-    return list(tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True))
 
 
 def open_model(folder: Path, *, device: torch.device, dtype: DType) -> nn.Module:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from flatout.engines.run.texts import decode_rows
 from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
-from flatout.engines.steering.questions import Question, write_prompt, write_prompts
+from flatout.engines.steering.questions import Question, write_prompts, write_texts
 from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering
 from flatout.engines.steering.trials.trial_engine import (
@@ -30,6 +31,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.user_code import calling, import_user_module
 
 Toward = Literal["positive", "negative"]
+DECODED_ROWS = 32  # generated texts that are decoded at a time; a kill may cost as many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +119,7 @@ class Judged:
         return {"score": f"{self._name} of {self._max_new_tokens} tokens, system {self._system!r}"}
 
     def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
-        """Generate all rows together; each is judged as its text ends."""
+        """Generate all rows together; those that have ended are decoded and judged some at a time."""
         texts = [question.prompt for _, question in rows]
         prompts = encode_prompts(texts, self._tokenizer, system=self._system)
         packed = [
@@ -125,16 +127,34 @@ class Judged:
             for prompt, (steering, _) in zip(prompts, rows, strict=True)
         ]
 
-        def finished(number: int, tokens: tuple[int, ...]) -> None:
-            text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-            with calling(f"the judge {self._name}"):
-                try:
-                    value = float(self._judge(rows[number][1], text))
-                except ValueError:
-                    value = math.nan
-            on_score(number, Score(value=value if math.isfinite(value) else None, text=text))
+        ended: dict[int, tuple[int, ...]] = {}
 
-        engine.texts(packed, max_new_tokens=self._max_new_tokens, on_finished=finished)
+        def judge_ended() -> None:
+            texts = decode_rows(self._tokenizer, list(ended.values()), extra="steering")
+            some = list(zip(ended, texts, strict=True))
+            ended.clear()
+            for number, text in some:
+                on_score(number, self._judged(rows[number][1], text))
+
+        def finished(number: int, tokens: tuple[int, ...]) -> None:
+            ended[number] = tokens
+            if len(ended) >= DECODED_ROWS:
+                judge_ended()
+
+        try:
+            engine.texts(packed, max_new_tokens=self._max_new_tokens, on_finished=finished)
+        except KeyboardInterrupt:
+            judge_ended()  # what has been generated is kept
+            raise
+        judge_ended()
+
+    def _judged(self, question: Question, text: str) -> Score:
+        with calling(f"the judge {self._name}"):
+            try:
+                value = float(self._judge(question, text))
+            except ValueError:
+                value = math.nan
+        return Score(value=value if math.isfinite(value) else None, text=text)
 
 
 def find_judge(spec: str) -> tuple[Callable[[Question, str], float], str]:
@@ -158,7 +178,7 @@ def encode_prompts(
     texts: Sequence[str], tokenizer: Any, *, system: str | None = None
 ) -> list[tuple[int, ...]]:
     """Encode prompts, in the tokenizer's chat template where it has one."""
-    prompts = [write_prompt(text, tokenizer, system=system) for text in texts]
+    prompts = write_texts(texts, tokenizer, system=system)
     return encode(prompts, tokenizer=tokenizer).tokens() if prompts else []
 
 
@@ -168,10 +188,7 @@ def continue_prompts(
     """Continue prompts with and without a steering, in one generation."""
     prompts = encode_prompts(texts, tokenizer)
     rows = [TextRow(prompt=prompt, steering=one) for one in (None, steering) for prompt in prompts]
-    found = [
-        str(tokenizer.decode(tokens, skip_special_tokens=True))
-        for tokens in engine.texts(rows, max_new_tokens=max_new_tokens)
-    ]
+    found = decode_rows(tokenizer, engine.texts(rows, max_new_tokens=max_new_tokens), extra="steering")
     return tuple(
         Continuation(prompt=text, unsteered=unsteered, steered=steered)
         for text, unsteered, steered in zip(texts, found[: len(texts)], found[len(texts) :], strict=True)
