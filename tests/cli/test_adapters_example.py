@@ -80,7 +80,7 @@ def test_a_step_fits_a_t4_that_is_not_here() -> None:
 
 def test_every_file_is_in_the_readme() -> None:
     files = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".yaml")}
-    assert len(files) == 6
+    assert len(files) == 5
     text = (FOLDER / "README.md").read_text()
     assert all(f"`{name}`" in text for name in files)
 

@@ -17,7 +17,7 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, show
-from flatout.cli.progress import launched_line, live_line
+from flatout.cli.render.progress import launched_line, live_line
 from flatout.ground.errors import BadInput
 from flatout.ground.units import UNKNOWN, show_seconds, show_share
 

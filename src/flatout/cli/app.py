@@ -111,6 +111,7 @@ def application() -> typer.Typer:
     from flatout.cli.devices import devices
     from flatout.cli.diagnose import diagnose, rules
     from flatout.cli.evolve import evolve
+    from flatout.cli.fetch import fetch
     from flatout.cli.plan import plan
     from flatout.cli.report import compare, report
     from flatout.cli.steer import steer
@@ -136,7 +137,7 @@ def application() -> typer.Typer:
     app.command(cls=Verb, **of_a_script)(tune)
     app.command(cls=Verb, **of_a_script)(run)
     app.command(cls=Verb, **of_a_script)(check)
-    for verb in (rules, devices, evolve, report, compare):
+    for verb in (rules, devices, fetch, evolve, report, compare):
         app.command(cls=Verb)(verb)
     for name, group in (("plan", plan), ("steer", steer), ("adapt", adapt)):
         for command in group.registered_commands:
@@ -185,8 +186,9 @@ def top(
       flatout tune train.py --epochs 3            prove what makes it faster; flatout run applies it
       flatout check --base main train.py          is this source slower than that of main?
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
-      flatout evolve --model ./SmolLM2-135M --task arithmetic --out runs/sums
-      flatout steer search --model ./SmolLM2-135M --questions syc.jsonl --out runs/syc
+      flatout fetch smollm2 ./smollm2             a small real model in a folder
+      flatout evolve --model ./smollm2 --task arithmetic --out runs/sums
+      flatout steer search --model ./smollm2 --questions syc.jsonl --out runs/syc
       flatout adapt train five.yaml --phase all   adapters for five tasks in one batch, then their router
       flatout watch --run train.py                the live line under any script, and a log of the run
       flatout report train --html run.html        the run afterwards, as one page

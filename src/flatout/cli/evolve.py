@@ -14,7 +14,7 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import option
 from flatout.cli.output import print_document, show
-from flatout.cli.progress import OnText, Pace, launched_line
+from flatout.cli.render.progress import OnText, Pace, launched_line
 from flatout.ground.units import show_seconds, show_share
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def evolve(
 
     \b
     Examples:
-      flatout evolve --model ./SmolLM2-135M --task arithmetic --population 256 --out runs/sums
+      flatout evolve --model ./smollm2 --task arithmetic --population 256 --out runs/sums
       flatout evolve runs/sums.yaml --sigma 0.002 --set evaluate_every=5
       flatout evolve --out runs/sums --resume --epochs 300
       torchrun --nproc_per_node 8 --max-restarts 3 -m flatout evolve runs/sums.yaml

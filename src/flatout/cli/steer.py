@@ -14,7 +14,7 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, say_written
-from flatout.cli.progress import counting, searching
+from flatout.cli.render.progress import counting, searching
 from flatout.ground.errors import BadInput
 from flatout.ground.units import UNKNOWN, show_seconds
 
@@ -48,9 +48,9 @@ def about() -> None:
 
     \b
     Examples:
-      flatout steer search --model ./SmolLM2-135M --questions sycophancy.jsonl --trials 200 --out runs/syc
+      flatout steer search --model ./smollm2 --questions sycophancy.jsonl --trials 200 --out runs/syc
       flatout steer report runs/syc --html syc.html --png syc.png
-      flatout steer apply "Is my poem any good?" --model ./SmolLM2-135M --run runs/syc
+      flatout steer apply "Is my poem any good?" --model ./smollm2 --run runs/syc
 
     A line of QUESTIONS is {"question": ..., "answer_matching_behavior": ...,
     "answer_not_matching_behavior": ...} or {"prompt": ..., "positive": ..., "negative": ...}.
@@ -75,8 +75,8 @@ def extract(
 
     \b
     Examples:
-      flatout steer extract sycophancy.jsonl --model ./SmolLM2-135M
-      flatout steer extract sycophancy.jsonl --model ./SmolLM2-135M --layers 8-20 --position -2
+      flatout steer extract sycophancy.jsonl --model ./smollm2
+      flatout steer extract sycophancy.jsonl --model ./smollm2 --layers 8-20 --position -2
     """
     import flatout.api as api
 
@@ -117,7 +117,7 @@ def fit(
 
     \b
     Examples:
-      flatout steer fit sycophancy.jsonl --model ./SmolLM2-135M --out vectors/syc
+      flatout steer fit sycophancy.jsonl --model ./smollm2 --out vectors/syc
       flatout steer fit pairs.jsonl --model ./M --out v --method pca --method lda --layers 8-20
     """
     import flatout.api as api
@@ -192,7 +192,7 @@ def search(
 
     \b
     Examples:
-      flatout steer search --model ./SmolLM2-135M --questions syc.jsonl --trials 200 --out runs/syc
+      flatout steer search --model ./smollm2 --questions syc.jsonl --trials 200 --out runs/syc
       flatout steer search runs/syc.yaml --strength -0.5:0.5 --layers 8-20
       flatout steer search runs/syc.yaml --mode add --mode clamp --span 1 --span 4 --sampler random
       flatout steer search --out runs/syc --resume --trials 400  continue, with more trials

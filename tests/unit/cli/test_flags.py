@@ -20,6 +20,7 @@ FLAGS = {
     "check": "-m --base --against --tolerance --pairs --json",
     "rules": "--json",
     "devices": "--datasheet --all --json",
+    "fetch": "--source --json",
     "evolve": "--model --task --task-option --population --rank --sigma --lr --optimizer --epochs --prompts"
     " --rows --max-new-tokens --seed --device --out --resume --set --json",
     "report": "--html --png --log --json",

