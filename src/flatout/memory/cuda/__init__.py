@@ -4,6 +4,7 @@ rules          autocast, dropout, softmax, optimizers: the CPU chooses as CUDA w
 attention      which attention kernel runs, and its workspace
 encoder_layer  the fused layers of evaluation
 recurrent      cuDNN's recurrent layers
+recurrent_cells  cells that a model calls step by step
 workspaces     blocks that a kernel holds beside its results: one rule per operation
 convolutions   the rules of cuDNN's convolutions
 formulas       block sizes that grow in steps

@@ -65,8 +65,10 @@ _called: dict[Lean, None] = {}
 _target = {"num_multiprocessors": ASSUMED_MULTIPROCESSORS}
 
 
-def declare(*, num_multiprocessors: int) -> None:
-    """How many the GPU has, for the rest of this process."""
+def begin(*, num_multiprocessors: int) -> None:
+    """Forget earlier calls, before a trace for a GPU with so many multiprocessors."""
+    _lasting.clear()
+    _called.clear()
     _target["num_multiprocessors"] = num_multiprocessors
 
 

@@ -69,7 +69,7 @@ def install_natively(*, compute_capability: tuple[int, int]) -> None:
     """
     if _installed:
         return
-    from flatout.memory.cuda import attention, encoder_layer, recurrent
+    from flatout.memory.cuda import attention, encoder_layer, recurrent, recurrent_cells
 
     library = torch.library.Library("aten", "IMPL")
     _installed.append(library)
@@ -80,6 +80,7 @@ def install_natively(*, compute_capability: tuple[int, int]) -> None:
         attention.install_natively(library)
         encoder_layer.install(library, compute_capability=compute_capability, key="AutogradCUDA")
         recurrent.install(library, key="AutogradCUDA")
+        recurrent_cells.answer(library)
     layers: Any = nn.RNNBase
     layers.flatten_parameters = lambda self: None
     install_for_no_data()
@@ -107,7 +108,7 @@ def _install_no_capture() -> None:
 
 
 def _install_kernels(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:
-    from flatout.memory.cuda import attention, encoder_layer, recurrent
+    from flatout.memory.cuda import attention, encoder_layer, recurrent, recurrent_cells
 
     _install_autocast(library)
     library.impl("dropout", _dropout, "AutogradCPU")
@@ -118,6 +119,7 @@ def _install_kernels(library: torch.library.Library, *, compute_capability: tupl
     attention.install(library, compute_capability=compute_capability)
     encoder_layer.install(library, compute_capability=compute_capability)
     recurrent.install(library)
+    recurrent_cells.install(library)
 
 
 def _answer_groups(library: torch.library.Library) -> None:

@@ -104,6 +104,10 @@ class Workspaces:
         for func in attention.BACKWARDS:
             self._rules[func] = _attention_backward(func)
 
+    def forget(self) -> None:
+        """Begin as a process in which nothing was called."""
+        self._taken.clear()
+
     def before(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
         """Blocks made before the results; the last group is held until the results are done."""
         rule = self._copies.get(func)

@@ -8,6 +8,7 @@ on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; `tracin
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 import time
@@ -31,6 +32,7 @@ from flatout.memory.jobs.batch_without_data import make_batch
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.jobs.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import dynamic_sizes, known_values
+from flatout.memory.trace.device_thread import device_thread
 from flatout.memory.trace.eager import run_eagerly
 from flatout.memory.trace.fake_mode import QuickFakeMode
 from flatout.memory.trace.record import Component, Guess, Lean, Phase, Trace
@@ -168,7 +170,7 @@ class Tracer(TorchDispatchMode):
                     self._hold(after.pop(0), name)
         self.events.extend(~number for number in copies)
         if self.phase != "setup":
-            for num_bytes in self.workspaces.lasting(func, in_backward=self.phase == "backward"):
+            for num_bytes in self.workspaces.lasting(func, in_backward=_in_backward()):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
         for group in after:
             self._hold(group, name)
@@ -178,7 +180,7 @@ class Tracer(TorchDispatchMode):
 
         Between autograd's engine and the operation there is no Python code of anyone else.
         """
-        if self.phase != "backward" or torch.is_grad_enabled():
+        if not _in_backward() or torch.is_grad_enabled():
             return False
         caller: FrameType | None = sys._getframe(1)
         while caller is not None and caller.f_globals.get("__name__") in BETWEEN:
@@ -232,14 +234,32 @@ def trace_job(
     sizes = dict(sizes if sizes is not None else job.sizes)
     rules.install_for_no_data()
     dynamic_sizes.declare(true_share=job.true_share)
-    workspaces = workspaces or Workspaces()
-    recurrent.declare(num_multiprocessors=workspaces.num_multiprocessors)
+    asked = (sizes, workspaces or Workspaces(), device, last_micro_batch)
+    with run_eagerly() as was_compiled, device_thread() as thread:
+        trace = _trace_step(job, recipe, *asked)
+        if thread.made_graphs and device == "cpu":  # traced in the order of a first step alone
+            thread.go_on()
+            trace = _trace_step(job, recipe, *asked)
+    leans_on: tuple[Lean, ...] = (*trace.leans_on, *(("eager",) if was_compiled() else ()))
+    return dataclasses.replace(trace, leans_on=leans_on, seconds=time.perf_counter() - start_s)
+
+
+def _trace_step(
+    job: Job,
+    recipe: Recipe,
+    sizes: dict[str, int],
+    workspaces: Workspaces,
+    device: str,
+    last_micro_batch: bool,
+) -> Trace:
+    workspaces.forget()
+    recurrent.begin(num_multiprocessors=workspaces.num_multiprocessors)
     mode = QuickFakeMode(allow_non_fake_inputs=True)
     batch_on_host = make_batch(job, sizes, mode=mode)
     gc.collect()
     autocast = AUTOCAST.get(recipe.precision)
     tracer = Tracer(device=device, workspaces=workspaces, autocast=autocast)
-    with run_eagerly() as was_compiled, mode, tracer, _ModuleNames(tracer):
+    with mode, tracer, _ModuleNames(tracer):
         parts = make_parts(job, recipe, device=device)
         rules.after_imports()  # building the model imported what it needs
         parts.optimizer = eight_bit_adam.without_data(parts.optimizer)
@@ -275,18 +295,15 @@ def trace_job(
         num_trainable=sum(count for count, trainable in counts if trainable),
         guesses=tuple(tracer.guesses),
         attention=dict(tracer.attention),
-        leans_on=_leans_on(tracer, compiled=was_compiled()),
+        leans_on=_leans_on(tracer),
         native=device == "cuda",
-        seconds=time.perf_counter() - start_s,
     )
 
 
-def _leans_on(tracer: Tracer, *, compiled: bool) -> tuple[Lean, ...]:
+def _leans_on(tracer: Tracer) -> tuple[Lean, ...]:
     found: list[Lean] = list(recurrent.leans_on())
     if any(born.op.startswith(CONVOLUTION_WORKSPACE) for born in tracer.born):
         found.append("convolutions")
-    if compiled:
-        found.append("eager")
     return tuple(found)
 
 
@@ -318,6 +335,11 @@ class _ModuleNames:
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
         if self.tracer.modules:
             self.tracer.modules.pop()
+
+
+def _in_backward() -> bool:
+    """Whether autograd's engine is running, be it for a gradient that the forward asks for."""
+    return int(torch._C._current_graph_task_id()) != -1
 
 
 def _device_of(fake: FakeTensor) -> torch.device:
