@@ -332,7 +332,8 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
     wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0)
     unexplained = wait + rest - _loss_of_the_step(evidence) if busy is None else 1 - busy
     if unexplained < LEAST_UNEXPLAINED:
-        return None
+        is_unknown = evidence.job.device == "cuda" and busy is None and bool(shares)
+        return "for how much of the step the GPU is idle was not measured." if is_unknown else None
     if busy is None:
         words = f"{show_share(unexplained)} of the step lies outside the model and the optimizer"
     else:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
 MOST_OUTLIERS = 0.25  # of all timed steps
-UNKNOWN_CHANCE = 0.1  # of a block, where too few were seen to tell
-# by degrees of freedom, from 2 on; the last for any more
-STUDENT_95 = (4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.0)
+UNKNOWN_CHANCE = 0.3  # of a round, where too few blocks were seen to tell: a shared machine's
+# by degrees of freedom, from 1 on; the last for any more
+STUDENT_95 = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.0)
 FARTHEST = 2  # blocks: what is farther away ran at another time
 
 
@@ -68,7 +68,7 @@ def compare(
 
     The interval resamples rounds and, within a round, steps: what changes slowly on a shared machine
     hits both arms of a round and cancels.  A few rounds are too few to show how much blocks differ by chance,
-    so it is at least as wide as all blocks of the baseline say that it must be.
+    so it is at least as wide as Student's t makes it of what rounds and blocks of the baseline differ by.
     """
     treated_blocks, plain_blocks = _kept_blocks(steps, label), _kept_blocks(steps, baseline)
     pairs = [(values, _beside(block, plain_blocks)) for block, values in sorted(treated_blocks.items())]
@@ -88,7 +88,8 @@ def compare(
         random=random,
     )
     speedup = plain_s / treated_s
-    chance = math.exp(_chance(plain_blocks) / math.sqrt(len(paired)))
+    ratios = [math.log(beside.mean() / block.mean()) for block, beside in zip(treated, plain, strict=True)]
+    chance = math.exp(_chance(ratios, plain_blocks) / math.sqrt(len(paired)))
     return Counterfactual(
         kind=kind or label,
         label=label,
@@ -103,20 +104,23 @@ def compare(
     )
 
 
-def _chance(blocks: dict[int, list[float]]) -> float:
-    """How far the ratio of a block to the two beside it lies from 1 by chance: 95 % of it, as a logarithm.
+def _chance(ratios: Sequence[float], blocks: dict[int, list[float]]) -> float:
+    """How far a round's ratio lies from the true one by chance: 95 % of it, as a logarithm.
 
-    Measured on blocks of one kind, each against the two around it, so that a machine that gets slower does
-    not count.
+    By blocks of the baseline, each against the two around it, so that a machine that gets slower does not
+    count; where these are too few, also by what the rounds themselves, `ratios`, differ by.
     """
     import numpy as np
 
     means = np.log([np.mean(blocks[block]) for block in sorted(blocks)])
     apart = means[1:-1] - (means[:-2] + means[2:]) / 2
-    if len(apart) < 2:
+    squares, num_free = np.sum(apart**2), len(apart)
+    if num_free < 2:
+        squares += np.sum((np.array(ratios) - np.mean(ratios)) ** 2)
+        num_free += len(ratios) - 1
+    if num_free < 1:
         return UNKNOWN_CHANCE
-    quantile = STUDENT_95[min(len(apart), len(STUDENT_95) + 1) - 2]
-    return float(quantile * math.sqrt(np.mean(apart**2)))
+    return float(STUDENT_95[min(num_free, len(STUDENT_95)) - 1] * math.sqrt(squares / num_free))
 
 
 def _beside(block: int, plain_blocks: dict[int, list[float]]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -25,7 +26,10 @@ from flatout.doctor.readings import (
 )
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Host, StackPath, Stacks, Step
+from flatout.measure.evidence_file import load_evidence
 from tests.support import doctor as builders
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def loading_bound(*, cores: float | None, **loader: object) -> Evidence:
@@ -387,3 +391,26 @@ def test_on_a_gpu_only_its_idle_time_counts() -> None:
     for busy, said in ((0.95, False), (0.4, True)):
         words = unexplained(replace(evidence, kernels=replace(evidence.kernels, busy_share=busy)))
         assert (words is not None and "the GPU is idle for 60 % of the step" in words) == said
+
+
+RECORDED = sorted((ROOT / "tests" / "planted").glob("*/evidence/*.json"))
+
+
+def test_nothing_costs_time_is_said_of_no_recorded_job_that_loses_a_tenth() -> None:
+    assert len(RECORDED) > 20
+    praised = 0
+    for path in RECORDED:
+        evidence = load_evidence(path)
+        if unexplained(evidence) is None:
+            praised += 1
+            busy = evidence.kernels.busy_share if evidence.kernels is not None else None
+            assert busy is not None, path  # each was recorded on a GPU
+            assert 1 - busy < 0.1, path
+            cached = evidence.counterfactual("cached")
+            assert cached is None or cached.speedup_low <= 1.05, path
+    assert praised  # a busy GPU is not doubted
+
+
+def test_a_gpu_of_which_no_kernel_was_seen_is_not_called_busy() -> None:
+    evidence = builders.evidence(kernels=None, counterfactuals=(), episodes=())
+    assert unexplained(evidence) is not None

@@ -60,13 +60,13 @@ def test_a_planted_speedup_lies_inside_the_interval_as_often_as_it_claims(speedu
     assert inside >= 51  # of 60; 95 % on average, bootstraps of few rounds are a little narrow
 
 
-@pytest.mark.parametrize("num_rounds", [2, 3, 6])
-def test_blocks_that_differ_by_chance_are_not_taken_for_a_gain(num_rounds: int) -> None:
+@pytest.mark.parametrize(("num_rounds", "differ"), [(1, 0.1), (2, 0.1), (2, 0.03), (3, 0.03), (6, 0.03)])
+def test_blocks_that_differ_by_chance_are_not_taken_for_a_gain(num_rounds: int, differ: float) -> None:
     """A shared machine has good and bad moments as long as a block."""
     inside = 0
     for seed in range(60):
         random = np.random.default_rng(seed)
-        moments = [float(np.exp(0.03 * random.standard_normal())) for _ in range(40)]
+        moments = [float(np.exp(differ * random.standard_normal())) for _ in range(40)]
         steps = rounds(speedup=1.0, noise=0.05, seed=seed, num_rounds=num_rounds)
         found = compare(
             [replace(each, step_s=each.step_s * moments[each.block]) for each in steps],

@@ -3,7 +3,8 @@
 A step that takes several times as long as its like holds something else, and so may the first step of an
 epoch.  What it takes beyond a typical step is the time in question; the looks at the stack that fell into it
 say which of the user's lines hold it.  The line is the outermost one that no typical step has on its stack:
-`evaluate(model)` in the loop, not the model's own lines below it.
+`evaluate(model)` in the loop, not the model's own lines below it.  Time in which another program held the
+core is not counted.
 
 A diagnosis sees a minute of a job that may take days.  What comes again is spread over the steps it was seen
 in, or over the epoch where it comes with each; what is paid once (set-up, compilation) is not spread at all,
@@ -141,7 +142,8 @@ def find_episodes(
 
 def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterator[LongStep]:
     def took_s(row: StepRow) -> float:
-        return seconds.get(row.index, row.host_s)
+        """Without the time in which others held the cores: that is the machine's, not the job's."""
+        return max(0.0, seconds.get(row.index, row.host_s) - row.in_line_s)
 
     def work_s(row: StepRow) -> float:
         """Loaders with several workers wait in bursts, which belong to the typical step."""

@@ -22,6 +22,7 @@ from flatout.measure.compilation import CompilationWatch
 from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.loading.workers import CORES
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
 from flatout.measure.run import steps
@@ -121,6 +122,7 @@ class Observer:
         self._later: list[StepBlock] = []  # passes for the time that the arms leave
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
+        self._waited_in_line_s = 0.0
         self._narrowed.undo()
         self.loaders.begin_serving(None)
         self.loaders.keeping = False
@@ -221,6 +223,7 @@ class Observer:
         if self.begun:
             self._note_row(totals, marks)
             self._advance()
+        self._in_line_s()
         self.begun = True
         self.loaders.keeping = self._is_kept_next()
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
@@ -256,8 +259,14 @@ class Observer:
                 epoch_start=self.loaders.epoch_began,
                 begins_epoch=self.loaders.training_epoch_began,
                 ended_at_s=self.clock.last,
+                in_line_s=self._in_line_s(),
             )
         )
+
+    def _in_line_s(self) -> float:
+        """For how long the thread waited for a core since this was asked last."""
+        before_s, self._waited_in_line_s = self._waited_in_line_s, CORES.in_line_s()
+        return max(0.0, self._waited_in_line_s - before_s)
 
     def _fell_back(self) -> bool:
         """Whether the step ran as it is, though it was to run otherwise."""

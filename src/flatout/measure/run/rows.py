@@ -28,6 +28,7 @@ class StepRow:
     epoch_start: bool
     begins_epoch: bool = False  # of the loader that is trained on
     ended_at_s: float = 0.0
+    in_line_s: float = 0.0  # of it, the training thread waited for a core that others held
     apart: bool = False  # holds an evaluation, a checkpoint or the like: not a typical step
 
     @property

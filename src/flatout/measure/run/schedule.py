@@ -257,8 +257,7 @@ class Rounds:
         if gained is None:
             return num > FEWEST_ROUNDS  # one more than the others: it may have asked for another baseline
         if gained.speedup < GAIN:
-            is_clear = gained.speedup_high < GAIN and arm.suspicion < SUSPICIOUS
-            return num >= FEWEST_ROUNDS or is_clear
+            return num >= FEWEST_ROUNDS or arm.suspicion < SUSPICIOUS
         return num >= FEWEST_ROUNDS and gained.speedup_high - gained.speedup_low < NARROW * gained.speedup
 
     def not_run(self, *, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:

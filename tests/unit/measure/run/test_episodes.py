@@ -66,6 +66,18 @@ def test_a_run_of_typical_steps_has_no_episodes() -> None:
     assert Run().episodes() == ()
 
 
+def test_a_step_that_other_programs_held_up_is_no_episode() -> None:
+    run = Run()
+    for _ in range(3):
+        run.steps(10)
+        start_s, _ = run.step(0.4 + STEP_S, in_line_s=0.4)
+        for number in range(10):
+            run.look(MAIN, CALLS, at_s=start_s + 1e-3 + 0.04 * number)
+    assert run.episodes() == ()
+    run.rows = [replace(row, in_line_s=0.0) for row in run.rows]
+    assert [episode.place for episode in run.episodes()] == [CALLS]
+
+
 def evaluated(every: int, times: int, **changes: Any) -> Run:
     run = Run()
     for _ in range(times):
