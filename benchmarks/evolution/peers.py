@@ -11,33 +11,14 @@ from typing import Any
 import torch
 from arms import Load
 from bmm import BatchedProducts
-from shapes import Shape
+from shapes import Shape, transformers_model
 
 from flatout.multiplex.models.decoder import Decoder
 
 
 def hugging_face(shape: Shape, *, rows: int, prompt: int, new: int) -> float:
     """Tokens per second of transformers' generate with a model of `shape`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_width,
-        attention_bias=shape.biased,
-        tie_word_embeddings=shape.tied,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=None,
-    )
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).eval()
-    torch.set_default_dtype(torch.float32)
+    model = transformers_model(shape, device="cuda", dtype=torch.bfloat16)
     ids = torch.randint(2, shape.vocabulary, (rows, prompt), device="cuda")
     options: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
     taken = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,31 @@ SHAPES = {
         width=2048, layers=16, heads=16, kv_heads=16, head_width=128, inner=5632, vocabulary=32000, tied=False
     ),
 }
+
+
+def transformers_model(shape: Shape, *, device: str, dtype: torch.dtype) -> Any:
+    """A model of `shape` with random weights as transformers has it, for its own `generate`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_width,
+        attention_bias=shape.biased,
+        tie_word_embeddings=shape.tied,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
+    torch.set_default_dtype(dtype)
+    with torch.device(device):
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    return model.requires_grad_(False)
 
 
 def build(

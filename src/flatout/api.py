@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.verbs import AdaptOutcome
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
+    from flatout.engines.evolution.verify import Verification
     from flatout.engines.run.fetch_model import FetchedModel
     from flatout.engines.steering.report.record import Continuation, StudyRecord
     from flatout.engines.steering.search.halved_search import Event
@@ -337,6 +338,19 @@ def fetch_model(
     from flatout.engines.run.fetch_model import fetch_model
 
     return fetch_model(name, folder, source=source, on_progress=on_progress)
+
+
+def verify_evolution(
+    settings: Mapping[str, Any] | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    on_progress: OnText = lambda message: None,
+) -> Verification:
+    """Hold every optimisation of `evolve` beside its plain form, on the model and task of the settings."""
+    from flatout.engines.evolution.settings import read_settings
+    from flatout.engines.evolution.verify import verify
+
+    return verify(_given(settings, changes, read=read_settings), on_progress=on_progress)
 
 
 def adapt(

@@ -13,13 +13,14 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import option
-from flatout.cli.output import print_document, show
-from flatout.cli.render.progress import OnText, Pace, launched_line
+from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, show
+from flatout.cli.render.progress import OnText, Pace, launched_line, live_line
 from flatout.ground.units import show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome
+    from flatout.engines.evolution.verify import Verification
 
 
 def evolve(
@@ -45,6 +46,9 @@ def evolve(
     device: flags.Device = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
+    verify: bool = typer.Option(
+        False, "--verify", help="Check each optimisation against its plain form on this model; train nothing."
+    ),
     settings: flags.Set = None,
     json_output: flags.Json = False,
 ) -> None:
@@ -59,15 +63,22 @@ def evolve(
       flatout evolve --model ./smollm2 --task arithmetic --population 256 --out runs/sums
       flatout evolve runs/sums.yaml --sigma 0.002 --set evaluate_every=5
       flatout evolve --out runs/sums --resume --epochs 300
+      flatout evolve runs/sums.yaml --verify
       torchrun --nproc_per_node 8 --max-restarts 3 -m flatout evolve runs/sums.yaml
 
-    Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted; the last checkpoint is kept.
+    Exit codes: 0 trained, 1 a check of --verify does not hold, 2 flatout could not do its work,
+    130 interrupted; the last checkpoint is kept.
     """
-    changes = flags.given(ctx, apart=["task_option"])
+    changes = flags.given(ctx, apart=["task_option", "verify"])
     for key, value in flags.pairs(task_option, flag="--task-option").items():
         changes[f"task_options.{key}"] = value
     import flatout.api as api
 
+    if verify:
+        with live_line() as (_, stay):
+            found = api.verify_evolution(config or {}, changes=changes, on_progress=stay)
+        _show_checks(found, json_output=json_output)
+        raise typer.Exit(0 if found.holds else FINDINGS)
     with launched_line() as (first, update, on_progress):
         outcome = api.evolve(
             config or {}, changes=changes, resume=resume, on_event=_told(update), on_progress=on_progress
@@ -101,6 +112,20 @@ def describe(record: EpochRecord, *, pace: Sequence[str] = ()) -> str:
         )
     parts += [show_seconds(record.elapsed_s), *pace]
     return " · ".join(parts)
+
+
+def _show_checks(found: Verification, *, json_output: bool) -> None:
+    if json_output:
+        print_document("flatout-evolution-verification", found, holds=found.holds)
+        return
+    table = plain_table(
+        "what is fast", "held beside", "differs by", "at most", "", right=("differs by", "at most")
+    )
+    for check in found.checks:
+        figures = (f"{check.figure:.2g} {check.unit}", f"{check.limit:g}")
+        table.add_row(check.name, check.against, *figures, "holds" if check.holds else "DIFFERS")
+    plain_console().print(table)
+    typer.echo(f"{found.model} on {found.device} in {found.dtype}")
 
 
 def _answer(outcome: EvolveOutcome, *, json_output: bool) -> None:

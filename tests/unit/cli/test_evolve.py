@@ -58,6 +58,17 @@ def test_a_run_is_told_on_stderr_and_answered_on_stdout(model: Path, tmp_path: P
     ]
 
 
+def test_verify_trains_nothing_and_answers_with_a_table(model: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "run")
+    answer = evolve("--model", model, *COPY, *BRIEF, *out, "--verify")
+    assert answer.exit_code == 0, answer.stderr
+    assert "members in one batch" in answer.stdout and "DIFFERS" not in answer.stdout
+    again = evolve("--model", model, *COPY, *BRIEF, *out, "--verify", "--json")
+    document = json.loads(again.stdout)
+    assert document["holds"] is True and len(document["checks"]) == 5
+    assert not (tmp_path / "run").exists()
+
+
 def test_flags_win_over_the_file_and_set_over_flags(model: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(

@@ -22,7 +22,7 @@ FLAGS = {
     "devices": "--datasheet --all --json",
     "fetch": "--source --json",
     "evolve": "--model --task --task-option --population --rank --sigma --lr --optimizer --epochs --prompts"
-    " --rows --max-new-tokens --seed --device --out --resume --set --json",
+    " --rows --max-new-tokens --seed --device --out --resume --verify --set --json",
     "report": "--html --png --log --json",
     "compare": "--log --json",
     "watch": "--pid --run -m --name --replay --speed --list --once --json --hz --log --jsonl --csv"

@@ -179,6 +179,29 @@ class Eggroll:
         """The variant whose noise a member runs, and with which sign."""
         return (index // 2, -1 if index % 2 else 1) if self.antithetic else (index, 1)
 
+    def delta(self, name: str, index: int) -> Tensor:
+        """What a member adds to the target `name`, formed in float32 [out, in]."""
+        variant, sign = self._strength(index)
+        drawn = self._noise.factors(name, variants=range(variant, variant + 1), epoch=self.noise_epoch)
+        return drawn.delta(0) * sign
+
+    @contextlib.contextmanager
+    def formed(self, index: int | None) -> Iterator[None]:
+        """Inside, the weights are those of a member, really formed: slow, and what the rest is held against.
+
+        None leaves them as they are.  Vectors with noise of their own stay without it.
+        """
+        saved = {} if index is None else {name: weight.clone() for name, weight in self._targets.items()}
+        with torch.no_grad():
+            try:
+                for name in saved:
+                    assert index is not None
+                    self._targets[name].add_(self.delta(name, index))
+                yield
+            finally:
+                for name, weight in saved.items():
+                    self._targets[name].copy_(weight)
+
     @contextlib.contextmanager
     def forward(self, *, rows_per_member: int = 1, members: range | None = None) -> Iterator[nn.Module]:
         """Inside, the model runs a batch of `rows_per_member` rows for each member, in the members' order."""

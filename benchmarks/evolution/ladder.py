@@ -1,0 +1,261 @@
+"""From one member and one prompt at a time to a whole population in one forward, a change at a time.
+
+    python benchmarks/evolution/ladder.py                 # a GPU: SmolLM2-135M's shape; else a tiny model
+    python benchmarks/evolution/ladder.py --models qwen2.5-1.5b --population 512 --save DIR
+
+original      a member's weights are written, its prompts answered one after another by transformers'
+              `generate`, the weights restored
++ batching    the same with all prompts of the member in one `generate`
++ AMP         the same under autocast to bfloat16
++ compile     the same with a static cache and a compiled forward
+one forward   Eggroll: all members in one batch, noise and update included
+
+Every arm answers `--prompts` prompts of `--prompt` tokens with `--new` tokens per member, greedily.  Arms
+that go member by member run `--timed` members a round; *samples* are completions that were made.
+Utilisation is the mean share of time in which NVML saw a kernel (a low bar: one small kernel clears it), on
+a CPU the share of the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import gc
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from interleaved import cpu_name, ratio  # noqa: E402
+from shapes import SHAPES, Shape, transformers_model  # noqa: E402
+
+import flatout  # noqa: E402
+from flatout.evolution import Eggroll  # noqa: E402
+
+SIGMA = 1e-3
+BASE, OURS = "original", "one forward"
+
+
+class OneByOne:
+    """A member at a time: its weights are written, its prompts answered, the weights restored."""
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: torch.Tensor,
+        options: argparse.Namespace,
+        *,
+        batched: bool = True,
+        amp: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.options, self.amp = model, options, amp
+        self.batches = [prompts] if batched else list(prompts.split(1))
+        self.weights = [
+            each.weight for each in model.model.layers.modules() if isinstance(each, torch.nn.Linear)
+        ]
+        self.saved = [weight.clone() for weight in self.weights]
+        self.extra: dict[str, Any] = {}
+        self.forward = model.forward
+        if compiled:
+            mode = "reduce-overhead" if model.device.type == "cuda" else "default"
+            self.forward = torch.compile(model.forward, mode=mode, dynamic=False)
+            self.extra = {"cache_implementation": "static", "disable_compile": True}
+
+    def epoch(self) -> int:
+        plain, self.model.forward = self.model.forward, self.forward
+        try:
+            for _ in range(self.options.timed):
+                self._member()
+        finally:
+            self.model.forward = plain
+        return self.options.timed * sum(len(batch) for batch in self.batches)
+
+    @torch.no_grad()
+    def _member(self) -> None:
+        for weight in self.weights:
+            left, right = (
+                torch.randn(size, 1, device=weight.device, dtype=weight.dtype) for size in weight.shape
+            )
+            weight.addmm_(left, right.T, alpha=SIGMA)
+        device = self.model.device.type
+        with torch.autocast(device, dtype=torch.bfloat16) if self.amp else contextlib.nullcontext():
+            for batch in self.batches:
+                self.model.generate(
+                    batch,
+                    attention_mask=torch.ones_like(batch),
+                    max_new_tokens=self.options.new,
+                    min_new_tokens=self.options.new,
+                    do_sample=False,
+                    **self.extra,
+                )
+        for weight, saved in zip(self.weights, self.saved, strict=True):
+            weight.copy_(saved)
+
+
+class OneForward:
+    """Ours: every member's prompts in one batch, the noise drawn before and the weights updated after."""
+
+    def __init__(self, model: Any, prompts: torch.Tensor, options: argparse.Namespace) -> None:
+        self.prompts, self.options = [tuple(row) for row in prompts.tolist()], options
+        self.es = Eggroll(model, population=options.population, sigma=SIGMA, lr=SIGMA)
+
+    def epoch(self) -> int:
+        done = self.es.generate(self.prompts, max_new_tokens=self.options.new, eos=(), mode=self.options.mode)
+        rewards = torch.tensor([[float(one.tokens[-1] % 7) for one in row] for row in done])
+        self.es.tell(rewards, cosine=False)
+        return rewards.numel()
+
+
+@contextlib.contextmanager
+def watched(device: torch.device, shares: list[float]) -> Iterator[None]:
+    """Add the mean utilisation of a block: of the GPU as NVML samples it, or of this process's cores."""
+    if device.type != "cuda":
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        yield
+        spent_s = time.process_time() - cpu_s
+        shares.append(spent_s / (time.perf_counter() - wall_s) / len(os.sched_getaffinity(0)))
+        return
+    seen, stop = [], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.05):
+            seen.append(torch.cuda.utilization() / 100)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watcher.join()
+        if seen:
+            shares.append(statistics.mean(seen))
+
+
+def arms_of(shape: Shape, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The arms in the order of the ladder; all but the last have fp32 weights, as the original had."""
+    kind = device.type
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(2, shape.vocabulary, (options.prompts, options.prompt), generator=generator).to(
+        device
+    )
+    whole = transformers_model(shape, device=kind, dtype=torch.float32)
+    arms: dict[str, Any] = {
+        BASE: OneByOne(whole, prompts, options, batched=False),
+        "+ batching": OneByOne(whole, prompts, options),
+        "+ AMP": OneByOne(whole, prompts, options, amp=True),
+    }
+    if options.compile:
+        arms["+ compile"] = OneByOne(whole, prompts, options, amp=True, compiled=True)
+    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    arms[OURS] = OneForward(transformers_model(shape, device=kind, dtype=dtype), prompts, options)
+    return arms
+
+
+def climb(name: str, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """Rounds over all arms in turn; the first, which compiles and captures, is not counted."""
+    arms = arms_of(SHAPES[name], options, device)
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}  # a sample
+    shares: dict[str, list[float]] = {arm: [] for arm in arms}
+    for number in range(options.rounds + 1):
+        for arm, run in arms.items():
+            used: list[float] = []
+            _wait(device)
+            start = time.perf_counter()
+            with watched(device, used):
+                samples = run.epoch()
+                _wait(device)
+            if number:
+                seconds[arm].append((time.perf_counter() - start) / samples)
+                shares[arm] += used
+    rows = []
+    for arm, taken in seconds.items():
+        rows.append(
+            {
+                "arm": arm,
+                "samples_per_s": 1 / statistics.median(taken),
+                "times_the_original": ratio(seconds[BASE], taken),
+                "utilisation_share": statistics.mean(shares[arm]) if shares[arm] else None,
+            }
+        )
+    return rows
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def show(row: dict[str, Any]) -> None:
+    share, times = row["utilisation_share"], row["times_the_original"]
+    used = "n/a" if share is None else f"{share:.0%}"
+    print(
+        f"    {row['arm']:<12} {row['samples_per_s']:>12,.1f} samples/s  {times['ratio']:>8.2f}x "
+        f"[{times['low']:.2f}, {times['high']:.2f}]  utilisation {used}",
+        flush=True,
+    )
+
+
+def parse() -> argparse.Namespace:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m"] if cuda else ["tiny"])
+    parser.add_argument("--population", type=int, default=512 if cuda else 16)
+    parser.add_argument("--prompts", type=int, default=8 if cuda else 4)
+    parser.add_argument("--prompt", type=int, default=32 if cuda else 8)
+    parser.add_argument("--new", type=int, default=64 if cuda else 8)
+    parser.add_argument("--timed", type=int, default=2, help="members a round of the arms that go one by one")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--mode", default="auto", help="of the one forward: auto, fused, graph, compiled, eager"
+    )
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--save", type=Path, default=None, metavar="DIR")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    told = ("population", "prompts", "prompt", "new", "timed", "rounds", "mode")
+    result: dict[str, Any] = {
+        "benchmark": "evolution-ladder",
+        "hardware": torch.cuda.get_device_name() if cuda else cpu_name(),
+        "torch": str(torch.__version__),
+        "flatout": flatout.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "threads": torch.get_num_threads(),
+        **{name: getattr(options, name) for name in told},
+        "models": [],
+    }
+    for name in options.models:
+        print(f"{name}, {options.population} members x {options.prompts} prompts", flush=True)
+        rows = climb(name, options, device)
+        for row in rows:
+            show(row)
+        result["models"].append({"model": name, "arms": rows})
+        gc.collect()
+    print(json.dumps(result))
+    if options.save is not None:
+        options.save.mkdir(parents=True, exist_ok=True)
+        slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
+        path = options.save / f"ladder-{'-'.join(options.models)}_{slug}_{result['date']}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
