@@ -111,25 +111,31 @@ def tune_script(
     patch: bool = False,
     evidence: Path | None = None,
     seconds: float = 60.0,
+    resume: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
     """Try what makes a script faster without a change of its code, and keep what is proven.
 
     `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.  With
-    `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.
+    `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.  `resume` goes
+    on with a tuning of the same command in this folder that was interrupted.
     """
     from flatout.ground.script.command import check_command
     from flatout.measure.evidence_file import load_evidence
+    from flatout.tuner.trial.journal import evidence_of, journal_path
     from flatout.tuner.tune import tune
 
     check_command(command, module=module)
+    if evidence is None and resume:
+        evidence = evidence_of(journal_path(tuple(command)))
     if evidence is not None:
         known = load_evidence(evidence)
     else:
         on_progress("diagnosing the job")
-        known = diagnose_script(
+        diagnosis = diagnose_script(
             command, module=module, seconds=seconds, script_stdout_to_stderr=True, on_progress=on_progress
-        ).evidence
+        )
+        known, evidence = diagnosis.evidence, diagnosis.evidence_path
     return tune(
         known,
         command,
@@ -138,6 +144,8 @@ def tune_script(
         only=only,
         patch=patch,
         on_progress=on_progress,
+        resume=resume,
+        evidence_path=evidence,
     )
 
 

@@ -33,7 +33,7 @@ Out = Annotated[
     str | None, flag("--out", "DIR", "Write everything to this folder; default .flatout/runs/NAME.")
 ]
 Resume = Annotated[
-    bool, switch("--resume", "Continue from the last checkpoint in the run's folder, bit for bit.")
+    bool, switch("--resume", "Continue an interrupted run from its last checkpoint or finished trial.")
 ]
 Set = Annotated[
     list[str] | None,

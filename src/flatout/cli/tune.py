@@ -19,11 +19,13 @@ from flatout.ground.units import UNKNOWN, show_ratio, show_share
 if TYPE_CHECKING:
     from flatout.tuner.check.check import Checked
     from flatout.tuner.tune import Tuning
-    from flatout.tuner.verdict import Gain
+    from flatout.tuner.verdict import Gain, JobGain
 
 DEFAULT = Path("flatout.toml")
 FEWEST_PAIRS = 4  # of a check
 CHECK_CODES = {"ok": 0, "slower": FINDINGS, "cannot tell": 3}
+SLOW_START_S = 1.0
+LEAST_GAIN = 1.03
 
 
 def tune(
@@ -46,15 +48,17 @@ def tune(
         bool, switch("--apply", "Write the kept patches into the files; without a script those of FILE.")
     ] = False,
     undo: Annotated[bool, switch("--undo", "Restore the files that --apply last wrote.")] = False,
+    resume: flags.Resume = False,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
     """Try what makes an unmodified training script faster, prove it, and keep what pays.
 
     The script is diagnosed, then run some dozens of times for some dozens of steps, with and without each
-    treatment in turn, in alternating processes. A treatment is kept when the lower end of its gain lies above
-    1.03 and when its losses and gradients are those of the script. What the script writes during trials goes
-    to a temporary folder. What is kept stands in FILE, which `flatout run` reads.
+    treatment: in alternating blocks of one run where it can be switched, else in alternating processes.
+    A treatment is kept when the lower end of its gain lies above 1.03 and when its losses and gradients are
+    those of the script. What the script writes during trials goes to a temporary folder. What is kept stands
+    in FILE, which `flatout run` reads.
 
     With --patch the source is rewritten, too, in memory: a patched file is tried as a treatment is, and what
     is kept is shown as a diff. Nothing is written to your files without --apply, which makes a backup first.
@@ -81,15 +85,19 @@ def tune(
         return
     if not command:
         raise BadInput("no script given", hint="flatout tune train.py ARGS…")
-    done = api.tune_script(
-        command,
-        module=module,
-        allow_lossy=allow_lossy,
-        only=only or (),
-        patch=patch or apply,
-        evidence=evidence,
-        on_progress=say,
-    )
+    try:
+        done = api.tune_script(
+            command,
+            module=module,
+            allow_lossy=allow_lossy,
+            only=only or (),
+            patch=patch or apply,
+            evidence=evidence,
+            resume=resume,
+            on_progress=say,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted: flatout tune --resume goes on from here") from None
     if done.prescription.treatments or done.prescription.patches:
         api.save_tuning(done, out)
     if html is not None:
@@ -208,20 +216,43 @@ def _show(done: Tuning, out: Path) -> None:
     table = plain_table("treatment", "answer", "gain", "why")
     for each in done.tried:
         name = each.name if each.value is True else f"{each.name} {each.value}"
-        table.add_row(name, each.answer, _show_gain(each.gain), each.reason)
+        table.add_row(
+            name,
+            each.answer,
+            _show_gain(each.gain),
+            each.reason + (_show_start(each.job) if each.answer == "kept" else ""),
+        )
     console = plain_console()
     console.print(table)
     noise = f"{show_ratio(done.noise.low)} to {show_ratio(done.noise.high)}"
-    console.print(f"The job against itself: {noise} over {done.noise.num_pairs} pairs of runs.")
+    smallest = f"the smallest gain they can show here is {show_ratio(done.smallest_gain or LEAST_GAIN)}"
+    console.print(f"The job against itself: {noise} over {done.noise.num_pairs} pairs of runs; {smallest}.")
+    if done.noise_in_run is not None:
+        inside = f"{show_ratio(done.noise_in_run.low)} to {show_ratio(done.noise_in_run.high)}"
+        console.print(f"Blocks of one run against themselves: {inside}.")
+    repeats = "bit for bit" if done.reproducible else "not bit for bit"
+    console.print(
+        f"It repeats {repeats}; by themselves losses vary by up to {done.envelope or 0:.1e} of the loss."
+    )
     if done.total is None:
         console.print("Nothing pays: the script runs as fast as these treatments can make it.")
         return
     console.print(
         f"All that is kept: {_show_gain(done.total)} faster. Run it so: flatout run; kept in {out}."
     )
+    if done.job is not None and done.job.ratio is not None:
+        console.print(
+            f"With its start, a job of {done.job.num_steps} steps is {show_ratio(done.job.ratio)} as fast."
+        )
     if done.diff:
         console.print("The source, as it was proven; flatout tune --apply writes it:\n")
         console.print(done.diff, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_start(job: JobGain | None) -> str:
+    if job is None or not job.pays_after or job.extra_s < SLOW_START_S:
+        return ""
+    return f"; it takes {job.extra_s:.1f} s at the start and pays after {job.pays_after} steps"
 
 
 def _show_gain(gain: Gain | None) -> str:

@@ -7,8 +7,9 @@ outermost      the model that a script trains, met at its first call
 child          the process that runs the script: with treatments, and in a trial with a meter
 trial/         what a trial sees of its job, in the job's process
 step_hooks     calls around optimizers' steps, which may come and go while one is under way
-trials         arms in alternating processes, and their results
+trials         runs of the script, each in a process of its own
 verdict        whether a treatment pays, and whether its numbers are right
+numbers        what is run to compare numbers
 tune           the whole: diagnose, try, keep, drop once, write
 results/       flatout.toml, the machine of a proof, the report
 run            become the script under the treatments of its prescription

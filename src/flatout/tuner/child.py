@@ -31,7 +31,7 @@ class TrialOptions:
     warmup: int  # steps before the first block
     blocks: int
     block_steps: int
-    checked: tuple[int, ...]  # steps whose gradients are kept as sums, from 1
+    checked: tuple[int, ...]  # steps, from 1, whose gradients and parameters are hashed
     first_step: str | None = None  # a file for the gradients and changes of the first step
     same_random: bool = False  # compiled code draws as eager code does
     plain: bool = False  # without dropout, for the comparison of gradients
@@ -39,6 +39,8 @@ class TrialOptions:
     nudge: bool = False  # the weights changed in their last bit: what rounding alone does
     counts: bool = False  # count launches, waits and bytes of the first block's steps
     seed: int = 0  # added to every seed that the script sets
+    arms: tuple[Dose, ...] = ()  # switched in blocks of this run, instead of `blocks`
+    seconds: float = 0.0  # for those blocks, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,7 @@ def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[
 
     def begin(_torch: ModuleType) -> None:
         redirect_torch(patches, mirror)
+        meter.prepare()
         install(options.doses, patches)
         meter.install()
 

@@ -74,6 +74,8 @@ class Treatment:
     install: Callable[[Patches, Value], None]
     # made before the script starts, off; None where only a process of its own shows what it does
     switch: Callable[[Patches, Value], Switch] | None = None
+    changes_batches: bool = False  # its batches are not the job's, and the losses judge that
+    moves_reads: bool = False  # the script reads its numbers at other times, and that is the point
     rules: tuple[str, ...] = ()  # names of the rules whose cause it takes away: their ceiling is its own
 
 
@@ -118,6 +120,7 @@ def treatment_of(dose: Dose) -> Treatment:
         summary=patch.summary,
         propose=lambda _case: (),
         install=lambda _patches, _value: None,  # its text is served in place of the file
+        moves_reads=True,  # a loop that reads lengths one by one becomes one that does not
     )
 
 

@@ -1,12 +1,13 @@
-"""Arms in alternating processes: A B B A, so that what drifts hits both.
+"""Runs of the script, each in a process of its own.
 
-A trial is one run of the script under some treatments, until enough steps were timed.  It runs in a process
-of its own: out of memory, a crash or a hang costs that trial and nothing else.
+A trial is one run of the script under some treatments, until enough steps were timed: out of memory, a crash
+or a hang costs that trial and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from flatout.ground.script.main import start_command
 from flatout.measure.run.lineage import adopt_orphans
 from flatout.tuner.child import MODULE, ChildOptions, TrialOptions
 from flatout.tuner.treatment import Dose, all_treatments
+from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
@@ -40,7 +42,8 @@ class TrialPlan:
 
     @property
     def num_steps(self) -> int:
-        return self.warmup + self.blocks * self.block_steps
+        """Warm-up, blocks, and a last step that is compared."""
+        return self.warmup + self.blocks * self.block_steps + 1
 
 
 class Trials:
@@ -53,19 +56,35 @@ class Trials:
         module: bool,
         plan: TrialPlan,
         on_progress: Callable[[str], None] = lambda message: None,
+        journal: Journal | None = None,
     ) -> None:
         self.command, self.module, self.plan, self.on_progress = tuple(command), module, plan, on_progress
-        self.folder = Path(tempfile.mkdtemp(prefix="flatout-trials-"))
+        self.journal = journal
         self.num_run = 0
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="flatout-trials-"))
 
     def __enter__(self) -> Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if "folder" in vars(self):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         """One run of the script; `changes` are fields of TrialOptions."""
+        if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
+            return self._run(doses, **changes)
+        key = json.dumps(encode([list(doses), changes, self.plan]), sort_keys=True)
+        found = self.journal.find(key)
+        if found is None:
+            found = self._run(doses, **changes)
+            self.journal.add(key, found)
+        return found
+
+    def _run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         self.num_run += 1
         own = self.folder / str(self.num_run)
         (own / "scratch").mkdir(parents=True)
@@ -76,7 +95,7 @@ class Trials:
             warmup=plan.warmup,
             blocks=plan.blocks,
             block_steps=plan.block_steps,
-            checked=(1, 2, plan.num_steps),
+            checked=(1, 2, plan.warmup, plan.num_steps),
         )
         child = ChildOptions(
             command=self.command,
@@ -86,9 +105,9 @@ class Trials:
             trial=replace(options, **changes),
             parent=os.getpid(),
         )
-        return self._run_child(child, own)
+        return self._run_child(child, own, limit_s=plan.limit_s + HANGS * float(changes.get("seconds", 0.0)))
 
-    def _run_child(self, child: ChildOptions, own: Path) -> TrialResult:
+    def _run_child(self, child: ChildOptions, own: Path, *, limit_s: float) -> TrialResult:
         adopt_orphans()
         command = start_command(MODULE, json.dumps(encode(child)))
         with open(own / "output", "wb") as output:
@@ -98,12 +117,13 @@ class Trials:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={"PYTHONHASHSEED": "0", **os.environ},  # the order of sets is that of every run
             )
             try:
-                process.wait(timeout=self.plan.limit_s)
+                process.wait(timeout=limit_s)
                 error = None
             except subprocess.TimeoutExpired:
-                error = f"did not end within {self.plan.limit_s:.0f} s"
+                error = f"did not end within {limit_s:.0f} s"
             finally:
                 _end_group(process)
         shutil.rmtree(own / "scratch", ignore_errors=True)

@@ -1,37 +1,50 @@
 """The whole: diagnose, try, keep, drop once, write.
 
-    the job against itself -> each treatment: numbers, then time -> what was kept, each left out once -> all
+    the job against itself -> what can be switched, all in one run -> each treatment, on top of what was kept
+    -> what was kept, each left out once -> all together
 
-Treatments are tried one after another on top of those that were kept.  The first question is whether the
-numbers are right: it takes one or two runs.  Only then is time measured.
+Treatments that can be switched are timed first, in alternating blocks of one run, because that is cheap;
+those that gain are then asked for their numbers.  For the others numbers come first, with one or two runs,
+and time afterwards, in pairs of processes.  What may gain most by the diagnosis goes first.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from flatout.doctor.examine import examine
 from flatout.ground.errors import BadInput
+from flatout.ground.interrupts import Interrupts
+from flatout.measure.arms.arm import Same
 from flatout.measure.evidence import Evidence
+from flatout.measure.run.schedule import steps_per_block
 from flatout.tuner import verdict
+from flatout.tuner.numbers import Numbers
 from flatout.tuner.results.machine import machine_of
 from flatout.tuner.results.prescription import Kept, KeptPatch, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
+from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.switched import LEAST_GAIN, MOST_ROUNDS
 from flatout.tuner.trials import TrialPlan, Trials
-from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain
+from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain, JobGain
 
 BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
 FEWEST_WARMUP = 8
-SEEDS = 8
+BLOCKS_PER_ROUND = 1.6  # of an arm's block: half a block of the baseline, and some that are longer
 LEAST_LIMIT_S, HANGS = 60.0, 4.0
 MOST_SOURCE = 4 << 20
 
+TOGETHER = "all that was kept"
+
+Pairs = list[tuple[TrialResult, TrialResult]]  # of runs without and with a treatment
+Candidate = tuple[Treatment, Sequence[bool | int | str]]
 Answer = Literal["kept", "no gain", "wrong numbers", "failed", "undecided", "not tried", "dropped again"]
 
 
@@ -45,7 +58,9 @@ class Tried:
     summary: str
     answer: Answer
     reason: str
-    gain: Gain | None = None
+    gain: Gain | None = None  # of the step
+    job: JobGain | None = None  # with what it costs at the start
+    in_one_run: bool = False  # switched in blocks of one run, not in pairs of runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +75,10 @@ class Tuning:
     num_trials: int
     step_s: float  # of the diagnosed job
     diff: str = ""  # of the patches that were kept
+    smallest_gain: float | None = None  # that pairs of runs could show here
+    noise_in_run: Gain | None = None  # blocks of one run against themselves
+    envelope: float | None = None  # by how much of the loss runs of the job itself differ, at most
+    job: JobGain | None = None  # of all that was kept, with what it costs at the start
 
 
 class Tuner:
@@ -75,22 +94,35 @@ class Tuner:
         only: Sequence[str] = (),
         patch: bool = False,
         on_progress: Callable[[str], None],
+        journal: Journal | None = None,
     ) -> None:
         if evidence.step_s is None:
             raise BadInput("no step of the job was measured", hint="flatout diagnose says what it saw")
         self.evidence, self.command, self.allow_lossy = evidence, tuple(command), allow_lossy
         self.only = {dose.name: dose.value for dose in map(read_dose, only)}
         self.patch, self.on_progress = patch, on_progress
-        self.trials = Trials(command, module=module, plan=plan_of(evidence.step_s), on_progress=on_progress)
+        self.trials = Trials(
+            command,
+            module=module,
+            plan=plan_of(evidence.step_s),
+            on_progress=on_progress,
+            journal=journal,
+        )
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
         self.checks: dict[str, str] = {}  # how the numbers of a treatment were verified
+        self._pairs: dict[str, Pairs] = {}  # of runs without and with a treatment
+        self._in_run: dict[str, Gain] = {}  # gains of switched treatments
+        self._in_run_on: list[Dose] | None = None  # what was kept when they were measured
+        self.noise_in_run: Gain | None = None
 
     def run(self) -> Tuning:
         """Try everything; the trials' folder is gone afterwards, whatever happens."""
         with self.trials:
             noise = self._measure_noise()
-            for treatment, values in self._candidates():
+            for treatment, values in self._patches():
+                self._try(treatment, values)
+            for treatment, values in self._by_ceiling(self._candidates()):
                 self._try(treatment, values)
             self._drop_what_no_longer_pays()
             total = self._total()
@@ -107,8 +139,12 @@ class Tuner:
         return Tuning(
             tried=tuple(self.tried),
             noise=noise,
-            reproducible=self.reproducible,
+            noise_in_run=self.noise_in_run,
+            smallest_gain=verdict.smallest_gain(noise),
+            envelope=self.numbers.envelope,
+            reproducible=self.numbers.reproducible,
             total=total,
+            job=verdict.job_gain_of(self._pairs.get(TOGETHER, []), num_steps=steps_of(self.evidence)),
             prescription=prescription,
             num_trials=self.trials.num_run,
             step_s=self.evidence.step_s or 0.0,
@@ -126,17 +162,16 @@ class Tuner:
                 raise BadInput(
                     f"the job cannot be tuned: {reason}", hint="it must train for some dozens of steps"
                 )
-        self.plain = runs[0]
-        self.reproducible = all(verdict.is_reproducible(self.plain, run) for run in runs[1:])
-        nudged = self.trials.run([], nudge=True)
-        self.nudged = [run for run in (*runs[1:], nudged) if verdict.failure(run) is None]
+        precision = self.evidence.precision
+        is_half = precision is not None and precision.autocast is not None
+        self.numbers = Numbers(self.trials, runs, is_half=is_half)
         return verdict.gain_of(list(zip(runs[::2], runs[1::2], strict=True)))
 
     # -- treatments
 
-    def _candidates(self) -> list[tuple[Treatment, Sequence[bool | int | str]]]:
+    def _candidates(self) -> list[Candidate]:
         case = Case(evidence=self.evidence, source=source_of(self.evidence, self.command))
-        found = []
+        found: list[Candidate] = []
         for treatment in all_treatments().values():
             if self.only and treatment.name not in self.only:
                 continue
@@ -148,10 +183,9 @@ class Tuner:
                 )
             elif values:
                 found.append((treatment, values))
-        order = {"exact": 0, "reordered": 1, "lossy": 2}
-        return [*self._patches(), *sorted(found, key=lambda each: order[each[0].safety])]
+        return found
 
-    def _patches(self) -> list[tuple[Treatment, Sequence[bool | int | str]]]:
+    def _patches(self) -> list[Candidate]:
         """Patches of the lines that findings name; they come first, since they change what the rest gains."""
         if not self.patch:
             return []
@@ -167,102 +201,116 @@ class Tuner:
             self._note(treatment_of(Dose(name=site.patch, value=str(site))), str(site), "not tried", reason)
         return [(treatment_of(Dose(name=site.patch, value=str(site))), [str(site)]) for site in can]
 
+    def _by_ceiling(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that may gain most first: as blocks of one run showed, or as the diagnosis measured."""
+        doses = [
+            Dose(name=treatment.name, value=value)
+            for treatment, values in candidates
+            for value in values
+            if treatment.switch is not None
+        ]
+        self._switch(doses)
+        ceilings = ceilings_of(self.evidence)
+
+        def rank(candidate: Candidate) -> tuple[float, int]:
+            treatment, values = candidate
+            labels = [str(Dose(name=treatment.name, value=value)) for value in values]
+            shown = [self._in_run[label].ratio for label in labels if label in self._in_run]
+            known = shown or [ceilings.get(rule, 1.0) for rule in treatment.rules]
+            return -max(known, default=1.0), ("exact", "reordered", "lossy").index(treatment.safety)
+
+        return sorted(candidates, key=rank)
+
+    def _switch(self, doses: Sequence[Dose]) -> None:
+        """Measure treatments in alternating blocks of one run, on top of those that were kept."""
+        self._in_run_on = list(self.kept)
+        for dose in doses:
+            self._in_run.pop(str(dose), None)
+        if not doses or self.evidence.job.world_size > 1:  # ranks must do the same at the same time
+            return
+        self.on_progress(f"in one run: {', '.join(map(str, doses))}")
+        seconds = seconds_for(len(doses) + 1, self.evidence.step_s or 0.0)
+        found = self.trials.run(self.kept, arms=tuple(doses), seconds=seconds)
+        if found.ended in ("measured", "finished"):  # else each is tried in processes of its own
+            gains = {arm.label: verdict.gain_of_arm(arm) for arm in found.arms}
+            same = gains.pop(Same.label, None)
+            self.noise_in_run = self.noise_in_run or same
+            self._in_run |= {
+                label: gain
+                for label, gain in gains.items()
+                if gain.is_settled or gain.num_pairs >= MOST_ROUNDS
+            }
+
     def _try(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
         """Try the values of a treatment, and keep the best of those that pay."""
+        doses = [Dose(name=treatment.name, value=value) for value in values]
+        if treatment.switch is not None and self._in_run_on != self.kept:
+            self._switch([dose for dose in doses if not self._gains_nothing(dose)])
         paid: list[tuple[Dose, Gain]] = []
-        for value in values:
-            dose = Dose(name=treatment.name, value=value)
-            if reason := _cannot_be_written([*self.kept, dose]):
-                self._note(treatment, value, "not tried", reason)
-                continue
-            self.on_progress(f"{dose}: numbers")
-            reason = self._wrong_numbers(treatment, dose)
-            if reason is not None:
-                failed = reason.startswith("the script")
-                self._note(treatment, value, "failed" if failed else "wrong numbers", reason)
-                continue
-            self.on_progress(f"{dose}: time")
-            try:
-                gain = self._gain(self.kept, [*self.kept, dose])
-            except _Failed as error:
-                self._note(treatment, value, "failed", str(error))
-                continue
-            if gain.is_kept:
-                paid.append((dose, gain))
-            elif gain.is_none:
-                self._note(treatment, value, "no gain", "it gains less than 3 %", gain)
-            else:
-                reason = f"{gain.num_pairs} pairs of runs do not settle whether it gains 3 %"
-                self._note(treatment, value, "undecided", reason, gain)
+        for dose in doses:
+            found = self._try_dose(treatment, dose)
+            if found is not None:
+                paid.append((dose, found))
         best = max(paid, key=lambda each: each[1].low, default=None)
         for dose, gain in paid:
             if best is not None and dose == best[0]:
                 self.kept.append(dose)
-                self._note(treatment, dose.value, "kept", self.checks[treatment.name], gain)
+                self._note(treatment, dose.value, "kept", self.checks[str(dose)], gain)
             else:
                 self._note(treatment, dose.value, "no gain", f"{best[0] if best else ''} gains more", gain)
 
-    def _gain(self, without: Sequence[Dose], with_: Sequence[Dose]) -> Gain:
-        """Alternate two arms until the answer is settled."""
-        pairs: list[tuple[TrialResult, TrialResult]] = []
+    def _gains_nothing(self, dose: Dose) -> bool:
+        known = self._in_run.get(str(dose))
+        return known is not None and known.is_none
+
+    def _try_dose(self, treatment: Treatment, dose: Dose) -> Gain | None:
+        """What a treatment gains whose numbers are right; else note why it is not kept."""
+        if reason := _cannot_be_written([*self.kept, dose]):
+            self._note(treatment, dose.value, "not tried", reason)
+            return None
+        gain = self._in_run.get(str(dose))
+        if gain is not None and not gain.is_kept:  # time was cheap to measure, numbers are not
+            self._note_gain(treatment, dose, gain)
+            return None
+        self.on_progress(f"{dose}: numbers")
+        judged = self.numbers.judge(treatment, self.kept, dose)
+        if not judged.is_right:
+            self._note(treatment, dose.value, judged.answer, judged.reason, gain)  # type: ignore[arg-type]
+            return None
+        self.checks[str(dose)] = judged.reason
+        if gain is None:
+            self.on_progress(f"{dose}: time")
+            try:
+                gain = self._gain(self.kept, [*self.kept, dose], label=str(dose))
+            except _Failed as error:
+                self._note(treatment, dose.value, "failed", str(error))
+                return None
+        if gain.is_kept:
+            return gain
+        self._note_gain(treatment, dose, gain)
+        return None
+
+    def _note_gain(self, treatment: Treatment, dose: Dose, gain: Gain) -> None:
+        if gain.is_none:
+            self._note(treatment, dose.value, "no gain", "it gains less than 3 %", gain)
+        else:
+            reason = f"{gain.num_pairs} pairs do not settle whether it gains 3 %"
+            self._note(treatment, dose.value, "undecided", reason, gain)
+
+    def _gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
+        """Alternate two arms, A B B A, until the answer is settled."""
+        pairs: Pairs = []
+        self._pairs[label] = pairs
         while True:
             order = [without, with_] if len(pairs) % 2 == 0 else [with_, without]
             found = [self.trials.run(doses) for doses in order]
             plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
-            if reason := verdict.failure(treated, like=self.plain) or verdict.failure(plain):
+            if reason := verdict.failure(treated, like=plain) or verdict.failure(plain):
                 raise _Failed(reason)
             pairs.append((plain, treated))
             gain = verdict.gain_of(pairs)
             if gain.is_settled or len(pairs) >= MOST_PAIRS:
                 return gain
-
-    def _wrong_numbers(self, treatment: Treatment, dose: Dose) -> str | None:
-        """Why the numbers under a treatment are not the job's; None where they are."""
-        doses = [*self.kept, dose]
-        if treatment.safety == "lossy":
-            return self._too_lossy(doses, treatment)
-        treated = self.trials.run(doses, same_random=treatment.name == "compile")
-        if reason := verdict.failure(treated, like=self.plain):
-            return reason
-        only_exact = all(treatment_of(each).safety == "exact" for each in doses)
-        if treatment.safety == "exact" and only_exact:
-            self.checks[treatment.name] = (
-                "losses and gradients are equal bit for bit"
-                if self.reproducible
-                else "the first gradients are equal bit for bit; the job itself differs from run to run"
-            )
-            return verdict.differs_exactly(self.plain, treated, reproducible=self.reproducible)
-        if reason := verdict.leaves_the_envelope(self.plain, treated, self.nudged):
-            return reason
-        self.checks[treatment.name] = "gradients as near to 64 bits as the job's, losses as near as rounding"
-        return self._compare_with_64_bits(doses)
-
-    def _compare_with_64_bits(self, doses: Sequence[Dose]) -> str | None:
-        """Compare the first step, without dropout, of the job, the treated job and the job in 64 bits."""
-        paths = [self.trials.folder / f"{name}.safetensors" for name in ("plain", "treated", "exact")]
-        for path, given, double in zip(paths, ([], doses, []), (False, False, True), strict=True):
-            if path.name == "treated.safetensors" or not path.exists():
-                run = self.trials.run(
-                    given, first_step=str(path), plain=True, double=double, warmup=1, blocks=1, block_steps=1
-                )
-                if not path.exists():
-                    what = "in 64 bits " if double else ""
-                    return f"the first step {what}could not be compared: {run.error or run.ended}"
-        return verdict.differs_by_more_than_rounding(*paths)
-
-    def _too_lossy(self, doses: Sequence[Dose], treatment: Treatment) -> str | None:
-        """Compare late losses over paired seeds until the answer is settled."""
-        pairs: list[tuple[TrialResult, TrialResult]] = []
-        for seed in range(SEEDS):
-            plain, treated = (self.trials.run(given, seed=seed) for given in (self.kept, doses))
-            if reason := verdict.failure(treated, like=self.plain) or verdict.failure(plain):
-                return reason
-            pairs.append((plain, treated))
-            change = verdict.loss_change(pairs)
-            if len(pairs) >= FEWEST_PAIRS and change.is_inside:
-                self.checks[treatment.name] = f"{change}, over {len(pairs)} seeds"
-                return None
-        return f"{change}: not inside {verdict.MARGIN:.1%}"
 
     def _drop_what_no_longer_pays(self) -> None:
         """Leave each kept treatment out once: another may have taken its place."""
@@ -271,27 +319,46 @@ class Tuner:
         for dose in list(self.kept):
             others = [each for each in self.kept if each != dose]
             self.on_progress(f"without {dose}")
-            try:
-                gain = self._gain(others, self.kept)
-            except _Failed:
+            gain = self._gain_beside(dose, others)
+            if gain is None:
                 continue
-            number = next(
-                i for i, each in enumerate(self.tried) if (each.name, each.value) == (dose.name, dose.value)
-            )
-            if gain.high < verdict.LEAST_GAIN or gain.low < 1:
+            number = self._number_of(dose)
+            if gain.high < LEAST_GAIN or gain.low < 1:
                 self.kept = others
                 answer, reason = "dropped again", "beside the others it no longer pays"
             else:
                 answer, reason = "kept", self.tried[number].reason
-            treatment = treatment_of(dose)
-            self.tried[number] = _tried(treatment, dose.value, answer, reason, gain)  # type: ignore[arg-type]
+            self.tried[number] = replace(self.tried[number], answer=answer, reason=reason, gain=gain)  # type: ignore[arg-type]
+
+    def _gain_beside(self, dose: Dose, others: Sequence[Dose]) -> Gain | None:
+        """What a treatment gains on top of others; None where that could not be measured."""
+        if treatment_of(dose).switch is not None and self.evidence.job.world_size == 1:
+            seconds = seconds_for(2, self.evidence.step_s or 0.0)
+            found = self.trials.run(others, arms=(dose,), seconds=seconds)
+            gains = [verdict.gain_of_arm(arm) for arm in found.arms if arm.label == str(dose)]
+            if gains and gains[0].is_settled:
+                return gains[0]
+        try:
+            return self._gain(others, self.kept, label=f"without {dose}")
+        except _Failed:
+            return None
 
     def _total(self) -> Gain | None:
-        """What all that is kept gains together; one alone was measured already."""
-        if len(self.kept) == 1:
-            return next(each.gain for each in self.tried if each.answer == "kept")
-        self.on_progress("all that was kept")
-        return self._gain([], self.kept) if self.kept else None
+        """What all that is kept gains together; one alone may have been measured already."""
+        if not self.kept:
+            return None
+        if len(self.kept) == 1 and (known := self._pairs.get(str(self.kept[0]))):
+            self._pairs[TOGETHER] = known
+            return verdict.gain_of(known)
+        self.on_progress(TOGETHER)
+        try:
+            return self._gain([], self.kept, label=TOGETHER)
+        except _Failed as error:
+            for dose in self.kept:
+                number = self._number_of(dose)
+                self.tried[number] = replace(self.tried[number], answer="failed", reason=str(error))
+            self.kept = []
+            return None
 
     # -- what is told
 
@@ -303,10 +370,29 @@ class Tuner:
         reason: str,
         gain: Gain | None = None,
     ) -> None:
-        self.tried.append(_tried(treatment, value, answer, reason, gain))
+        dose = Dose(name=treatment.name, value=value)
+        pairs = self._pairs.get(str(dose), [])
+        self.tried.append(
+            Tried(
+                name=treatment.name,
+                value=value,
+                safety=treatment.safety,
+                summary=treatment.summary,
+                answer=answer,
+                reason=reason,
+                gain=gain,
+                job=verdict.job_gain_of(pairs, num_steps=steps_of(self.evidence)) if pairs else None,
+                in_one_run=str(dose) in self._in_run,
+            )
+        )
+
+    def _number_of(self, dose: Dose) -> int:
+        return next(
+            i for i, each in enumerate(self.tried) if (each.name, each.value) == (dose.name, dose.value)
+        )
 
     def _kept(self, dose: Dose) -> Kept:
-        tried = next(each for each in self.tried if (each.name, each.value) == (dose.name, dose.value))
+        tried = self.tried[self._number_of(dose)]
         gain = tried.gain
         assert gain is not None
         return Kept(
@@ -316,7 +402,8 @@ class Tuner:
             ratio=gain.ratio,
             low=gain.low,
             high=gain.high,
-            checked=self.checks[dose.name],
+            checked=self.checks[str(dose)],
+            pays_after=tried.job.pays_after if tried.job is not None else None,
         )
 
     def _kept_patches(self) -> tuple[tuple[KeptPatch, ...], str]:
@@ -353,7 +440,9 @@ class Tuner:
             high=total.high,
             noise_low=noise.low,
             noise_high=noise.high,
-            reproducible=self.reproducible,
+            smallest_gain=verdict.smallest_gain(noise),
+            loss_envelope=self.numbers.envelope,
+            reproducible=self.numbers.reproducible,
             step_s=self.evidence.step_s or 0.0,
             date=datetime.date.today().isoformat(),
         )
@@ -377,26 +466,33 @@ class _Failed(Exception):
     """A trial that cannot be judged."""
 
 
-def _tried(
-    treatment: Treatment, value: bool | int | str, answer: Answer, reason: str, gain: Gain | None
-) -> Tried:
-    return Tried(
-        name=treatment.name,
-        value=value,
-        safety=treatment.safety,
-        summary=treatment.summary,
-        answer=answer,
-        reason=reason,
-        gain=gain,
-    )
-
-
 def plan_of(step_s: float) -> TrialPlan:
     """Choose how many steps a trial runs, by how long one takes."""
     block_steps = min(MOST_BLOCK_STEPS, max(2, round(BLOCK_S / step_s)))
     plan = TrialPlan(warmup=max(FEWEST_WARMUP, block_steps), blocks=5, block_steps=block_steps)
     limit_s = max(LEAST_LIMIT_S, HANGS * plan.num_steps * step_s + LEAST_LIMIT_S)
     return TrialPlan(warmup=plan.warmup, blocks=plan.blocks, block_steps=block_steps, limit_s=limit_s)
+
+
+def seconds_for(num_arms: int, step_s: float) -> float:
+    """The most that blocks of so many arms take in one run."""
+    return BLOCKS_PER_ROUND * num_arms * MOST_ROUNDS * steps_per_block(step_s) * step_s
+
+
+def ceilings_of(evidence: Evidence) -> dict[str, float]:
+    """The largest measured ceiling of each rule that found something, by its name."""
+    found: dict[str, float] = {}
+    for finding in examine(evidence):
+        if finding.ceiling is not None:
+            found[finding.name] = max(found.get(finding.name, 1.0), finding.ceiling.speedup)
+    return found
+
+
+def steps_of(evidence: Evidence) -> int | None:
+    """The steps of an epoch; None where no loader says how many there are."""
+    loaders = [loader for loader in evidence.loaders if loader.trains and loader.num_batches]
+    per_step = max((step.num_batches for step in evidence.steps), default=1)
+    return (loaders[0].num_batches or 0) // max(1, per_step) or None if loaders else None
 
 
 def user_files(evidence: Evidence, command: Sequence[str]) -> list[str]:
@@ -420,11 +516,27 @@ def tune(
     only: Sequence[str] = (),
     patch: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
+    resume: bool = False,
+    evidence_path: Path | None = None,
 ) -> Tuning:
     """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
 
-    With `patch` changes of the source are tried, too; no file is written.
+    With `patch` changes of the source are tried, too; no file is written.  Finished trials stand in a journal
+    until all is done; `resume` goes on with it.
     """
+    job = {
+        "command": list(command),
+        "module": module,
+        "allow_lossy": allow_lossy,
+        "only": list(only),
+        "patch": patch,
+        "source": hashlib.sha256(source_of(evidence, command).encode()).hexdigest(),
+        "started_at": evidence.job.started_at,
+        "versions": [evidence.job.python, evidence.job.torch, evidence.job.flatout],
+    }
+    journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
+    if resume:
+        on_progress(f"{journal.num_known} trials are known" if journal.num_known else "nothing to resume")
     tuner = Tuner(
         evidence,
         command,
@@ -433,5 +545,9 @@ def tune(
         only=only,
         patch=patch,
         on_progress=on_progress,
+        journal=journal,
     )
-    return tuner.run()
+    with Interrupts():  # a polite kill leaves no more behind than Ctrl-C
+        done = tuner.run()
+    journal.close()
+    return done

@@ -2,13 +2,15 @@
 
 **Time.**  Trials of two arms alternate, and the ratio of each pair is one value: what differs from process to
 process is in it.  The interval is Student's t over the logarithms of the ratios.  A treatment is kept when
-the lower end lies above 1.03; one whose upper end lies below is dropped; others get more pairs.
+the lower end lies above 1.03; one whose upper end lies below is dropped; others get more pairs.  A treatment
+that can be switched has its interval from blocks of one run.
 
-**Numbers.**  Exact treatments have the gradients and losses of the job, bit for bit.  Reordered ones are
-compared at the first step with a run in 64 bits: an error of a parameter's gradient or change may be twice
-that of the job itself.  Then their losses must stay as near to the job's as those of a job whose weights were
-changed in the last bit: rounding does that much.  Lossy ones are compared by the losses of paired seeds.
-What could not be compared has not passed.
+**Numbers.**  Exact treatments have the batches, losses, gradients and parameters of the job, bit for bit.
+Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: an
+error of a parameter's gradient or change may be twice that of the job itself, three times in half precision.
+Then their losses must stay as near to the job's as those of a job whose weights were changed in the last bit:
+rounding does that much.  Lossy ones are compared by the losses of paired seeds, with a margin that is fixed
+beforehand.  What could not be compared has not passed.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.switched import LEAST_GAIN as LEAST_GAIN
+from flatout.tuner.trial.switched import ArmResult
 
-LEAST_GAIN = 1.03
 FEWEST_PAIRS, MOST_PAIRS = 3, 6
 MARGIN = 0.002  # of the loss, for lossy treatments
-ERROR_FACTOR = 2.0  # of the job's own error against 64 bits
+ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # of the job's own error against 64 bits
+HALF = ("float16", "bfloat16")
+SAME_LOSS = 0.02  # of the first loss, by which a run in 64 bits may differ from the job
 ERROR_FLOOR = 1e-6  # relative: below it both are exact for our purposes
 ENVELOPE_FACTOR = 10.0
 ENVELOPE_FLOOR = 1e-5  # of the loss
@@ -74,60 +79,186 @@ def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Gain:
     )
 
 
+def gain_of_arm(arm: ArmResult) -> Gain:
+    """What the blocks of a switched treatment showed."""
+    return Gain(ratio=arm.ratio, low=arm.low, high=arm.high, num_pairs=arm.num_blocks, best=arm.ratio)
+
+
+def smallest_gain(noise: Gain, *, num_pairs: int = MOST_PAIRS) -> float:
+    """The smallest gain that would be kept after so many pairs, where pairs vary as those of `noise` do."""
+    half = math.log(noise.high / noise.low) / 2
+    spread = half * math.sqrt(noise.num_pairs) / _quantile(T_TWO, max(1, noise.num_pairs - 1))
+    return LEAST_GAIN * math.exp(_quantile(T_TWO, num_pairs - 1) * spread / math.sqrt(num_pairs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobGain:
+    """What a treatment costs before the first block, and when that has paid."""
+
+    extra_s: float  # more than the job's own start takes
+    pays_after: int | None  # steps; None where it never does
+    ratio: float | None = None  # of the whole job, where its number of steps is known
+    num_steps: int | None = None
+
+
+def job_gain_of(
+    pairs: Sequence[tuple[TrialResult, TrialResult]], *, num_steps: int | None = None
+) -> JobGain | None:
+    """Count the start: imports, the first batch, compilation."""
+    found = [(_start_s(plain), _start_s(treated)) for plain, treated in pairs]
+    starts = [(plain, treated) for plain, treated in found if plain is not None and treated is not None]
+    if not starts:
+        return None
+    plain_s, treated_s = (median(median(each.blocks_s) for each in arm) for arm in zip(*pairs, strict=True))
+    plain_start_s, treated_start_s = (median(each) for each in zip(*starts, strict=True))
+    extra_s = treated_start_s - plain_start_s
+    saved_s = plain_s - treated_s
+    ratio = None
+    if num_steps is not None:
+        ratio = (plain_start_s + num_steps * plain_s) / (treated_start_s + num_steps * treated_s)
+    pays_after = max(0, math.ceil(extra_s / saved_s)) if saved_s > 0 else None
+    return JobGain(extra_s=extra_s, pays_after=pays_after, ratio=ratio, num_steps=num_steps)
+
+
+def _start_s(trial: TrialResult) -> float | None:
+    """What a job takes before its steps have their pace, less the steps themselves."""
+    if trial.before_s is None or not trial.blocks_s:
+        return None
+    return max(0.0, trial.before_s - trial.num_steps_before * median(trial.blocks_s))
+
+
 def _quantile(table: dict[int, float], freedom: int) -> float:
     return table[max(known for known in table if known <= freedom)]
 
 
 def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | None:
-    """Why a trial cannot be judged; None where it can."""
+    """Why a trial cannot be judged; None where it can.  `like` is the job without the treatment."""
     if trial.ended == "crashed":
         return f"the script raised {trial.error}"
     if trial.ended == "killed":
         return f"the script {trial.error}"
     if trial.ended == "finished":
         return f"the script ended after {trial.num_steps} steps, before it could be measured"
+    if not (trial.blocks_s or trial.arms) or not all(each > 0 for each in trial.blocks_s):
+        return "no step was timed"
     if not trial.losses:
         return "no loss was seen: nothing was verified"
     if not all(map(math.isfinite, trial.losses)):
         return "a loss is not finite"
-    if like is not None and trial.still > like.still:
+    return None if like is None else _works_otherwise(trial, like)
+
+
+def _works_otherwise(trial: TrialResult, like: TrialResult) -> str | None:
+    if trial.num_skipped > like.num_skipped:
+        return f"a gradient scaler skipped {trial.num_skipped - like.num_skipped} steps"
+    if trial.trained != like.trained:
+        return f"{trial.trained} parameters have a gradient instead of {like.trained}"
+    if trial.formats != like.formats:
+        return f"the weights are {_formats(trial)} instead of {_formats(like)}"
+    if trial.still > like.still:
         return f"{trial.still - like.still} parameters are no longer changed by a step"
-    if like is not None and len(trial.losses) != len(like.losses):
-        return "the number of losses per step changed"
+    if trial.still_at_end > like.still_at_end:
+        return f"{trial.still_at_end - like.still_at_end} parameters are no longer changed by all steps"
+    if (len(trial.losses), trial.num_steps) != (len(like.losses), like.num_steps):
+        return (
+            f"the number of losses per step changed: {len(trial.losses)} in {trial.num_steps} steps"
+            f" instead of {len(like.losses)} in {like.num_steps}"
+        )
     return None
+
+
+def _formats(trial: TrialResult) -> str:
+    return " and ".join(sorted(set(trial.formats))) or "unknown"
 
 
 def is_reproducible(one: TrialResult, other: TrialResult) -> bool:
     """Whether two runs of the same arm computed the same, bit for bit."""
-    return one.losses == other.losses and one.sums == other.sums
+    return (one.losses, one.checked, one.batches) == (other.losses, other.checked, other.batches)
 
 
-def differs_exactly(plain: TrialResult, treated: TrialResult, *, reproducible: bool) -> str | None:
-    """Why an exact treatment is not exact; None where it is."""
-    if not reproducible:
-        if plain.sums.get("1") == treated.sums.get("1"):
-            return None
-        return "the job differs from run to run, and the treatment already at its first gradients"
-    for number, (one, other) in enumerate(zip(plain.losses, treated.losses, strict=True)):
-        if one != other:
-            return f"loss {number + 1} is {other:.7g} instead of {one:.7g}"
-    for step, sums in plain.sums.items():
-        if treated.sums.get(step) != sums:
-            return f"the gradients of step {step} differ"
+def repeats_first_step(one: TrialResult, other: TrialResult) -> bool:
+    """Whether two runs of the same arm begin alike, bit for bit, though they part later."""
+    known = one.checked.get("1")
+    return known is not None and one.start == other.start and known == other.checked.get("1")
+
+
+def serves_other_batches(plain: TrialResult, treated: TrialResult) -> str | None:
+    """Which batch is another one; None where those that were looked at are the same."""
+    shared = plain.batches.keys() & treated.batches.keys()
+    if plain.batches and not shared:
+        return "no batch of its loaders was seen: nothing was verified"
+    for name in sorted(shared):
+        if plain.batches[name] != treated.batches[name]:
+            loader, _, number = name.partition(".")
+            return f"batch {number} of loader {loader} is another one"
     return None
 
 
-def differs_by_more_than_rounding(plain: Path, treated: Path, exact: Path) -> str | None:
+def reads_other_losses(plain: TrialResult, treated: TrialResult) -> str | None:
+    """Whether the script reads each loss when it did; what else it reads may differ by rounding."""
+    if len(plain.reads) != len(treated.reads):
+        return f"the script reads {len(treated.reads)} numbers instead of {len(plain.reads)}"
+    places: dict[float, list[int]] = {}
+    for number, loss in enumerate(plain.losses):
+        places.setdefault(loss, []).append(number)
+    for one, other in zip(plain.reads, treated.reads, strict=True):
+        known = places.get(one, [])
+        if len(known) == 1 and other != treated.losses[known[0]]:
+            return f"the script reads {other:.7g} where loss {known[0] + 1} is {treated.losses[known[0]]:.7g}"
+    return None
+
+
+def differs_exactly(plain: TrialResult, treated: TrialResult) -> str | None:
+    """Why an exact treatment of a job that repeats is not exact; None where it is."""
+    if plain.start != treated.start:
+        return "the weights before the first step differ"
+    for number, (one, other) in enumerate(zip(plain.losses, treated.losses, strict=True)):
+        if one != other:
+            return f"loss {number + 1} is {other:.7g} instead of {one:.7g}"
+    for step, known in plain.checked.items():
+        found = treated.checked.get(step)
+        if found is None or found.gradients != known.gradients:
+            return f"the gradients of step {step} differ"
+        if found.parameters != known.parameters:
+            return f"the parameters after step {step} differ"
+    return None if plain.checked else "no step was looked at: nothing was verified"
+
+
+def differs_at_first(plain: TrialResult, treated: TrialResult) -> str | None:
+    """The same for a job whose runs begin alike and part later."""
+    if repeats_first_step(plain, treated):
+        return None
+    return "the job's runs begin alike, and the treatment's begins otherwise"
+
+
+def starts_otherwise(plain: TrialResult, other: TrialResult) -> str | None:
+    """Why first steps cannot be compared: they begin from other weights or batches."""
+    if not plain.losses or not other.losses or plain.start is None:
+        return "no loss was seen at the first step"
+    if plain.start != other.start:
+        return "the weights before the first step are not the same from run to run"
+    if (reason := serves_other_batches(plain, other)) is not None:
+        return reason
+    one, two = plain.losses[0], other.losses[0]
+    if not abs(one - two) <= SAME_LOSS * max(abs(one), abs(two)):
+        return f"the first loss is {two:.6g} instead of {one:.6g}"
+    return None
+
+
+def differs_by_more_than_rounding(
+    plain: Path, treated: Path, exact: Path, *, is_half: bool = False
+) -> str | None:
     """Compare gradients and changes of the first step with those in 64 bits; the reason where they differ."""
     from safetensors.torch import load_file
 
     ours, theirs, right = (load_file(path) for path in (plain, treated, exact))
     if not right or ours.keys() != theirs.keys() or ours.keys() != right.keys():
         return "the first step has other parameters than in 64 bits: nothing was verified"
+    factor = HALF_ERROR_FACTOR if is_half else ERROR_FACTOR
     for name, reference in right.items():
         size = float(reference.norm())
         own, other = (float((each[name] - reference).norm()) for each in (ours, theirs))
-        if not math.isfinite(other) or other > ERROR_FACTOR * own + ERROR_FLOOR * size:
+        if not (math.isfinite(own) and other <= factor * own + ERROR_FLOOR * size):
             what, _, number = name.partition(".")
             return (
                 f"the {what} of parameter {number} is {other / max(size, 1e-300):.2g} off,"
@@ -153,29 +284,46 @@ def leaves_the_envelope(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossChange:
-    """The change of the late losses over paired seeds, as a share of the loss."""
+    """The change of the late losses over paired seeds, as a share of the loss.
+
+    Lower losses are no excuse: a larger step size or no dropout has them, too.
+    """
 
     mean: float
-    high: float  # one-sided 95 %
+    low: float  # one-sided 95 %, each
+    high: float
     num_seeds: int
 
     def __str__(self) -> str:
-        return f"late losses change by {self.mean:+.2%}, at most {self.high:+.2%}"
+        return (
+            f"late losses change by {self.mean:+.2%} [{self.low:+.2%}, {self.high:+.2%}]"
+            f" over {self.num_seeds} seeds"
+        )
 
     @property
     def is_inside(self) -> bool:
-        return self.high < MARGIN
+        return self.num_seeds >= FEWEST_PAIRS and self.low > -MARGIN and self.high < MARGIN
+
+    @property
+    def is_outside(self) -> bool:
+        return self.num_seeds >= FEWEST_PAIRS and (self.low > MARGIN or self.high < -MARGIN)
 
 
 def loss_change(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> LossChange:
-    """Compare the late losses of (plain, treated) runs of the same seeds; larger is worse."""
+    """Compare the late losses of (plain, treated) runs of the same seeds."""
     changes = []
     for plain, treated in pairs:
         one, other = _late_loss(plain), _late_loss(treated)
         changes.append((other - one) / max(abs(one), 1e-12))
     spread = stdev(changes) if len(changes) > 1 else math.inf
     half = _quantile(T_ONE, max(1, len(changes) - 1)) * spread / math.sqrt(len(changes))
-    return LossChange(mean=fmean(changes), high=fmean(changes) + half, num_seeds=len(changes))
+    mean = fmean(changes)
+    return LossChange(mean=mean, low=mean - half, high=mean + half, num_seeds=len(changes))
+
+
+def seeds_matter(runs: Sequence[TrialResult]) -> bool:
+    """Whether runs with different seeds are different runs: else they are one run, several times."""
+    return len({run.losses for run in runs}) == len(runs)
 
 
 def _late_loss(trial: TrialResult) -> float:

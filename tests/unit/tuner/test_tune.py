@@ -16,6 +16,8 @@ from flatout.measure.evidence import Evidence
 from flatout.tuner import tune as tuning
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.switched import ArmResult
+from flatout.tuner.trials import Trials
 from flatout.tuner.tune import Tuner, plan_of, source_of
 from tests.unit.tuner.test_treatment import evidence, on_gpu
 from tests.unit.tuner.test_verdict import trial
@@ -38,13 +40,22 @@ class GivenTrials:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, doses: Sequence[Dose], *, first_step: str | None = None, **_: Any) -> TrialResult:
+    def run(self, doses: Sequence[Dose], *, first_step: str | None = None, **options: Any) -> TrialResult:
         self.num_run += 1
         if first_step is not None:
             import torch
             from safetensors.torch import save_file
 
             save_file({"gradient.0": torch.ones(2, dtype=torch.float64)}, first_step)
+        if arms := options.get("arms"):
+            names = {str(dose) for dose in doses}
+            plain_s = self._result(names).blocks_s[0]
+            gains = {str(arm): plain_s / self._result({*names, str(arm)}).blocks_s[0] for arm in arms}
+            shown = [
+                ArmResult(label=label, ratio=gain, low=gain / 1.01, high=gain * 1.01, num_blocks=3)
+                for label, gain in {"same": 1.0, **gains}.items()
+            ]
+            return replace(self._result(names), arms=tuple(shown), blocks_s=())
         result = self._result({str(dose) for dose in doses})
         noise = math.exp(self._random.gauss(0, 0.005))  # runs differ a little
         return replace(result, blocks_s=tuple(each * noise for each in result.blocks_s))
@@ -83,24 +94,26 @@ def test_what_pays_is_kept_with_its_proof_and_the_rest_says_why_not(tmp_path: Pa
     assert found["loader-workers 2"] == found["threads 1"] == "kept"
     assert found["loader-workers 4"] == found["garbage-every 100"] == "no gain"
     assert found["compile default"] == "failed"
-    assert [str(dose) for dose in done.prescription.doses()] == ["loader-workers 2", "threads 1"]
+    assert {str(dose) for dose in done.prescription.doses()} == {"loader-workers 2", "threads 1"}
     assert done.total is not None and done.total.ratio == pytest.approx(3.0, rel=0.05)
     proof = done.prescription.proof
     assert proof is not None and proof.low > 2.5 and proof.noise_low < 1 < proof.noise_high
-    assert done.reproducible
+    assert done.reproducible and done.noise_in_run is not None and 1.03 < done.smallest_gain < 1.1
+    in_one_run = {each.name for each in done.tried if each.in_one_run}
+    assert in_one_run == {"threads", "garbage-every"}  # others need processes of their own
     machine = done.prescription.machine
     assert machine is not None and (machine.device, machine.cores, machine.launch_s) == ("cpu", 2, 1e-6)
 
 
 def test_a_treatment_that_another_makes_needless_is_dropped_again(tmp_path: Path) -> None:
     def result(names: set[str]) -> TrialResult:
-        if "threads 1" in names:
+        if "loader-workers 2" in names:
             return trial(0.02)
         return trial(0.05 if "garbage-every 100" in names else 0.1)
 
-    done = tuned(tmp_path, result, only=["garbage-every", "threads"])
+    done = tuned(tmp_path, result, only=["garbage-every", "loader-workers=2"])
     assert answers(done)["garbage-every 100"] == "dropped again"
-    assert [str(dose) for dose in done.prescription.doses()] == ["threads 1"]
+    assert [str(dose) for dose in done.prescription.doses()] == ["loader-workers 2"]
 
 
 def test_wrong_numbers_are_never_kept_however_fast(tmp_path: Path) -> None:
@@ -118,7 +131,12 @@ def test_wrong_numbers_are_never_kept_however_fast(tmp_path: Path) -> None:
 
 def test_lossy_treatments_wait_to_be_asked_for(tmp_path: Path) -> None:
     def result(names: set[str]) -> TrialResult:
-        return trial(0.05, losses=(1.0, 0.9, 0.8001)) if "autocast bfloat16" in names else trial(0.1)
+        seed = 1e-3 * len(seeds)
+        seeds.append(1)
+        late = 0.8001 if "autocast bfloat16" in names else 0.8
+        return trial(0.05 if late > 0.8 else 0.1, losses=(1.0 + seed, 0.9, late))
+
+    seeds: list[int] = []
 
     known = on_gpu()
     assert answers(tuned(tmp_path, result, known, only=["autocast"])) == {"autocast bfloat16": "not tried"}
@@ -147,3 +165,76 @@ def test_the_source_is_that_of_the_users_files(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "model.py").write_text("torch.cuda.empty_cache()")
     known = evidence(sources={"model.py": {}, "gone.py": {}})
     assert "empty_cache" in source_of(known, ["train.py"])
+
+
+def test_the_largest_ceiling_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "ceilings_of", lambda known: {"launch-bound-step": 1.5, "loader-bound": 1.2})
+
+    def result(names: set[str]) -> TrialResult:
+        return trial(0.1 / (1.3 if "threads 1" in names else 1.0))
+
+    done = tuned(tmp_path, result, only=["compile", "loader-workers", "threads", "garbage-every"])
+    order = list(dict.fromkeys(each.name for each in done.tried))
+    assert order == ["compile", "threads", "loader-workers", "garbage-every"]
+
+
+def test_a_run_of_switched_treatments_that_fails_costs_only_that_run(tmp_path: Path) -> None:
+    class Hanging(GivenTrials):
+        def run(self, doses: Sequence[Dose], **options: Any) -> TrialResult:
+            if options.get("arms"):
+                return trial(ended="killed", error="did not end within 60 s")
+            return super().run(doses, **options)
+
+    tuner = Tuner(
+        evidence(), ["train.py"], module=False, on_progress=lambda message: None, allow_lossy=False,
+        only=["threads=1"],
+    )  # fmt: skip
+    tuner.trials = Hanging(tmp_path, lambda names: trial(0.05 if names else 0.1))  # type: ignore[assignment]
+    assert answers(tuner.run()) == {"threads 1": "kept"}
+
+
+def test_a_crashed_job_is_not_a_gain_of_nothing(tmp_path: Path) -> None:
+    """A baseline that crashes is refused, whatever the treatments do."""
+
+    def result(names: set[str]) -> TrialResult:
+        return trial(0.01) if names else trial(ended="crashed", error="ValueError: x", blocks_s=())
+
+    with pytest.raises(BadInput, match="raised ValueError: x"):
+        tuned(tmp_path, result)
+    with pytest.raises(BadInput, match="no step was timed"):
+        tuned(tmp_path, lambda names: trial(blocks_s=()))
+
+
+def test_an_interrupted_tuning_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    ran: list[str] = []
+    interrupted_at: int | None = None
+
+    def run(self: Trials, doses: Sequence[Dose], **changes: Any) -> TrialResult:
+        ran.append(str(doses))
+        if len(ran) == interrupted_at:
+            raise KeyboardInterrupt
+        return trial(0.05 if doses else 0.1)
+
+    def tune(*, resume: bool) -> tuple[list[str], list[str]]:
+        ran.clear()
+        told: list[str] = []
+        given = {"only": ["loader-workers=2"], "resume": resume, "on_progress": told.append}
+        done = tuning.tune(evidence(), ["train.py"], **given)  # type: ignore[arg-type]
+        assert [each.answer for each in done.tried] == ["kept"]
+        assert not (tmp_path / ".flatout").exists()  # nothing is left to resume
+        return list(ran), told
+
+    monkeypatch.setattr(Trials, "_run", run)
+    whole, _ = tune(resume=False)
+    for source, num_again in (("", len(whole) - 7), ("changed = True", len(whole))):
+        (tmp_path / "train.py").write_text("")
+        interrupted_at = 8
+        with pytest.raises(KeyboardInterrupt):
+            tune(resume=False)
+        interrupted_at = None
+        (tmp_path / "train.py").write_text(source)
+        again, told = tune(resume=True)
+        assert again == whole[len(whole) - num_again :], source
+        assert told[0] == ("nothing to resume" if source else "7 trials are known")

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from flatout.tuner import verdict
-from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.meter import Checked, TrialResult
+from flatout.tuner.trial.switched import ArmResult
 
 
 def trial(
@@ -20,8 +21,11 @@ def trial(
         ended="measured",
         blocks_s=(step_s, step_s * 1.01, step_s * 0.99),
         losses=losses,
-        sums={"1": (("0x1p0", "0x1p1", "(2,)"),)},
+        checked={"1": Checked(gradients=("a",), parameters=("b",))},
+        start="s",
         num_steps=3,
+        trained=1,
+        formats=("float32",),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -57,16 +61,45 @@ def test_noise_is_hardly_ever_kept() -> None:
     assert kept <= 20
 
 
+def test_the_smallest_gain_follows_from_the_noise() -> None:
+    calm, restless = verdict.gain_of(pairs(1.001, 0.999, 1.0)), verdict.gain_of(pairs(1.1, 0.9, 1.0))
+    assert 1.03 < verdict.smallest_gain(calm) < 1.04 < verdict.smallest_gain(restless)
+
+
+def test_blocks_of_one_run_are_judged_by_the_same_bound() -> None:
+    arm = ArmResult(label="x", ratio=1.2, low=1.1, high=1.3, num_blocks=3)
+    assert verdict.gain_of_arm(arm).is_kept
+    assert not verdict.gain_of_arm(replace(arm, low=1.02)).is_settled
+    assert verdict.gain_of_arm(replace(arm, ratio=1.02, low=0.9)).is_none
+
+
+def test_a_start_that_takes_longer_pays_after_some_steps() -> None:
+    plain = trial(0.1, blocks_s=(0.1,), before_s=3.0, num_steps_before=10)  # 2 s before the steps
+    treated = trial(0.05, blocks_s=(0.05,), before_s=32.5, num_steps_before=10)
+    gain = verdict.job_gain_of([(plain, treated)], num_steps=1000)
+    assert gain is not None and gain.extra_s == pytest.approx(30) and gain.pays_after == 600
+    assert gain.ratio == pytest.approx((2 + 100) / (32 + 50))
+    slower = verdict.job_gain_of([(treated, plain)])
+    assert slower is not None and slower.pays_after is None and slower.ratio is None
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"ended": "crashed", "error": "ValueError: x"}, "raised ValueError: x"),
         ({"ended": "killed", "error": "did not end within 60 s"}, "did not end"),
         ({"ended": "finished"}, "ended after 3 steps"),
+        ({"blocks_s": ()}, "no step was timed"),
+        ({"blocks_s": (0.1, 0.0)}, "no step was timed"),
         ({"losses": ()}, "no loss was seen"),
         ({"losses": (1.0, math.nan, 0.8)}, "not finite"),
-        ({"still": 2}, "2 parameters are no longer changed"),
+        ({"num_skipped": 2}, "skipped 2 steps"),
+        ({"trained": 0}, "0 parameters have a gradient instead of 1"),
+        ({"formats": ("bfloat16",)}, "bfloat16 instead of float32"),
+        ({"still": 2}, "2 parameters are no longer changed by a step"),
+        ({"still_at_end": 1}, "no longer changed by all steps"),
         ({"losses": (1.0, 0.9)}, "number of losses"),
+        ({"num_steps": 6}, "3 in 6 steps instead of 3 in 3"),
     ],
 )
 def test_not_verified_is_not_passed(changes: dict[str, object], words: str) -> None:
@@ -76,13 +109,52 @@ def test_not_verified_is_not_passed(changes: dict[str, object], words: str) -> N
 
 def test_exact_means_every_bit() -> None:
     plain = trial()
-    assert verdict.differs_exactly(plain, trial(), reproducible=True) is None
+    assert verdict.differs_exactly(plain, trial()) is None
     late = trial(losses=(1.0, 0.9, math.nextafter(0.8, 1)))
-    assert "loss 3" in str(verdict.differs_exactly(plain, late, reproducible=True))
-    other = trial(sums={"1": (("0x1p0", "0x1p2", "(2,)"),)})
-    assert "gradients of step 1" in str(verdict.differs_exactly(plain, other, reproducible=True))
-    assert verdict.differs_exactly(plain, late, reproducible=False) is None
-    assert "from run to run" in str(verdict.differs_exactly(plain, other, reproducible=False))
+    assert "loss 3" in str(verdict.differs_exactly(plain, late))
+    other = trial(checked={"1": Checked(gradients=("c",), parameters=("b",))})
+    assert "gradients of step 1" in str(verdict.differs_exactly(plain, other))
+    updated = trial(checked={"1": Checked(gradients=("a",), parameters=("c",))})
+    assert "parameters after step 1" in str(verdict.differs_exactly(plain, updated))
+    assert "weights before" in str(verdict.differs_exactly(plain, trial(start="t")))
+    unseen = trial(checked={})
+    assert "nothing was verified" in str(verdict.differs_exactly(unseen, unseen))
+    assert verdict.differs_at_first(plain, late) is None
+    assert "otherwise" in str(verdict.differs_at_first(plain, other))
+
+
+def test_losses_are_compared_from_the_first_on_whatever_the_warm_up() -> None:
+    """A treatment that takes its first steps for warm-up has the losses of later steps."""
+    plain = trial(losses=(1.0, 0.9, 0.8), num_losses_at_start=0)
+    shifted = trial(losses=(0.9, 0.8, 0.7), num_losses_at_start=1)
+    assert "loss 1 is 0.9 instead of 1" in str(verdict.differs_exactly(plain, shifted))
+    assert "loss 1" in str(verdict.leaves_the_envelope(plain, shifted, [plain]))
+
+
+def test_another_batch_is_named() -> None:
+    plain = trial(batches={"1.1": "a", "1.5": "b"})
+    assert verdict.serves_other_batches(plain, trial(batches={"1.1": "a"})) is None
+    assert verdict.serves_other_batches(trial(), trial()) is None
+    stale = trial(batches={"1.1": "a", "1.5": "a"})
+    assert verdict.serves_other_batches(plain, stale) == "batch 5 of loader 1 is another one"
+    assert "nothing was verified" in str(verdict.serves_other_batches(plain, trial()))
+
+
+def test_a_loss_that_is_read_a_step_late_is_found_out() -> None:
+    plain = trial(reads=(1.0, 17.0, 0.9, 18.0, 0.8))
+    rounded = trial(losses=(1.1, 0.91, 0.81), reads=(1.1, 16.0, 0.91, 18.0, 0.81))
+    assert verdict.reads_other_losses(plain, rounded) is None
+    late = trial(reads=(1.0, 17.0, 1.0, 18.0, 0.9))
+    assert "reads 1 where loss 2 is 0.9" in str(verdict.reads_other_losses(plain, late))
+    assert "reads 0 numbers instead of 5" in str(verdict.reads_other_losses(plain, trial()))
+
+
+def test_first_steps_that_begin_otherwise_are_not_compared() -> None:
+    plain = trial()
+    assert verdict.starts_otherwise(plain, trial(losses=(1.01, 0.9))) is None
+    assert "first loss" in str(verdict.starts_otherwise(plain, trial(losses=(1.1, 0.9))))
+    assert "weights" in str(verdict.starts_otherwise(plain, trial(start="other")))
+    assert "no loss" in str(verdict.starts_otherwise(plain, trial(losses=())))
 
 
 def test_rounding_may_double_the_error_against_64_bits(tmp_path: Path) -> None:
@@ -98,6 +170,7 @@ def test_rounding_may_double_the_error_against_64_bits(tmp_path: Path) -> None:
     assert verdict.differs_by_more_than_rounding(plain, save("near", 1.9e-4), exact) is None
     far = verdict.differs_by_more_than_rounding(plain, save("far", 2.5e-4), exact)
     assert "the gradient of parameter 0" in str(far)
+    assert verdict.differs_by_more_than_rounding(plain, tmp_path / "far", exact, is_half=True) is None
     save_file({"gradient.0": right, "change.0": right * 1.05}, tmp_path / "faster learning")
     changed = verdict.differs_by_more_than_rounding(plain, tmp_path / "faster learning", exact)
     assert "the change of parameter 0" in str(changed)
@@ -116,9 +189,16 @@ def test_losses_stay_where_rounding_takes_them() -> None:
 
 
 def test_a_lossy_treatment_needs_several_seeds_inside_the_margin() -> None:
-    near = [(trial(losses=(1.0,)), trial(losses=(1.0 + each,))) for each in (1e-4, -2e-4, 2e-4)]
-    assert verdict.loss_change(near).is_inside
-    assert not verdict.loss_change(near[:1]).is_inside
-    worse = [(trial(losses=(1.0,)), trial(losses=(1.004,))) for _ in range(3)]
-    change = verdict.loss_change(worse)
-    assert not change.is_inside and "+0.40%" in str(change)
+    def change(*changes: float) -> verdict.LossChange:
+        return verdict.loss_change([(trial(losses=(1.0,)), trial(losses=(1.0 + each,))) for each in changes])
+
+    assert change(1e-4, -2e-4, 2e-4).is_inside
+    assert not change(1e-4).is_inside
+    worse = change(0.004, 0.004, 0.0041)
+    assert worse.is_outside and not worse.is_inside and "+0.40%" in str(worse)
+    better = change(-0.02, -0.021, -0.019)  # a larger step size learns faster for a while
+    assert better.is_outside and not better.is_inside
+    unclear = change(0.004, -0.004, 0.001)
+    assert not unclear.is_outside and not unclear.is_inside
+    assert verdict.seeds_matter([trial(losses=(1.0,)), trial(losses=(2.0,))])
+    assert not verdict.seeds_matter([trial(), trial()])

@@ -161,8 +161,11 @@ class Rounds:
         seconds: float,
         skipped: Mapping[str, str] | None = None,
         last: str | None = None,
+        is_settled: Callable[[Arm, int, Counterfactual | None], bool] | None = None,
     ) -> None:
+        """`is_settled` decides, by an arm's blocks and what they showed, whether it needs no more of them."""
         self._step_s, self._seconds, self._skipped = step_s, seconds, dict(skipped or {})
+        self._asked = is_settled
         self._num_steps = steps_per_block(step_s)
         self._num_blocks: Counter[str] = Counter()
         self._refined: set[str] = set()
@@ -252,6 +255,8 @@ class Rounds:
 
     def _is_settled(self, arm: Arm, found: Mapping[str, Counterfactual | None]) -> bool:
         num, gained = self._num_blocks[arm.label], found[arm.label]
+        if self._asked is not None:
+            return self._asked(arm, num, gained)
         if num < arm.fewest_rounds or num >= MOST_ROUNDS:
             return num >= MOST_ROUNDS
         if gained is None:

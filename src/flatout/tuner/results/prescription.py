@@ -34,6 +34,7 @@ class Kept:
     low: float
     high: float
     checked: str  # how its numbers were verified
+    pays_after: int | None = None  # steps, where it takes time at the start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,8 @@ class Proof:
     high: float
     noise_low: float  # the same job against itself
     noise_high: float
+    smallest_gain: float | None = None  # that pairs of runs could show
+    loss_envelope: float | None = None  # by how much of the loss runs of the job itself differ, at most
     reproducible: bool
     step_s: float  # without treatments
     date: str

@@ -1,6 +1,11 @@
-"""What a trial sees of its job, in the job's process.
+"""What a trial sees of its job, and where that is written down.
 
-meter      times of steps, losses, gradients, and what ends the script
+meter      times of steps, losses, what is computed at a few steps, and what ends the script
+switched   treatments turned on and off between blocks of one run
+hashes     tensors as one number: equal tensors have equal ones
+reads      batches, numbers that the script reads, steps that a scaler skips
+variants   the job with one thing changed on purpose: seeds, the last bit, 64 bits, no dropout
 counts     launches, waits, copies, memory of a few steps: what is the same on every machine
+journal    finished trials, for a tuning that was interrupted
 redirect   what the script writes goes to a folder that is thrown away
 """

@@ -1,9 +1,9 @@
-"""What a trial sees of its job: how long steps take, the losses, and the gradients of a few steps.
+"""What a trial sees of its job: how long steps take, the losses, and what is computed at a few steps.
 
 A step ends with an optimizer's step, of several optimizers the least frequent.  Steps are timed in blocks:
 on a GPU the host waits for it only between two blocks, so that nothing is added to a step.  A loss is the
-tensor whose `backward` is called.  Gradients are summed in 64 bits, parameter by parameter, at the steps that
-are to be compared; equal sums of all parameters, and equal losses at every step, are equal numbers.
+tensor whose `backward` is called.  At the steps that are to be compared, gradients and parameters become
+hashes, parameter by parameter; such steps are never timed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from flatout.ground.codec import encode
 from flatout.measure.patches import Patches
 from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
 from flatout.tuner.child import TrialOptions
-from flatout.tuner.outermost import Inputs, on_first_call
+from flatout.tuner.outermost import on_first_call
+from flatout.tuner.step_hooks import around_steps
+from flatout.tuner.trial import variants
 from flatout.tuner.trial.counts import Counter, Counts
+from flatout.tuner.trial.hashes import hash_of
+from flatout.tuner.trial.reads import Reads
+from flatout.tuner.trial.switched import ArmResult, Blocks
 
 MOST_LOSSES = 20_000
 
@@ -33,17 +38,35 @@ class EndOfTrial(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """Hashes of what one step computed, parameter by parameter."""
+
+    gradients: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # after the step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
     """What a trial saw."""
 
     ended: str  # "measured", "finished" before it was measured, "crashed", "killed"
     error: str | None = None
     blocks_s: tuple[float, ...] = ()  # seconds of a step, block by block
+    arms: tuple[ArmResult, ...] = ()  # of treatments that were switched
+    before_s: float | None = None  # from the start of the process to the first block
+    num_steps_before: int = 0
     losses: tuple[float, ...] = ()  # in order; several per step under accumulation
     num_losses_at_start: int = 0  # of the first block
-    sums: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)  # of gradients, by step
+    checked: dict[str, Checked] = field(default_factory=dict)  # by step
+    batches: dict[str, str] = field(default_factory=dict)  # hashes by "loader.batch"
+    start: str | None = None  # a hash of the weights before the first step, in 32 bits
+    reads: tuple[float, ...] = ()  # numbers that the script read from tensors
     num_steps: int = 0
-    still: int = 0  # parameters with a gradient that the first step did not change
+    num_skipped: int = 0  # steps that a gradient scaler left out
+    trained: int = 0  # parameters with a gradient at the first step
+    still: int = 0  # of them, those that the first step did not change
+    still_at_end: int = 0  # of them, those that are at the last step what they were before the first
+    formats: tuple[str, ...] = ()  # of the parameters
     peak_bytes: int | None = None
     counts: Counts | None = None
 
@@ -54,15 +77,22 @@ class Meter:
     def __init__(self, options: TrialOptions, patches: Patches) -> None:
         self.options, self.patches = options, patches
         self.num_steps = 0
+        self.is_done = False
+        self._began_s = self._started_s = time.perf_counter()
+        self._before_s: float | None = None
+        self._num_before = 0
         self._blocks_s: list[float] = []
-        self._sums: dict[str, tuple[tuple[str, ...], ...]] = {}
+        self._switched: Blocks | None = None
+        self._checked: dict[str, Checked] = {}
+        self._reads = Reads(options.checked)
         self._losses: list[Any] = []
         self._num_losses_at_start = 0
-        # at the first step: parameters, what they were before it, and their gradients
-        self._first: list[tuple[Any, Any, Any]] = []
-        self._still = 0
+        self._weights: list[tuple[Any, Any]] = []  # in the first step: parameters, and what they were before
+        self._hashes: list[tuple[Any, str]] = []  # after it: those with a gradient, and the same as hashes
+        self._start: str | None = None
+        self._trained = self._still = self._still_at_end = 0
+        self._formats: tuple[str, ...] = ()
         self._anchor = Anchor()
-        self._started_s = 0.0
         self._torch: Any = None
         self._counter: Counter | None = None
         self._counts: Counts | None = None
@@ -80,32 +110,34 @@ class Meter:
             error = traceback.format_exception_only(raised)[-1].strip()
             if isinstance(raised, SystemExit) and not raised.code:
                 ended, error = "finished", None
-        self._write("measured" if self.is_done else ended, error)
+        result = self.result("measured" if self.is_done else ended, error)
+        Path(self.options.result).write_text(json.dumps(encode(result)))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)  # threads and workers of a script that was cut off need not be waited for
 
-    @property
-    def is_done(self) -> bool:
-        return len(self._blocks_s) >= self.options.blocks
-
-    def install(self) -> None:
+    def prepare(self) -> None:
+        """Before the treatments are installed: what they change must be known first."""
         import torch
-        from torch.optim import optimizer as optimizers
 
         self._torch = torch
+        variants.seed_all(torch, self.patches, self.options.seed)
+
+    def install(self) -> None:
+        """Outside the treatments: what the script itself gets to see is what counts."""
+        torch, options = self._torch, self.options
+        if options.arms:
+            self._switched = Blocks(options.arms, self.patches, seconds=options.seconds)
         self._install_losses(torch)
-        if self.options.plain:
-            _switch_dropout_off(torch, self.patches)
-        if self.options.same_random:
-            _draw_as_eager_does()
-        if self.options.seed:
-            _shift_seeds(torch, self.patches, self.options.seed)
-        if self.options.nudge or self.options.double:
-            change = _widen if self.options.double else (lambda inputs: inputs)
+        self._reads.install(torch, self.patches)
+        if options.plain:
+            variants.switch_dropout_off(torch, self.patches)
+        if options.same_random:
+            variants.draw_as_eager_does()
+        if options.nudge or options.double:
+            change = variants.widen if options.double else (lambda inputs: inputs)
             on_first_call(self.patches, self._change_model, change=change)
-        optimizers.register_optimizer_step_pre_hook(self._before_step)
-        optimizers.register_optimizer_step_post_hook(self._after_step)
+        around_steps(self.patches, before=self._before_step, after=self._after_step)
 
     def _install_losses(self, torch: Any) -> None:
         real = torch.autograd.backward
@@ -122,158 +154,160 @@ class Meter:
         with self._torch.no_grad():
             if self.options.double:
                 module.double()
+                usual = self._torch.get_default_dtype()
+                self.patches.on_undo(lambda: self._torch.set_default_dtype(usual))
                 self._torch.set_default_dtype(self._torch.float64)  # masks and zeros that a forward makes
             if self.options.nudge:
                 for parameter in module.parameters():
                     if parameter.is_floating_point():
-                        self._nudge(parameter)
-
-    def _nudge(self, parameter: Any) -> None:
-        """Move every second element by one unit in the last place."""
-        moved = parameter.detach().clone().view(-1)
-        moved[::2] = self._torch.nextafter(moved[::2], moved[::2] * 2)
-        parameter.copy_(moved.view_as(parameter))
+                        variants.nudge(self._torch, parameter)
 
     # -- steps
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        step = self.num_steps + 1
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        trained = [each for each in parameters if each.grad is not None]
-        if step in self.options.checked:
-            self._sums[str(step)] = (*self._sums.get(str(step), ()), *(_sums(each.grad) for each in trained))
+    def _before_step(self, optimizer: Any) -> None:
         if self._counter is not None:
             self._counter.groups[id(optimizer)] = len(optimizer.param_groups)
-        if step == 1:
-            self._first += [(each, each.detach().clone(), each.grad.detach().clone()) for each in trained]
+        if self.num_steps == 0:
+            known = {id(parameter) for parameter, _ in self._weights}
+            self._weights += [
+                (each, each.detach().clone()) for each in _parameters(optimizer) if id(each) not in known
+            ]
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         if self.is_done:  # the script swallowed the end
             raise EndOfTrial
+        step = self.num_steps + 1
+        if step in self.options.checked:
+            self._check(str(step), optimizer)
         if not self._anchor.add((OPTIMIZER_STEP, id(optimizer)), type(optimizer).__name__):
             return
-        self.num_steps += 1
-        if self.num_steps == 1:
-            self._still = sum(bool(self._torch.equal(now, before)) for now, before, _ in self._first)
-            if self.options.first_step is not None:
-                self._save_first_step(self.options.first_step)
-        into_blocks = self.num_steps - self.options.warmup
-        if into_blocks < 0 or into_blocks % self.options.block_steps:
-            return
-        self._wait()
-        if into_blocks:
-            self._blocks_s.append((time.perf_counter() - self._started_s) / self.options.block_steps)
-            if self._counter is not None and self._counts is None:
-                self._counts = self._counter.stop(self.options.block_steps)
-        else:
-            self._num_losses_at_start = len(self._losses)
-            if self.options.counts:
-                self._counter = Counter(cuda=self._torch.cuda.is_initialized())
-                self._counter.start()
+        self.num_steps = step
+        if step == 1:
+            self._look_at_first_step()
+        self._measure(step)
         if self.is_done:
             raise EndOfTrial
-        self._started_s = time.perf_counter()
+
+    def _measure(self, step: int) -> None:
+        """Warm-up, blocks, and one more step that is compared."""
+        options = self.options
+        if self._switched is not None:
+            self._measure_switched(step, self._switched)
+            return
+        into_blocks = step - options.warmup
+        if len(self._blocks_s) >= options.blocks:
+            self._still_at_end = sum(hash_of(now) == before for now, before in self._hashes)
+            self.is_done = True
+        elif into_blocks >= 0 and into_blocks % options.block_steps == 0:
+            self._wait()
+            now_s = time.perf_counter()
+            if into_blocks:
+                self._blocks_s.append((now_s - self._started_s) / options.block_steps)
+                if self._counter is not None and self._counts is None:
+                    self._counts = self._counter.stop(options.block_steps)
+            else:
+                self._begin_blocks(now_s, step)
+                if options.counts:
+                    self._counter = Counter(cuda=self._torch.cuda.is_initialized())
+                    self._counter.start()
+            self._started_s = time.perf_counter()
+
+    def _measure_switched(self, step: int, blocks: Blocks) -> None:
+        half = max(1, self.options.warmup // 2)
+        if step == half:
+            self._wait()
+            self._started_s = time.perf_counter()
+        elif step == half + self.options.warmup:
+            self._wait()
+            now_s = time.perf_counter()
+            self._begin_blocks(now_s, step)
+            step_s = (now_s - self._started_s) / self.options.warmup
+            self.is_done = not blocks.begin(self._torch, step_s=step_s)
+        elif step > half + self.options.warmup:
+            self.is_done = not blocks.step_end()
+
+    def _begin_blocks(self, now_s: float, step: int) -> None:
+        self._before_s, self._num_before = now_s - self._began_s, step
+        self._num_losses_at_start = len(self._losses)
 
     def _wait(self) -> None:
         if self._torch.cuda.is_initialized():
             self._torch.cuda.current_stream().synchronize()
 
-    def _save_first_step(self, path: str) -> None:
+    # -- what is compared
+
+    def _check(self, step: str, optimizer: Any) -> None:
+        found = self._checked.get(step, Checked())
+        parameters = _parameters(optimizer)
+        self._checked[step] = Checked(
+            gradients=(
+                *found.gradients,
+                *(hash_of(each.grad) for each in parameters if each.grad is not None),
+            ),
+            parameters=(*found.parameters, *(hash_of(each) for each in parameters)),
+        )
+
+    def _look_at_first_step(self) -> None:
+        """Before it, and what it changed."""
+        torch = self._torch
+        trained = [(now, before) for now, before in self._weights if now.grad is not None]
+        self._trained = len(trained)
+        self._still = sum(_equal(now, before) for now, before in trained)
+        self._formats = tuple(str(now.dtype).removeprefix("torch.") for now, _ in self._weights)
+        self._start = " ".join(
+            hash_of(before.to(torch.float32) if before.is_floating_point() else before)
+            for _, before in self._weights
+        )
+        if self.options.first_step is not None:
+            self._save_first_step(trained, self.options.first_step)
+            self.is_done = True
+        self._hashes = [(now, hash_of(before)) for now, before in trained]
+        self._weights = []  # a second copy of the model is not the job's to carry
+
+    def _save_first_step(self, trained: list[tuple[Any, Any]], path: str) -> None:
         """Keep each parameter's gradient and change, in 64 bits."""
         from safetensors.torch import save_file
 
         kept = {}
-        for number, (now, before, gradient) in enumerate(self._first):
-            if not gradient.is_sparse:
-                kept[f"gradient.{number}"] = gradient.to("cpu", self._torch.float64).contiguous()
+        for number, (now, before) in enumerate(trained):
+            if not now.grad.is_sparse:
+                kept[f"gradient.{number}"] = now.grad.detach().to("cpu", self._torch.float64).contiguous()
                 kept[f"change.{number}"] = (now.double() - before.double()).detach().cpu().contiguous()
         save_file(kept, path)
 
-    def _write(self, ended: str, error: str | None) -> None:
-        self.patches.undo()  # what is written from here on is ours
+    def result(self, ended: str, error: str | None = None) -> TrialResult:
+        """What was seen; the job is as it was."""
+        self.patches.undo()
         on_gpu = self._torch is not None and self._torch.cuda.is_initialized()
-        result = TrialResult(
+        return TrialResult(
             ended=ended,
             error=error,
             blocks_s=tuple(self._blocks_s),
+            arms=self._switched.results() if self._switched is not None and self._before_s else (),
+            before_s=self._before_s,
+            num_steps_before=self._num_before,
             losses=tuple(float(each) for each in self._losses),
             num_losses_at_start=self._num_losses_at_start,
-            sums=self._sums,
+            checked=self._checked,
+            batches=self._reads.batches,
+            start=self._start,
+            reads=tuple(self._reads.scalars),
             num_steps=self.num_steps,
+            num_skipped=self._reads.num_skipped,
+            trained=self._trained,
             still=self._still,
+            still_at_end=self._still_at_end,
+            formats=self._formats,
             counts=self._counts,
             peak_bytes=self._torch.cuda.max_memory_allocated() if on_gpu else None,
         )
-        Path(self.options.result).write_text(json.dumps(encode(result)))
 
 
-def _sums(gradient: Any) -> tuple[str, ...]:
-    """Two sums of a gradient and its shape, as hexadecimal floats: equal gradients have equal ones."""
-    if gradient.is_sparse:
-        gradient = gradient.coalesce().values()
-    wide = gradient.detach().double()
-    weights = _weights(wide)
-    return float(wide.sum()).hex(), float((wide * weights).sum()).hex(), str(tuple(gradient.shape))
+def _parameters(optimizer: Any) -> list[Any]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _weights(values: Any) -> Any:
-    """1, 2, 3 … along all elements, so that two exchanged elements change the sum."""
+def _equal(now: Any, before: Any) -> bool:
     import torch
 
-    return torch.arange(1, values.numel() + 1, dtype=values.dtype, device=values.device).view(values.shape)
-
-
-def _widen(inputs: Inputs) -> Inputs:
-    """The same inputs in 64 bits."""
-    from flatout.measure.batches import map_arrays
-
-    def widen(array: Any) -> Any:
-        return array.double() if getattr(array, "is_floating_point", lambda: False)() else array
-
-    args, kwargs = inputs
-    return tuple(map_arrays(list(args), widen)), map_arrays(kwargs, widen)
-
-
-def _switch_dropout_off(torch: Any, patches: Patches) -> None:
-    """Random masks of one format are not those of another: gradients are compared without them."""
-    functional = torch.nn.functional
-    for name in ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"):
-        patches.replace(functional, name, _without_chance(getattr(functional, name)))
-    real = functional.scaled_dot_product_attention
-
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kw: Any
-    ) -> Any:
-        return real(query, key, value, attn_mask, 0.0, *args, **kw)
-
-    patches.replace(functional, "scaled_dot_product_attention", attention)
-
-
-def _draw_as_eager_does() -> None:
-    """Compiled code has a generator of its own; losses can be compared only where both draw alike."""
-    from torch._inductor import config
-
-    config.fallback_random = True
-
-
-def _without_chance(real: Callable[..., Any]) -> Callable[..., Any]:
-    def same(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        return real(x, 0.0, training, inplace)
-
-    return same
-
-
-def _shift_seeds(torch: Any, patches: Patches, by: int) -> None:
-    import random
-
-    real = torch.manual_seed
-
-    def manual_seed(seed: int) -> Any:
-        return real(int(seed) + by)
-
-    patches.replace(torch, "manual_seed", manual_seed)
-    real_random = random.seed
-    patches.replace(
-        random, "seed", lambda a=None, version=2: real_random(a + by if isinstance(a, int) else a, version)
-    )
-    manual_seed(0)
+    return now.dtype == before.dtype and bool(torch.equal(now.detach(), before))

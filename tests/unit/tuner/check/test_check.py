@@ -75,7 +75,7 @@ def test_a_source_that_reads_a_value_each_step_is_seen_by_its_counts(job: Path) 
             base, head = (side.count() for side in sides)
     launches, waits = changes(base.counts, head.counts)
     assert launches.head == launches.base + 1 and str(waits) == "waits 0 → 1"
-    assert base.losses == head.losses and len(base.losses) == 8
+    assert base.losses == head.losses and len(base.losses) == 9
 
 
 def test_answers_of_times_that_are_given(job: Path, given: Any) -> None:

@@ -1,53 +1,166 @@
+"""A job in this process under the meter: what is seen of it, and what a treatment in it cannot hide."""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.measure.patches import Patches
-from flatout.tuner.trial import meter
+from flatout.tuner import treatment as treatments
+from flatout.tuner.child import TrialOptions
+from flatout.tuner.treatment import Dose, Treatment, all_treatments
+from flatout.tuner.trial.meter import EndOfTrial, Meter, TrialResult
+from flatout.tuner.trials import TrialPlan
+
+PLAN = TrialPlan(warmup=2, blocks=2, block_steps=3)
+Job = Callable[[], None]
+
+
+def train(*, accumulate: int = 2) -> None:
+    """A small job: dropout, two batches per step, a loss that is read."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 8)
+    y = (x.sum(1) > 0).long()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    read = []
+    for _epoch in range(10):
+        for number, (a, b) in enumerate(DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)):
+            loss = nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            read.append(loss.item())
+            if number % accumulate == accumulate - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+class LocalTrials:
+    """Trials of a function, in this process."""
+
+    def __init__(self, folder: Path, job: Job = train, plan: TrialPlan = PLAN) -> None:
+        self.folder, self.job, self.plan, self.num_run = folder, job, plan, 0
+
+    def __enter__(self) -> LocalTrials:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
+        self.num_run += 1
+        plan = self.plan
+        options = TrialOptions(
+            result="",
+            scratch="",
+            warmup=plan.warmup,
+            blocks=plan.blocks,
+            block_steps=plan.block_steps,
+            checked=(1, 2, plan.warmup, plan.num_steps),
+        )
+        patches = Patches()
+        meter = Meter(replace(options, **changes), patches)
+        meter.prepare()
+        try:
+            treatments.install(doses, patches)
+            meter.install()
+            self.job()
+            ended, error = "finished", None
+        except EndOfTrial:
+            ended, error = "measured", None
+        except Exception as raised:  # noqa: BLE001 - as a trial does
+            ended, error = "crashed", f"{type(raised).__name__}: {raised}"
+        finally:
+            patches.undo()
+        return meter.result(ended, error)
 
 
 @pytest.fixture
-def patches() -> Iterator[Patches]:
-    made = Patches()
-    yield made
-    made.undo()
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Treatment]:
+    """Treatments of a test, beside the real ones."""
+    known = dict(all_treatments())
+    monkeypatch.setattr(treatments, "all_treatments", lambda: known)
+    return known
 
 
-def test_sums_tell_gradients_apart_that_a_plain_sum_takes_for_equal() -> None:
-    one = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert meter._sums(one) == meter._sums(one.clone())
-    assert meter._sums(one) != meter._sums(one.flip(0))
-    assert meter._sums(one) != meter._sums(one.view(4))
-    nudged = one.clone()
-    nudged[0, 0] = torch.nextafter(nudged[0, 0], torch.tensor(2.0))
-    assert meter._sums(one) != meter._sums(nudged)
-    places = torch.tensor([[0, 0]])
-    sparse = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0]), (3,), check_invariants=True)
-    assert meter._sums(sparse)[0] == (3.0).hex()
+def test_a_job_is_seen_whole(tmp_path: Path) -> None:
+    found = LocalTrials(tmp_path).run([])
+    assert found.ended == "measured" and found.num_steps == PLAN.num_steps == 9
+    assert len(found.blocks_s) == 2 and min(found.blocks_s) > 0
+    assert len(found.losses) == 18 and found.num_losses_at_start == 4
+    assert found.reads == found.losses  # the script reads each of them
+    assert sorted(found.checked) == ["1", "2", "9"]
+    assert len(found.checked["1"].gradients) == len(found.checked["1"].parameters) == found.trained == 4
+    assert found.batches.keys() == {"1.1", "1.2", "1.9"} and len(set(found.batches.values())) == 3
+    assert (found.still, found.still_at_end, found.num_skipped) == (0, 0, 0)
+    assert found.formats == ("float32",) * 4 and found.before_s is not None
 
 
-def test_dropout_is_off_where_gradients_are_compared(patches: Patches) -> None:
-    meter._switch_dropout_off(torch, patches)
-    x = torch.ones(64)
-    assert torch.equal(nn.Dropout(0.5)(x), x)
-    q = torch.randn(1, 1, 4, 8)
-    plain = nn.functional.scaled_dot_product_attention(q, q, q)
-    assert torch.equal(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.9), plain)
+def test_the_same_job_is_the_same_and_a_seed_makes_another(tmp_path: Path) -> None:
+    trials = LocalTrials(tmp_path)
+    one, same, other = trials.run([]), trials.run([]), trials.run([], seed=1)
+    assert (one.losses, one.checked, one.batches, one.start) == (
+        same.losses, same.checked, same.batches, same.start
+    )  # fmt: skip
+    assert other.losses != one.losses and other.start != one.start
 
 
-def test_seeds_are_shifted_by_as_much_as_is_asked_for(patches: Patches) -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    meter._shift_seeds(torch, patches, 2)
-    torch.manual_seed(3)
-    assert torch.equal(torch.rand(1), expected)
+def test_a_script_that_ends_or_raises_is_told_apart(tmp_path: Path) -> None:
+    def raises() -> None:
+        raise ValueError("no data")
+
+    assert LocalTrials(tmp_path, lambda: None).run([]).ended == "finished"
+    assert LocalTrials(tmp_path, raises).run([]).error == "ValueError: no data"
 
 
-def test_inputs_are_widened_and_whole_numbers_are_not() -> None:
-    args, kwargs = meter._widen(((torch.ones(1), torch.ones(1, dtype=torch.int64)), {"x": [torch.ones(1)]}))
-    assert [each.dtype for each in args] == [torch.float64, torch.int64]
-    assert kwargs["x"][0].dtype == torch.float64
+def test_steps_that_a_scaler_skips_are_counted(tmp_path: Path) -> None:
+    def scaled() -> None:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(20):
+            loss = model(torch.ones(1, 2)).sum() * (float("inf") if step == 4 else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert LocalTrials(tmp_path, scaled).run([]).num_skipped == 1
+
+
+def test_treatments_are_switched_in_blocks_of_one_run(tmp_path: Path, given: dict[str, Treatment]) -> None:
+    """One that does nothing and one that takes seven of eight products away."""
+    state = {"slow": True, "on": 0}
+
+    class Faster:
+        def __init__(self, _patches: Patches, _value: object) -> None: ...
+
+        def on(self) -> None:
+            state["slow"], state["on"] = False, state["on"] + 1
+
+        def off(self) -> None:
+            state["slow"] = True
+
+    def job() -> None:
+        model, big = nn.Linear(2, 2), torch.randn(400, 400)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            for _ in range(8 if state["slow"] else 1):
+                big @ big
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    given["faster"] = Treatment(
+        name="faster", safety="exact", summary="", propose=lambda case: [True],
+        install=lambda patches, value: None, switch=Faster,
+    )  # fmt: skip
+    found = LocalTrials(tmp_path, job).run([], arms=(Dose(name="faster", value=True),), seconds=20.0)
+    assert found.ended == "measured" and state["on"] >= 3 and state["slow"]
+    arms = {arm.label: arm for arm in found.arms}
+    assert arms.keys() == {"same", "faster"}
+    assert arms["faster"].low > 1.5 and arms["faster"].ratio > 2 * arms["same"].ratio

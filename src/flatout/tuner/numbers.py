@@ -1,0 +1,178 @@
+"""Whether a treated job computes what the job does: runs what the comparison needs, and asks for the verdict.
+
+A treatment is compared with the job under those lossy treatments that were kept before it: what they changed
+has been judged already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flatout.tuner import verdict
+from flatout.tuner.treatment import Dose, Treatment, treatment_of
+from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trials import Trials
+
+SEEDS = 8
+COMPILES = ("compile",)  # treatments whose code draws random numbers of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What was found of the numbers, and how."""
+
+    answer: Literal["right", "wrong numbers", "failed", "undecided"]
+    reason: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.answer == "right"
+
+
+def _wrong(reason: str) -> Judgement:
+    failed = reason.startswith(("the script raised", "the script did not", "the script ended"))
+    return Judgement(answer="failed" if failed else "wrong numbers", reason=reason)
+
+
+def _right(reason: str) -> Judgement:
+    return Judgement(answer="right", reason=reason)
+
+
+class Numbers:
+    """Judges the numbers of one job's treatments."""
+
+    def __init__(self, trials: Trials, runs: Sequence[TrialResult], *, is_half: bool = False) -> None:
+        """`runs` are those of the job against itself."""
+        self.trials = trials
+        self.plain = runs[0]
+        self.reproducible = all(verdict.is_reproducible(self.plain, run) for run in runs[1:])
+        self.begins_alike = all(verdict.repeats_first_step(self.plain, run) for run in runs[1:])
+        self._is_half = is_half or any(each in verdict.HALF for each in self.plain.formats)
+        self._lossy: tuple[Dose, ...] = ()  # of those that were kept
+        self._others = list(runs[1:])
+        self._nudge()
+        self._first: dict[str, tuple[Path, TrialResult]] = {}
+        self._bases: dict[tuple[Dose, ...], TrialResult] = {}
+
+    @property
+    def envelope(self) -> float:
+        """By how much of the loss runs of the job differ, at most: by themselves, and after a last bit."""
+        return max(
+            abs(other - one) / max(abs(one), 1e-12)
+            for run in self.nudged
+            for one, other in zip(self.plain.losses, run.losses, strict=False)
+        )
+
+    def judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
+        """Compare the job under `kept` and `dose` with the job."""
+        if treatment.safety == "lossy":
+            return self._judge_lossy(treatment, kept, [*kept, dose])
+        self._refer_to(tuple(each for each in kept if treatment_of(each).safety == "lossy"))
+        doses = [*kept, dose]
+        treated = self._run(doses)
+        if reason := self._works_otherwise(treatment, treated):
+            return _wrong(reason)
+        if treatment.safety == "exact" and (found := self._judge_exact(kept, treated)) is not None:
+            return found
+        if reason := verdict.leaves_the_envelope(self.plain, treated, self.nudged):
+            return _wrong(reason)
+        if reason := self._compare_with_64_bits(doses):
+            return _wrong(reason)
+        return _right("gradients as near to 64 bits as the job's, losses as near as rounding")
+
+    def _judge_exact(self, kept: Sequence[Dose], treated: TrialResult) -> Judgement | None:
+        """Bit for bit; None where the job's own runs or what was kept before allow only for rounding."""
+        if not self.reproducible:
+            if not self.begins_alike or any(treatment_of(each).safety != "exact" for each in kept):
+                return None
+            if reason := verdict.differs_at_first(self.plain, treated):
+                return _wrong(reason)
+            if reason := verdict.leaves_the_envelope(self.plain, treated, self.nudged):
+                return _wrong(reason)
+            return _right("the first step is equal bit for bit; the job itself differs from run to run")
+        only_exact = all(treatment_of(each).safety == "exact" for each in kept)
+        base = self.plain if only_exact else self._base(kept)
+        reason = verdict.differs_exactly(base, treated)
+        if reason is None:
+            return _right("batches, losses, gradients and parameters are equal bit for bit")
+        return _wrong(reason) if only_exact else None
+
+    def _base(self, kept: Sequence[Dose]) -> TrialResult:
+        """The job under what was kept."""
+        if tuple(kept) not in self._bases:
+            self._bases[tuple(kept)] = self._run(kept)
+        return self._bases[tuple(kept)]
+
+    def _works_otherwise(self, treatment: Treatment, treated: TrialResult) -> str | None:
+        if reason := verdict.failure(treated, like=self.plain):
+            return reason
+        if not treatment.changes_batches and (reason := verdict.serves_other_batches(self.plain, treated)):
+            return reason
+        return None if treatment.moves_reads else verdict.reads_other_losses(self.plain, treated)
+
+    def _run(self, doses: Sequence[Dose]) -> TrialResult:
+        return self.trials.run(doses, same_random=any(dose.name in COMPILES for dose in doses))
+
+    # -- what it is compared with
+
+    def _refer_to(self, lossy: tuple[Dose, ...]) -> None:
+        """Take the job under lossy treatments for the job."""
+        if lossy == self._lossy:
+            return
+        self._lossy, self._first = lossy, {}
+        self.plain = self._run(lossy)
+        self._others = [self._run(lossy)]
+        self.reproducible = verdict.is_reproducible(self.plain, self._others[0])
+        self.begins_alike = verdict.repeats_first_step(self.plain, self._others[0])
+        self._is_half = True
+        self._nudge()
+
+    def _nudge(self) -> None:
+        nudged = self.trials.run(self._lossy, nudge=True)
+        self.nudged = [run for run in (*self._others, nudged) if verdict.failure(run) is None]
+
+    def _compare_with_64_bits(self, doses: Sequence[Dose]) -> str | None:
+        """Compare the first step, without dropout, of the job, the treated job and the job in 64 bits."""
+        for name, given, double in (
+            ("plain", self._lossy, False),
+            ("treated", doses, False),
+            ("exact", self._lossy, True),
+        ):
+            if name == "treated" or name not in self._first:
+                path = self.trials.folder / f"{name}.safetensors"
+                path.unlink(missing_ok=True)
+                run = self.trials.run(given, first_step=str(path), plain=True, double=double)
+                what = "in 64 bits " if double else ""
+                if not path.exists():
+                    return f"the first step {what}could not be compared: {run.error or run.ended}"
+                if name != "plain" and (reason := verdict.starts_otherwise(self._first["plain"][1], run)):
+                    return f"the first step {what}could not be compared: {reason}"
+                self._first[name] = path, run
+        paths = [self._first[name][0] for name in ("plain", "treated", "exact")]
+        return verdict.differs_by_more_than_rounding(paths[0], paths[1], paths[2], is_half=self._is_half)
+
+    # -- lossy
+
+    def _judge_lossy(self, treatment: Treatment, kept: Sequence[Dose], doses: Sequence[Dose]) -> Judgement:
+        """Compare late losses over paired seeds until the answer is settled."""
+        pairs: list[tuple[TrialResult, TrialResult]] = []
+        for seed in range(SEEDS):
+            plain, treated = (self.trials.run(given, seed=seed) for given in (kept, doses))
+            if reason := verdict.failure(plain) or verdict.failure(treated, like=plain):
+                return _wrong(reason)
+            if not treatment.changes_batches and (reason := verdict.serves_other_batches(plain, treated)):
+                return _wrong(reason)
+            if not treatment.moves_reads and (reason := verdict.reads_other_losses(plain, treated)):
+                return _wrong(reason)
+            pairs.append((plain, treated))
+            change = verdict.loss_change(pairs)
+            if change.is_inside and verdict.seeds_matter([plain for plain, _ in pairs]):
+                return _right(str(change))
+            if change.is_outside:
+                return _wrong(str(change))
+        if not verdict.seeds_matter([plain for plain, _ in pairs]):
+            return Judgement(answer="undecided", reason="the job is the same with every seed")
+        return Judgement(answer="undecided", reason=f"{change}: the margin is {verdict.MARGIN:.1%}")

@@ -1,0 +1,93 @@
+"""The job with one thing changed on purpose, for comparisons: seeds, the last bit, 64 bits, no dropout.
+
+All trials of a tuning begin with the same state of every generator, also where the script sets no seed: what
+two of them compute is compared number by number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from flatout.ground.script.main import after_import
+from flatout.measure.patches import Patches
+from flatout.tuner.outermost import Inputs
+
+FIRST_SEED = 20_240  # where the script sets none
+
+
+def seed_all(torch: Any, patches: Patches, by: int) -> None:
+    """Begin with a known state, and add `by` to every seed that the script sets."""
+
+    def shifted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(number: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return real(number + by if isinstance(number, int) else number, *args, **kwargs)
+
+        return seed
+
+    def seed_numpy(numpy: ModuleType) -> None:
+        real_default = numpy.random.default_rng
+
+        def default_rng(seed: Any = None) -> Any:
+            return real_default(FIRST_SEED if seed is None else seed)
+
+        numpy.random.seed(FIRST_SEED + by)
+        patches.replace(numpy.random, "default_rng", default_rng)
+        if by:
+            patches.replace(numpy.random, "seed", shifted(numpy.random.seed))
+
+    torch.manual_seed(FIRST_SEED + by)
+    random.seed(FIRST_SEED + by)
+    if by:
+        patches.replace(torch, "manual_seed", shifted(torch.manual_seed))
+        patches.replace(random, "seed", shifted(random.seed))
+    after_import("numpy", seed_numpy)
+
+
+def nudge(torch: Any, parameter: Any) -> None:
+    """Move every second element by one unit in the last place."""
+    moved = parameter.detach().clone().view(-1)
+    moved[::2] = torch.nextafter(moved[::2], moved[::2] * 2)
+    parameter.copy_(moved.view_as(parameter))
+
+
+def widen(inputs: Inputs) -> Inputs:
+    """The same inputs in 64 bits."""
+    from flatout.measure.batches import map_arrays
+
+    def wide(array: Any) -> Any:
+        return array.double() if getattr(array, "is_floating_point", lambda: False)() else array
+
+    args, kwargs = inputs
+    return tuple(map_arrays(list(args), wide)), map_arrays(kwargs, wide)
+
+
+def switch_dropout_off(torch: Any, patches: Patches) -> None:
+    """Random masks of one format are not those of another: gradients are compared without them."""
+    functional = torch.nn.functional
+    for name in ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"):
+        patches.replace(functional, name, _without_chance(getattr(functional, name)))
+    real = functional.scaled_dot_product_attention
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kw: Any
+    ) -> Any:
+        return real(query, key, value, attn_mask, 0.0, *args, **kw)
+
+    patches.replace(functional, "scaled_dot_product_attention", attention)
+
+
+def _without_chance(real: Callable[..., Any]) -> Callable[..., Any]:
+    def same(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return real(x, 0.0, training, inplace)
+
+    return same
+
+
+def draw_as_eager_does() -> None:
+    """Compiled code has a generator of its own; losses can be compared only where both draw alike."""
+    from torch._inductor import config
+
+    config.fallback_random = True

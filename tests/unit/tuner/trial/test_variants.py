@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatout.measure.patches import Patches
+from flatout.tuner.trial import variants
+
+
+@pytest.fixture
+def patches() -> Iterator[Patches]:
+    made = Patches()
+    yield made
+    made.undo()
+
+
+def test_dropout_is_off_where_gradients_are_compared(patches: Patches) -> None:
+    variants.switch_dropout_off(torch, patches)
+    x = torch.ones(64)
+    assert torch.equal(nn.Dropout(0.5)(x), x)
+    q = torch.randn(1, 1, 4, 8)
+    plain = nn.functional.scaled_dot_product_attention(q, q, q)
+    assert torch.equal(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.9), plain)
+
+
+def test_seeds_are_shifted_by_as_much_as_is_asked_for(patches: Patches) -> None:
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    expected = torch.rand(1), np.random.rand(), random.random()
+    variants.seed_all(torch, patches, 2)
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    assert (torch.rand(1), np.random.rand(), random.random()) == expected
+
+
+def test_a_script_that_sets_no_seed_begins_alike_all_the_same(patches: Patches) -> None:
+    drawn = set()
+    for by in (0, 0, 1):
+        variants.seed_all(torch, patches, by)
+        generator = float(np.random.default_rng().random())
+        drawn.add((float(torch.rand(1)), np.random.rand(), random.random(), generator * (by == 0)))
+        patches.undo()
+    assert len(drawn) == 2
+
+
+def test_a_nudge_is_the_last_bit() -> None:
+    weights = nn.Parameter(torch.tensor([[1.0, 1.0], [-2.0, 0.5]]))
+    before = weights.detach().clone()
+    with torch.no_grad():
+        variants.nudge(torch, weights)
+    moved = (weights - before).detach().abs()
+    assert (moved > 0).tolist() == [[True, False], [True, False]] and moved.max() < 1e-6
+
+
+def test_inputs_are_widened_and_whole_numbers_are_not() -> None:
+    args, kwargs = variants.widen(((torch.ones(1), torch.ones(1, dtype=torch.int64)), {"x": [torch.ones(1)]}))
+    assert [each.dtype for each in args] == [torch.float64, torch.int64]
+    assert kwargs["x"][0].dtype == torch.float64
