@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, share_of
+from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, share_of
 from flatout.doctor.readings import phase_means, phase_shares
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place, Site, SiteKind
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
+FEWEST_SAMPLES = 10  # looks at a block
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
@@ -140,11 +141,16 @@ def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]
 
 
 def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
-    """What steps without the block around a line do not take; a whole function is too much to say that of."""
-    found = arm_at(evidence, KNOCKED_OUT, line.place)
-    if found is None or found.parent is None or found.speedup_low <= 1:
+    """A line's part, by the looks at the stack, of what steps without the block around it do not take."""
+    found, stacks = arm_at(evidence, KNOCKED_OUT, line.place), evidence.stacks
+    if stacks is None or found is None or found.speedup_low <= 1:
         return None
-    return min(1 - 1 / found.speedup, MOST)
+    in_block = [path for path in stacks.paths if any(holds(found, place) for place in path.places)]
+    at_line = [path for path in in_block if _line(line.place) in map(_line, path.places)]
+    looks = sum(path.samples for path in in_block)
+    if looks < FEWEST_SAMPLES:
+        return None
+    return min(1 - 1 / found.speedup, MOST) * sum(path.samples for path in at_line) / looks
 
 
 def _line(place: Place) -> tuple[str, int]:

@@ -124,9 +124,11 @@ def test_where_no_call_was_timed_the_looks_at_the_stack_give_the_share(made):
     (line,) = lines_of([site])
     assert line_share(evidence, line) == pytest.approx(0.75 * 0.4)
     assert "not timed" in timing(evidence, line)
-    without = made.counterfactual("knock-out", 5.0, line=29, last_line=31, parent="knock-out train.py:20")
+    without = made.counterfactual("knock-out", 5.0, line=29, last_line=31)
     measured = dataclasses.replace(evidence, counterfactuals=(without,))
     assert line_share(measured, line) == pytest.approx(0.8)  # with the backward pass, which no look shows
-    of_function = dataclasses.replace(evidence, counterfactuals=(dataclasses.replace(without, parent=None),))
-    assert line_share(of_function, line) == pytest.approx(0.75 * 0.4)
+    other = StackPath(phase="forward", places=(made.place(9), made.place(31)), samples=20)
+    shared = dataclasses.replace(stacks, paths=(*stacks.paths, other))
+    shared = dataclasses.replace(measured, stacks=shared)
+    assert line_share(shared, line) == pytest.approx(0.8 * 60 / 80)  # the other line has its part
     assert line_share(made.evidence(sites=(site,)), line) is None

@@ -59,6 +59,9 @@ LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20
 # what the device needs at its best: a loop of the model that takes more is not its arithmetic
 MANY_TIMES = 10
+COMPUTING = ("forward", "rest")
+MOST_OF_IT = 0.8  # of what a block frees, by another one inside it
+EXPLAINED = 0.5  # of what a block frees, by a finding inside it
 OF_THE_STEP = ("FO305",)  # what names a line and means the step
 
 
@@ -72,7 +75,15 @@ class HeavyBlock:
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    return [*_between_phases(evidence), *_loops_of_the_model(evidence)]
+    found = _between_phases(evidence)
+    arms = {finding.ceiling.arm for finding in found if finding.ceiling is not None}
+    places = {finding.place for finding in found}
+    loops = _loops_of_the_model(evidence)
+    return found + [
+        loop
+        for loop in loops
+        if loop.place not in places and loop.ceiling is not None and loop.ceiling.arm not in arms
+    ]
 
 
 def _between_phases(evidence: Evidence) -> list[Finding]:
@@ -145,25 +156,31 @@ def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
     stacks, step_s = evidence.stacks, evidence.step_s
     if stacks is None or not step_s:
         return []
-    wasteful = []
-    for found in evidence.counterfactuals:
+    wasteful: dict[Place, Counterfactual] = {}  # by the loop; of the blocks in it the one that frees most
+    for found in sorted(evidence.counterfactuals, key=lambda found: found.speedup):
         if found.kind in ARMS and found.place is not None and found.roofline_s is not None:
             ceiling = ceiling_of(found, evidence)
             pays = ceiling.speedup >= LEAST_SPEEDUP and _low(ceiling) > RESOLVABLE_SPEEDUP
             freed_s = found.baseline_step_s - found.step_s
-            header = _loop_inside(found, stacks)
+            header = _loop_around(found, stacks)
             if pays and header is not None and freed_s >= MANY_TIMES * found.roofline_s:
-                wasteful.append((found, header))
-    innermost = [
-        (found, header)
-        for found, header in wasteful
-        if not any(found is not other and encloses(found, other, stacks.paths) for other, _ in wasteful)
+                wasteful[header] = found
+    return [
+        _loop_finding(evidence, found, header, step_s=step_s)
+        for header, found in wasteful.items()
+        if not any(_is_inside(other, found, stacks) for other in wasteful.values())
     ]
-    return [_loop_finding(evidence, found, header, step_s=step_s) for found, header in innermost]
 
 
-def _loop_inside(found: Counterfactual, stacks: Stacks) -> Place | None:
-    """The outermost loop of a block in which most of the looks at the block found it, in the model's time."""
+def _is_inside(inner: Counterfactual, outer: Counterfactual, stacks: Stacks) -> bool:
+    """Whether most of what a block frees is freed by another one inside it."""
+    if inner is outer or not encloses(outer, inner, stacks.paths):
+        return False
+    return 1 - 1 / inner.speedup >= MOST_OF_IT * (1 - 1 / outer.speedup)
+
+
+def _loop_around(found: Counterfactual, stacks: Stacks) -> Place | None:
+    """The outermost loop inside a block, or else around its call, that most looks at the block were in."""
     trains = {
         (place.file, header)
         for path in stacks.paths
@@ -171,25 +188,26 @@ def _loop_inside(found: Counterfactual, stacks: Stacks) -> Place | None:
         for place in path.places
         for header in stacks.loops.get(str(place), ())
     }
-    loss, looks = set(stacks.differentiable), 0
-    headers: Counter[Place] = Counter()
+    looks, headers = 0, Counter[Place]()
     for path in stacks.paths:
-        is_model = path.phase == "forward" or (
-            path.phase == "rest" and path.places[-1:] and path.places[-1] in loss
-        )
-        place = next((place for place in path.places if holds(found, place)), None)
-        if not is_model or place is None:
+        depth = next((depth for depth, place in enumerate(path.places) if holds(found, place)), None)
+        if depth is None or path.phase not in COMPUTING:
             continue
         looks += path.samples
-        for line in stacks.loops.get(str(place), ()):
-            header = replace(place, line=line)
-            if holds(found, header) and (place.file, line) not in trains:
-                headers[header] += path.samples
-                break
-    found_most = headers.most_common(1)
-    if looks < FEWEST_SAMPLES or not found_most or found_most[0][1] <= looks / 2:
+        inside = [header for header in _loops(path.places[depth], stacks) if holds(found, header)]
+        calling = _loops(path.places[depth - 1], stacks) if depth and trains else []
+        header = next((each for each in (*inside, *calling) if _line(each) not in trains), None)
+        if header is not None:
+            headers[header] += path.samples
+    most = headers.most_common(1)
+    if looks < FEWEST_SAMPLES or not most or most[0][1] <= looks / 2:
         return None
-    return found_most[0][0]
+    return most[0][0]
+
+
+def _loops(place: Place, stacks: Stacks) -> list[Place]:
+    """The first lines of the loops around a line, outermost first."""
+    return [replace(place, line=line) for line in stacks.loops.get(str(place), ())]
 
 
 def heavy_blocks(
@@ -219,7 +237,7 @@ def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
     if other.code not in OF_THE_STEP and any(
         found.label == arm and holds(found, other.place) for found in evidence.counterfactuals
     ):
-        return True
+        return _freed(other) is None or (_freed(other) or 0.0) >= EXPLAINED * (_freed(finding) or 0.0)
     for path in evidence.stacks.paths:
         blocks = [_as_block(place, evidence.stacks) for place in path.places]
         if finding.place in blocks:
@@ -227,6 +245,10 @@ def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
             if _line(other.place) in {_line(finding.place), *map(_line, inside)}:
                 return True
     return False
+
+
+def _freed(finding: Finding) -> float | None:
+    return None if finding.ceiling is None else 1 - 1 / finding.ceiling.speedup
 
 
 def _line(place: Place) -> tuple[str, int]:

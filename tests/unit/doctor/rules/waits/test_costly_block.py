@@ -49,3 +49,23 @@ def test_look_alikes(made, changes):
 def test_what_another_rule_knows_the_cause_of_is_left_to_it(made):
     job = looping(made, sites=(made.site("row", line=31, host_s=0.1),))
     assert [finding.code for finding in examine(job)] == ["FO302"]
+
+
+def test_a_function_that_a_loop_of_the_step_calls_is_found_at_the_loop(made):
+    """A rollout: some of its time lies in the model, some between the phases."""
+    main, rollout, act = made.place(9), made.place(20, function="rollout"), made.place(31, function="act")
+    stacks = Stacks(
+        num_steps=4,
+        samples_by_phase={"rest": 60, "forward": 20, "backward": 20},
+        paths=(
+            StackPath(phase="rest", places=(main, rollout, act), samples=60),
+            StackPath(phase="forward", places=(main, rollout, act), samples=20),
+            StackPath(phase="backward", places=(made.place(10),), samples=20),
+        ),
+        loops={str(main): (8,), str(made.place(10)): (8,), str(rollout): (19,)},
+    )
+    whole = made.counterfactual("knock-out", 9.0, line=30, last_line=33, roofline_s=1e-6)
+    part = made.counterfactual("knock-out", 1.4, line=31, last_line=31, roofline_s=1e-6)
+    job = made.evidence(stacks=stacks, counterfactuals=(part, whole))
+    (finding,) = detect(job)
+    assert (finding.place, finding.ceiling.arm) == (made.place(19, function="rollout"), whole.label)
