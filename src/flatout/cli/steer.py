@@ -16,7 +16,7 @@ from flatout.cli.flags import flag, option, switch
 from flatout.cli.output import print_document, say_written
 from flatout.cli.render.progress import counting, searching
 from flatout.ground.errors import BadInput
-from flatout.ground.units import UNKNOWN, show_seconds
+from flatout.ground.units import UNKNOWN, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from flatout.engines.steering.report.record import StudyRecord
@@ -65,18 +65,24 @@ def extract(
     layers: Layers = None,
     position: Position = None,
     store: Store = DEFAULT_STORE,
+    store_limit: str | None = option("--store-limit", "SIZE", "Of that folder, such as 20GB."),
+    tiers: list[str] | None = option(
+        "--tier", "DEVICE=SIZE", "Memory above the store, such as cpu=8GiB; repeatable, fastest first."
+    ),
     device: flags.Device = None,
     dtype: flags.Dtype = None,
     json_output: flags.Json = False,
 ) -> None:
     """Store the activations of every question's two answers, all layers from one pass.
 
-    What the store has is not computed again: its key is the content of weights, tokenizer and text.
+    What the store has is not computed again: its key is the content of weights, tokenizer and text. The
+    second line says from which use on storing beats computing, by what writing and reading took here.
 
     \b
     Examples:
       flatout steer extract sycophancy.jsonl --model ./smollm2
       flatout steer extract sycophancy.jsonl --model ./smollm2 --layers 8-20 --position -2
+      flatout steer extract sycophancy.jsonl --model ./smollm2 --tier cpu=8GiB --store-limit 50GB
     """
     import flatout.api as api
 
@@ -90,6 +96,10 @@ def extract(
         f"{done.num_texts} texts x {len(done.layers)} layers x {done.width} in {show_seconds(done.seconds)}"
         f" ({rate:.0f} texts/s), kept in {done.store}"
     )
+    typer.echo(f"store  {done.break_even or f'{done.num_read} distinct texts were there and not computed'}")
+    for tier in done.tiers:
+        held, most = show_bytes(tier.held_bytes), show_bytes(tier.budget_bytes)
+        typer.echo(f"tier   {tier.device} holds {held} of {most}")
 
 
 @steer.command()

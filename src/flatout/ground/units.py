@@ -1,6 +1,8 @@
-"""How quantities are shown to people.  Unknown is None in data and "n/a" on screen."""
+"""How quantities are shown to people, and read.  Unknown is None in data and "n/a" on screen."""
 
 from __future__ import annotations
+
+import re
 
 UNKNOWN = "n/a"
 
@@ -34,6 +36,15 @@ def show_bytes(num_bytes: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
         value /= 1024
     return f"{_three_digits(value)} TiB"
+
+
+def read_bytes(text: str) -> int | None:
+    """Read "512MB", "1.5 GiB" or "4096"; None where it is no size.  GB is a thousand MB, GiB 1024 MiB."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", text, flags=re.IGNORECASE)
+    if found is None:
+        return None
+    power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def show_share(share: float | None) -> str:

@@ -33,7 +33,7 @@ FLAGS = {
     " --choose --apply --yes -y --ranks --mapping --knob --set --lengths --expandable-segments"
     " --no-expandable-segments --native --no-cache --json",
     "plan undo": "--force",
-    "steer extract": "--model --layers --position --store --device --dtype --json",
+    "steer extract": "--model --layers --position --store --store-limit --tier --device --dtype --json",
     "steer fit": "--model --out --method --layers --position --whole --store --seed --device --dtype --json",
     "steer search": "--model --questions --out --vectors --method --layers --position --strength --where"
     " --mode --span --sampler --toward --score --judge --max-new-tokens --trials --rungs --rows --seed"

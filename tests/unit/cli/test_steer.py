@@ -83,6 +83,12 @@ def test_extract_and_fit_answer_in_lines_and_in_json(tiny: Path, tmp_path: Path)
     answer = steer("extract", *given, "--layers", "0-1")
     assert answer.exit_code == 0, answer.output
     assert answer.stdout.startswith("160 texts x 2 layers x 32 in ")
+    assert "store  " in answer.stdout and "storing pays from use" in answer.stdout
+    answer = steer("extract", *given, "--layers", "0-1", "--tier", "cpu=1GiB")
+    assert (
+        "160 distinct texts were there" in answer.stdout
+        and "tier   cpu holds 40.0 KiB of 1.00 GiB" in answer.stdout
+    )
     document = json.loads(steer("extract", *given, "--json").stdout)
     assert (document["format"], document["num_texts"]) == ("flatout-steering-extraction", 160)
     answer = steer("fit", *given, "--out", tmp_path / "v", "--method", "pca", "--method", "lda")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flatout.ground.units import (
     UNKNOWN,
+    read_bytes,
     show_bytes,
     show_joules,
     show_ratio,
@@ -107,3 +108,19 @@ def test_times(seconds: float, text: str) -> None:
 )
 def test_joules(joules: float, shown: str) -> None:
     assert show_joules(joules) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4096", 4096),
+        ("1.5 GiB", 3 << 29),
+        ("512MB", 512_000_000),
+        ("2kib", 2048),
+        ("7 B", 7),
+        ("GB", None),
+        ("-1", None),
+    ],
+)
+def test_sizes_are_read(text: str, num_bytes: int | None) -> None:
+    assert read_bytes(text) == num_bytes

@@ -19,13 +19,14 @@ from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.steering.extract.positions import read_position
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import home_folder
+from flatout.ground.units import read_bytes
 
 VERB = "steer search"
 METHODS = ("mean-difference", "pca", "logistic", "lda", "random")  # those of `vectors.methods`, without torch
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.
 FREE_TO_CHANGE = {
     *("model", "questions", "out", "vectors", "trials", "rows", "workers", "ray", "storage", "study"),
-    *("store", "device", "neutral", "examples"),
+    *("store", "store_limit", "tiers", "device", "neutral", "examples"),
     "max_new_tokens",  # a study whose texts are judged is bound to it
 }
 
@@ -59,6 +60,8 @@ class SearchSettings:
     examples: int = 4  # prompts that are continued with and without the winner, for the report
     max_new_tokens: int = 48
     store: str | None = None  # a folder for activations; None: in the run's own
+    store_limit: str | None = None  # of that folder, such as 20GB: the shards unused for longest go first
+    tiers: tuple[str, ...] = ()  # memory above the store, fastest first: cuda:0=2GiB, cpu=8GiB
     storage: str | None = None  # of the study; None: a journal file in the run's folder
     study: str | None = None  # its name; None: the folder's
     workers: int | None = None  # None: one for each GPU
@@ -89,6 +92,11 @@ class SearchSettings:
         unknown = [name for name in self.methods if name not in METHODS]
         if unknown and self.vectors is None:  # a folder may have vectors that were imported
             wrong.append(f"there is no method {unknown[0]!r}, only {', '.join(METHODS)}")
+        if self.store_limit is not None and read_bytes(self.store_limit) is None:
+            wrong.append(f"store_limit={self.store_limit!r} is not a size such as 20GB")
+        wrong += [
+            f"tier {one!r} is not DEVICE=SIZE, such as cpu=8GiB" for one in self.tiers if not read_tier(one)
+        ]
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout steer search --help says what each means")
         read_position(self.position)
@@ -149,6 +157,14 @@ def read_range(text: str) -> list[float]:
     except ValueError:
         pass
     raise BadInput(f"strength {text!r} is not a range", hint="write LOW:HIGH, for example -0.5:0.5")
+
+
+def read_tier(text: str) -> tuple[str, int] | None:
+    """Read the device and the bytes of "cpu=8GiB"; None where it is no tier."""
+    device, _, size = text.partition("=")
+    num_bytes = read_bytes(size)
+    known = re.fullmatch(r"cpu|cuda(:\d+)?", device.strip())
+    return None if known is None or num_bytes is None else (device.strip(), num_bytes)
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -43,6 +43,15 @@ OnCount = Callable[[int, int], None]  # texts that are done, of all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeldTier:
+    """A memory above the store, and what it holds after the extraction was read once."""
+
+    device: str
+    budget_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Extraction:
     """What an extraction gave, and how."""
 
@@ -52,6 +61,9 @@ class Extraction:
     seconds: float
     store: str
     recipe: dict[str, str]
+    num_read: int  # of the distinct texts, those that the store had
+    break_even: str | None  # when storing beats computing again; None where something came from the store
+    tiers: tuple[HeldTier, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,18 +88,32 @@ def extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, total:
     settings = make_settings(given)
     check_model_folder(settings.model)
     questions = read_questions(settings.questions)
-    from flatout.engines.steering.vectors.fit_questions import extract_questions
+    from flatout.engines.steering.vectors.fit_questions import extract_questions, open_store
 
     loaded = _load(settings.model, device=settings.device, dtype=settings.dtype)
+    store = open_store(settings)
     began_s = time.perf_counter()
-    found = extract_questions(settings, loaded, questions, on_count=on_count)
+    found = extract_questions(settings, loaded, questions, on_count=on_count, store=store)
+    seconds = time.perf_counter() - began_s
+    assert found.origin is not None
+    keys = [bytes.fromhex(key) for key in dict.fromkeys(found.keys)]
+    held = store.read(found.origin, keys=keys, layers=found.layers)
+    computed_s = seconds - store.written_s
+    pays = store.storing_pays(num_bytes=held.values.nbytes, recompute_s=computed_s, uses=1)
+    tiers = zip(store.tiers.tiers, store.tiers.held_bytes(), strict=True)
     return Extraction(
         num_texts=len(found.keys),
         layers=found.layers,
         width=found.values.shape[2],
-        seconds=time.perf_counter() - began_s,
+        seconds=seconds,
         store=str(settings.store_folder),
         recipe=dict(found.recipe),
+        num_read=found.num_read,
+        break_even=None if found.num_read else str(pays.reason),
+        tiers=tuple(
+            HeldTier(device=tier.device, budget_bytes=tier.budget_bytes, held_bytes=num_bytes)
+            for tier, num_bytes in tiers
+        ),
     )
 
 

@@ -38,6 +38,18 @@ def test_extraction_tells_what_it_gave(tiny: Path, tmp_path: Path) -> None:
     assert (done.num_texts, done.layers, done.width) == (160, (1, 2), 32)
     assert counts[-1] == (160, 160)
     assert list((tmp_path / "store").glob("*.safetensors"))
+    assert done.num_read == 0 and done.break_even is not None and "storing pays from use" in done.break_even
+    stored = 160 * 2 * 32 * 4
+    again = verbs.extract({**given, "tiers": ("cpu=1MB", "cpu=10"), "store_limit": "1GB"})
+    assert (again.num_read, again.break_even) == (160, None)
+    assert [tier.held_bytes for tier in again.tiers] == [stored, 0]
+    small = verbs.extract({**given, "tiers": (f"cpu={stored // 2}", "cpu=1MB")})
+    assert [tier.held_bytes for tier in small.tiers] == [
+        stored // 2,
+        stored // 2,
+    ]  # the older half was displaced
+    with pytest.raises(BadInput, match=r"store_limit='much'.*tier 'tpu=1GB' is not DEVICE=SIZE"):
+        verbs.extract({**given, "tiers": ("tpu=1GB",), "store_limit": "much"})
 
 
 def test_fit_leaves_the_questions_of_the_test_alone_unless_told(tiny: Path, tmp_path: Path) -> None:

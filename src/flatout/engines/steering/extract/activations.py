@@ -62,6 +62,8 @@ class Activations:
     layers: tuple[int, ...]
     keys: tuple[str, ...]
     recipe: Mapping[str, str] = field(default_factory=dict)
+    origin: Origin | None = None  # under which a store keeps them
+    num_read: int = 0  # of the distinct texts, those that came from a store
 
     def halves(self) -> tuple[Activations, Activations]:
         """Split the texts of pairs into positive and negative ones, row i of each from pair i."""
@@ -77,6 +79,7 @@ class Activations:
             layers=self.layers,
             keys=self.keys[first:last],
             recipe=self.recipe,
+            origin=self.origin,
         )
 
 
@@ -141,6 +144,8 @@ def extract(
         values=values.values,
         layers=chosen,
         keys=tuple(values.keys),
+        origin=origin,
+        num_read=values.num_read,
         recipe={
             "position": show_position(position),
             "dtype": _dtype_name(model),
@@ -196,6 +201,7 @@ class _Collector:
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence
         self._writer, self._on_count, self._num_done = writer, on_count, 0
+        self.num_read = 0
         self._placing = threading.Lock()
 
     def expect(
@@ -217,6 +223,7 @@ class _Collector:
         if self._writer is not None:
             known, values = self._writer.find(encoded.keys, begun=begun)
             self._place(known, values)
+            self.num_read += len(known)
             for number in known:
                 del missing[number]
         return list(missing), [(begun + first, begun + second) for first, second in encoded.pairs]

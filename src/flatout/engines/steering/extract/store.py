@@ -149,6 +149,11 @@ class ActivationStore:
             values_LFD = torch.empty(len(layers), 0, 0)
         return StoredRows(places=tuple(complete.tolist()), values=values_LFD.transpose(0, 1))
 
+    @property
+    def written_s(self) -> float:
+        """Seconds that went into writing, so far."""
+        return self._written.seconds
+
     def storing_pays(self, *, num_bytes: int, recompute_s: float, uses: int) -> Decision[bool]:
         """Decide whether storing beats recomputing here, by the rates this store has shown so far."""
         return storing_pays(
@@ -192,14 +197,14 @@ class _Rate:
     """Measures bytes per second over all that was moved; None before anything was."""
 
     def __init__(self) -> None:
-        self._bytes, self._seconds = 0, 0.0
+        self._bytes, self.seconds = 0, 0.0
 
     def add(self, num_bytes: int, seconds: float) -> None:
-        self._bytes, self._seconds = self._bytes + num_bytes, self._seconds + seconds
+        self._bytes, self.seconds = self._bytes + num_bytes, self.seconds + seconds
 
     @property
     def per_s(self) -> float | None:
-        return self._bytes / self._seconds if self._bytes and self._seconds else None
+        return self._bytes / self.seconds if self._bytes and self.seconds else None
 
 
 def storing_pays(

@@ -8,16 +8,32 @@ from pathlib import Path
 from flatout.engines.steering.extract.activations import Activations, extract
 from flatout.engines.steering.extract.positions import read_position
 from flatout.engines.steering.extract.store import ActivationStore
+from flatout.engines.steering.extract.tiers import Tier
 from flatout.engines.steering.load_model import LoadedModel
 from flatout.engines.steering.questions import Question, write_prompts
-from flatout.engines.steering.settings import SearchSettings, read_layers
+from flatout.engines.steering.settings import SearchSettings, read_layers, read_tier
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, method_file
+from flatout.ground.units import read_bytes
 
 OnCount = Callable[[int, int], None]
 
 
+def open_store(settings: SearchSettings) -> ActivationStore:
+    """Open the store of a search, with the tiers and the limit that it names."""
+    tiers = [
+        Tier(device=found[0], budget_bytes=found[1]) for one in settings.tiers if (found := read_tier(one))
+    ]
+    limit = None if settings.store_limit is None else read_bytes(settings.store_limit)
+    return ActivationStore(settings.store_folder, tiers=tiers, budget_bytes=limit)
+
+
 def extract_questions(
-    settings: SearchSettings, loaded: LoadedModel, questions: Sequence[Question], *, on_count: OnCount
+    settings: SearchSettings,
+    loaded: LoadedModel,
+    questions: Sequence[Question],
+    *,
+    on_count: OnCount,
+    store: ActivationStore | None = None,
 ) -> Activations:
     """Extract the activations of both answers of every question; what the store has is not computed."""
     return extract(
@@ -26,7 +42,7 @@ def extract_questions(
         write_prompts(questions, tokenizer=loaded.tokenizer),
         layers=read_layers(settings.layers),
         position=read_position(settings.position),
-        store=ActivationStore(settings.store_folder),
+        store=store or open_store(settings),
         on_count=on_count,
     )
 
