@@ -86,19 +86,32 @@ class Source:
         assert isinstance(above, (cst.IndentedBlock, cst.Module))
         return list(above.body)
 
-    def replaced(self, changes: Mapping[cst.CSTNode, Replacement]) -> str:
-        """The text with some nodes replaced."""
-        changed: Any = self.module.visit(_Replace(changes))
+    def replaced(
+        self,
+        changes: Mapping[cst.CSTNode, Replacement],
+        *,
+        before: Mapping[cst.CSTNode, Sequence[cst.BaseStatement]] | None = None,
+    ) -> str:
+        """The text with some nodes replaced, and statements put before others."""
+        changed: Any = self.module.visit(_Replace(changes, before or {}))
         assert isinstance(changed, cst.Module)
         return changed.code
 
 
 class _Replace(cst.CSTTransformer):
-    def __init__(self, changes: Mapping[cst.CSTNode, Replacement]) -> None:
+    def __init__(
+        self,
+        changes: Mapping[cst.CSTNode, Replacement],
+        before: Mapping[cst.CSTNode, Sequence[cst.BaseStatement]],
+    ) -> None:
         super().__init__()
-        self._changes = changes
+        self._changes, self._before = changes, before
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        if original_node in self._before:
+            first, *others = self._before[original_node]
+            first = first.with_changes(leading_lines=original_node.leading_lines)
+            return cst.FlattenSentinel([first, *others, updated_node.with_changes(leading_lines=[])])
         if original_node not in self._changes:
             return super().on_leave(original_node, updated_node)
         new = self._changes[original_node]
@@ -109,7 +122,7 @@ class _Replace(cst.CSTTransformer):
 
 def substitute(node: Any, changes: Mapping[cst.CSTNode, cst.CSTNode]) -> Any:
     """A copy of an expression with some of its parts replaced."""
-    return node.visit(_Replace(changes))
+    return node.visit(_Replace(changes, {}))
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

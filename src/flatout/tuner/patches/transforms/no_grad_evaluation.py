@@ -1,0 +1,81 @@
+"""Evaluation without gradients: `@torch.no_grad()` above a function that evaluates and returns numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.source import Refused, Replacement, Source, call_of, expression, method_of, walk
+
+NUMBERS = {"item", "tolist", "numpy", "cpu_numpy"}
+LEARNS = {"backward", "grad", "enable_grad", "requires_grad_", "set_grad_enabled", "step"}
+
+
+def rewrite(source: Source, lines: Sequence[int]) -> str:
+    changes: dict[cst.CSTNode, Replacement] = {}
+    reason = "no function here calls eval()"
+    for each in walk(source.module):
+        if not isinstance(each, cst.FunctionDef) or not _evaluates(each):
+            continue
+        if lines and not any(source.holds(each, line) for line in lines):
+            continue
+        try:
+            _check(source, each)
+        except Refused as refusal:
+            reason = str(refusal)
+            continue
+        decorator = cst.Decorator(decorator=expression("torch.no_grad()"))
+        if each.decorators:
+            changes[each] = each.with_changes(decorators=[*each.decorators, decorator])
+        else:
+            changes[each] = each.with_changes(decorators=[decorator])
+    if not changes:
+        raise Refused(reason)
+    return source.replaced(changes)
+
+
+def _evaluates(function: cst.FunctionDef) -> bool:
+    return any(
+        method_of(each) == "eval" and not each.args for each in walk(function) if isinstance(each, cst.Call)
+    )
+
+
+def _check(source: Source, function: cst.FunctionDef) -> None:
+    name = function.name.value
+    for each in walk(function):
+        if isinstance(each, cst.Call):
+            called = method_of(each) or call_of(each) or ""
+            if called in LEARNS:
+                raise Refused(f"{name} learns: it calls {called}")
+            if called in ("no_grad", "inference_mode"):
+                raise Refused(f"{name} has no gradients already")
+        if isinstance(each, (cst.Yield, cst.Await)):
+            raise Refused(f"{name} gives values while it runs")
+        if isinstance(each, cst.Return) and each.value is not None and not _is_number(each.value):
+            raise Refused(f"{name} returns {source.code(each.value)}, which may need its gradient")
+
+
+def _is_number(value: cst.BaseExpression) -> bool:
+    """Numbers, and what is made of them by arithmetic, tuples and dicts; a plain name may be a tensor."""
+    if isinstance(value, (cst.Integer, cst.Float, cst.SimpleString)):
+        return True
+    if isinstance(value, cst.Call):
+        return method_of(value) in NUMBERS or call_of(value) in ("float", "int", "len", "round")
+    if isinstance(value, (cst.Tuple, cst.List)):
+        return all(_is_number(each.value) for each in value.elements)
+    if isinstance(value, cst.Dict):
+        return all(isinstance(each, cst.DictElement) and _is_number(each.value) for each in value.elements)
+    if isinstance(value, cst.BinaryOperation):
+        return _is_number(value.left) and _is_number(value.right)
+    return False
+
+
+PATCH = Patch(
+    name="no-grad-evaluation",
+    safety="exact",
+    summary="evaluate without keeping what a backward would need",
+    answers=("FO801",),
+    rewrite=rewrite,
+)
