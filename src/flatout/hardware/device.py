@@ -11,11 +11,13 @@ large before it fills the chip.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from flatout.hardware.datasheet import Datasheet
 from flatout.hardware.matching import find_datasheet
 
 FIRST_CAPABILITY_WITH_BF16 = 8.0
+FIRST_CAPABILITY_WITH_FP16 = 7.0  # tensor cores begin with Volta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,3 +99,14 @@ def device_of_driver(
         source=row.source if row else None,
         missing=missing,
     )
+
+
+def half_format(compute_capability: str | None) -> Literal["bfloat16", "float16"] | None:
+    """The 16-bit format that a GPU multiplies in hardware, bfloat16 where it can; None for neither."""
+    try:
+        capability = float(compute_capability or "")
+    except ValueError:
+        return None
+    if capability >= FIRST_CAPABILITY_WITH_BF16:
+        return "bfloat16"
+    return "float16" if capability >= FIRST_CAPABILITY_WITH_FP16 else None

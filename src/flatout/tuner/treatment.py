@@ -97,7 +97,7 @@ def all_treatments() -> dict[str, Treatment]:
     modules = [
         module.name
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-        if not module.ispkg
+        if not module.ispkg and not module.name.rpartition(".")[2].startswith("_")
     ]
     found = [importlib.import_module(name).TREATMENT for name in modules]
     return {each.name: each for each in sorted(found, key=lambda each: each.name)}

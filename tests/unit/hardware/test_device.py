@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.ground.codec import decode, encode
-from flatout.hardware.device import Device, device_of_datasheet, device_of_driver
+from flatout.hardware.device import Device, device_of_datasheet, device_of_driver, half_format
 from flatout.hardware.matching import all_datasheets, find_datasheet
 
 
@@ -60,3 +60,8 @@ def test_every_datasheet_gives_a_device_that_survives_json() -> None:
         device = device_of_datasheet(row)
         assert decode(Device, encode(device)) == device
         assert (device.compute_capability is None) == ("compute_capability" in device.missing)
+
+
+def test_the_format_of_16_bits_is_the_one_that_is_multiplied_in_hardware() -> None:
+    formats = {"9.0": "bfloat16", "8.0": "bfloat16", "7.5": "float16", "6.1": None, "?": None, None: None}
+    assert {name: half_format(name) for name in formats} == formats

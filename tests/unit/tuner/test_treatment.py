@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import io
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +17,25 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import (
+    Compilation,
+    Copy,
     Evidence,
     Gpu,
     Host,
     Kernels,
+    Lengths,
     Loader,
+    Memory,
     ObservedJob,
     Place,
     Precision,
     Site,
+    Spread,
     Step,
 )
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Dose, Switch, all_treatments, install, read_dose
+from flatout.tuner.treatments.arithmetic._loss_scale import FIRST, LossScale
 
 JOB = ObservedJob(
     command=("train.py",), folder="x", started_at="", ended="measured", exit_code=0, error=None, device="cpu",
@@ -75,7 +84,7 @@ def proposed(known: Evidence, source: str = "") -> dict[str, list[Any]]:
 
 
 def test_names_are_those_of_the_files_and_safety_is_known() -> None:
-    assert len(all_treatments()) >= 11
+    assert len(all_treatments()) >= 22
     for name, each in all_treatments().items():
         assert name == each.name and each.safety in ("exact", "reordered", "lossy") and each.summary
     assert read_dose("loader-workers=2") == Dose(name="loader-workers", value=2)
@@ -248,3 +257,270 @@ def test_a_script_that_imported_a_name_is_switched_all_the_same(patches: Patches
     switch.off()
     imported()
     assert called == [1]
+
+
+# Loading
+
+
+def waiting_for_workers(**changes: Any) -> Evidence:
+    waits = Spread(num=10, mean_s=0.05, median_s=0.01, p95_s=0.2, max_s=0.4)
+    given = {"num_workers": 1, "wait_s": waits, "fetch_s": replace(waits, mean_s=0.1), "cpu_s": 0.09}
+    return evidence(loaders=(replace(LOADER, **{**given, **changes}),), host=Host(cores=4, memory_bytes=None))
+
+
+def test_workers_get_longer_queues_where_waits_are_uneven_and_threads_where_cores_are_left() -> None:
+    found = proposed(waiting_for_workers())
+    assert found["prefetch-factor"] == [4, 8] and found["worker-threads"] == [4]
+    assert proposed(waiting_for_workers(prefetch_factor=4))["prefetch-factor"] == [8]
+    even = Spread(num=10, mean_s=0.05, median_s=0.05, p95_s=0.06, max_s=0.06)
+    assert "prefetch-factor" not in proposed(waiting_for_workers(wait_s=even))
+    for changes in (
+        {"num_workers": 4},
+        {"cpu_s": 0.01},
+        {"num_workers": 0},
+    ):  # no core left; a disk; no worker
+        assert "worker-threads" not in proposed(waiting_for_workers(**changes))
+
+
+def threads_of(_batch: Any) -> int:
+    return torch.get_num_threads()
+
+
+def seed_of(worker: int) -> None:
+    torch.manual_seed(worker)
+
+
+def test_queues_and_threads_are_those_of_the_workers_that_another_treatment_made(patches: Patches) -> None:
+    doses = {"prefetch-factor": 5, "loader-workers": 1, "worker-threads": 2}
+    install([Dose(name=name, value=value) for name, value in doses.items()], patches)
+    loader = DataLoader(range(3), collate_fn=threads_of, worker_init_fn=seed_of)  # type: ignore[arg-type]
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
+    assert list(loader) == [2, 2, 2]
+    patches.undo()
+    install([Dose(name="prefetch-factor", value=5)], patches)
+    assert DataLoader(range(3)).prefetch_factor is None  # type: ignore[arg-type]
+
+
+def test_batches_are_copied_ahead_where_copies_take_time(
+    patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = (Copy(kind="HtoD pageable", calls_per_step=2, total_s=0.01),)
+    assert proposed(on_gpu(kernels=replace(KERNELS, copies=copies)))["device-prefetch"] == [2]
+    assert "device-prefetch" not in proposed(on_gpu()) and "device-prefetch" not in proposed(evidence())
+    install([Dose(name="device-prefetch", value=2)], patches)
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2)
+    assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]  # a job without a GPU
+    asked: list[Any] = []
+
+    def prefetched(plain: Any, device: Any, *, ahead: int) -> Any:
+        asked.append((device, ahead))
+        return plain
+
+    patches.undo()
+    monkeypatch.setattr("flatout.data.prefetch", prefetched)
+    install([Dose(name="device-prefetch", value=3)], patches)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    assert asked == [(torch.device("cuda", 1), 3)]
+
+
+def test_only_shuffled_batches_of_one_size_lose_their_last_one(patches: Patches) -> None:
+    steps = tuple(replace(evidence().steps[0], rows=rows) for rows in (8, 8, 3))
+    assert proposed(evidence(steps=steps))["drop-last"] == [True]
+    assert "drop-last" not in proposed(evidence())
+    data = TensorDataset(torch.arange(10))
+    install([Dose(name="drop-last", value=True)], patches)
+    assert len(DataLoader(data, batch_size=4, shuffle=True)) == 2
+    assert len(DataLoader(data, 4, True)) == 2
+    assert len(DataLoader(data, batch_size=4)) == 3  # always the same rows would be lost
+    assert len(DataLoader(data, batch_size=16, shuffle=True)) == 1  # nothing would be left
+
+
+# Arithmetic
+
+
+def test_the_gpu_decides_between_bf16_and_fp16() -> None:
+    old = replace(on_gpu(), gpu=Gpu(name="T4", memory_bytes=None, compute_capability="7.5"))
+    assert proposed(on_gpu())["autocast"] == ["bfloat16"] and proposed(old)["autocast"] == ["float16"]
+    assert "autocast" not in proposed(old, source="scaler = GradScaler()")
+    older = replace(old, gpu=Gpu(name="P100", memory_bytes=None, compute_capability="6.0"))
+    assert "autocast" not in proposed(older)
+
+
+def test_a_scaled_loss_leaves_gradients_as_the_script_expects_them_and_skips_what_is_not_finite(
+    patches: Patches,
+) -> None:
+    def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        model.zero_grad()
+        for part in x.chunk(2):  # accumulation
+            model(part).square().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 2), torch.randn(8, 4)
+    plain = gradients(model, x)
+    under_way = torch.optim.SGD(model.parameters(), lr=1.0)
+    scale = LossScale()
+    scale.install(patches)
+    for one, other in zip(plain, gradients(model, x), strict=True):
+        assert torch.allclose(one, other, rtol=1e-5)
+    small = torch.ones(1, dtype=torch.float16, requires_grad=True)
+    (small.float() * 1e-9).sum().backward()
+    assert small.grad is not None and small.grad.item() > 0  # it would be 0 without the scale
+    (grad,) = torch.autograd.grad(model(x).sum(), model.bias)
+    assert grad.tolist() == [8.0, 8.0]  # asked for directly, it was never scaled
+    before = model.weight.detach().clone()
+    (model(x) * float("inf")).sum().backward()
+    under_way.step()
+    assert torch.equal(model.weight, before) and scale.num_skipped == 1 and scale.scale == FIRST / 2
+    gradients(model, x)
+    under_way.step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_compilation_is_given_up_when_it_is_repeated(
+    patches: Patches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert proposed(on_gpu())["compile"] == ["default", "reduce-overhead"]
+    assert "compile" not in proposed(
+        on_gpu(compilation=Compilation(functions=(), breaks=(), num_steps=1, steps_s=1))
+    )
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, **_: setattr(module, "_compiled_call_impl", module.forward)
+    )
+    install([Dose(name="compile", value="default")], patches)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert model._compiled_call_impl is not None
+    monkeypatch.setattr("flatout.tuner.treatments.arithmetic.compile.num_recompilations", lambda: 7)
+    optimizer.step()
+    assert model._compiled_call_impl is None and "given up" in capsys.readouterr().err
+    assert model(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_eager_attention_of_a_hugging_face_model_becomes_one_kernel(patches: Patches) -> None:
+    transformers = pytest.importorskip("transformers")
+    eager = 'AutoModel.from_pretrained(x, attn_implementation="eager")'
+    assert proposed(evidence(), source=eager)["attention"] == ["sdpa"]
+    assert "attention" not in proposed(evidence(), source=f"{eager}(output_attentions=True)")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=16,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.BertModel(config).train()
+    assert model.config._attn_implementation == "eager"
+    install([Dose(name="attention", value="sdpa")], patches)
+    model(torch.ones(1, 3, dtype=torch.int64))
+    assert model.config._attn_implementation == "sdpa"
+
+
+# Updates
+
+
+def test_optimizers_update_lists_and_groups_with_the_same_options_as_one(patches: Patches) -> None:
+    looping = replace(KERNELS, optimizer="for-loop")
+    assert "foreach-optimizer" in proposed(on_gpu(kernels=looping))
+    assert "foreach-optimizer" not in proposed(on_gpu()) | proposed(evidence(kernels=looping))
+    source = 'AdamW([{"params": layer.parameters()} for layer in model])'
+    assert "merged-groups" in proposed(evidence(), source=source)
+    assert "merged-groups" not in proposed(evidence(), source=f"{source}; optimizer.load_state_dict(x)")
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    install([Dose(name=name, value=True) for name in ("foreach-optimizer", "merged-groups")], patches)
+    groups = [{"params": layer.parameters()} for layer in layers[:3]]
+    made = torch.optim.AdamW([*groups, {"params": layers[3].weight, "lr": 0.5}], lr=0.1, foreach=False)
+    assert [(len(group["params"]), group["lr"]) for group in made.param_groups] == [(6, 0.1), (1, 0.5)]
+    assert made.param_groups[0]["foreach"] is True
+    assert torch.optim.SGD(layers[0].parameters(), lr=0.1, fused=True).param_groups[0]["foreach"] is None
+    named = torch.optim.SGD([{"params": list(each.named_parameters())} for each in layers], lr=0.1)
+    assert len(named.param_groups) == 4
+
+
+# Memory, waits, ranks
+
+
+def test_checkpointed_activations_are_kept_and_computed_once(patches: Patches) -> None:
+    source = "from torch.utils.checkpoint import checkpoint"
+    assert proposed(evidence(), source=source)["no-checkpointing"] == [True]
+    full = replace(
+        on_gpu(memory=Memory(num_steps=1, peak_bytes=75, growth_bytes_per_step=0)),
+        gpu=Gpu(name="G", memory_bytes=100, compute_capability="8.0"),
+    )
+    assert "no-checkpointing" not in proposed(full, source=source)
+    install([Dose(name="no-checkpointing", value=True)], patches)
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+    calls: list[int] = []
+
+    def double(x: torch.Tensor, *, by: int) -> torch.Tensor:
+        calls.append(by)
+        return x * by
+
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(double, x, by=2, use_reentrant=False).sum().backward()
+    assert calls == [2] and x.grad is not None and x.grad.tolist() == [2.0, 2.0]
+    layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    assert torch.equal(checkpoint_sequential(layers, 2, x, use_reentrant=False), layers(x))
+
+
+def test_segments_grow_where_lengths_vary(patches: Patches) -> None:
+    lengths = Lengths(num_samples=8, mean=3, max=9, padded_share=0.5, bucketed_share=0.1)
+    ragged = on_gpu(loaders=(replace(LOADER, lengths=lengths),))
+    assert proposed(ragged)["expandable-segments"] == [True] and proposed(ragged)["compile"] == ["dynamic"]
+    assert "expandable-segments" not in proposed(on_gpu())
+    install([Dose(name="expandable-segments", value=True)], patches)  # without a GPU nothing happens
+
+
+def test_progress_bars_are_drawn_once_a_second(patches: Patches) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    assert proposed(evidence(), source="from tqdm import tqdm")["progress-bars"] == [1]
+    install([Dose(name="progress-bars", value=1)], patches)
+    written = io.StringIO()
+    with tqdm.tqdm(total=50, file=written) as bar:
+        begun = len(written.getvalue())
+        for number in range(50):
+            bar.update()
+            bar.set_postfix(loss=number)
+            bar.set_description("epoch")
+        assert bar.mininterval == 1.0 and len(written.getvalue()) == begun
+    assert "50/50" in written.getvalue() and "loss=49" in written.getvalue()
+
+
+def test_gradients_are_exchanged_once_per_step_and_before_an_early_one(
+    patches: Patches, tmp_path: Path
+) -> None:
+    source = "model = DistributedDataParallel(model)"
+    steps = (replace(evidence().steps[0], num_backwards=3),)
+    ranks = evidence(steps=steps, job=replace(JOB, world_size=2))
+    assert proposed(ranks, source=source)["no-sync"] == [3]
+    for more in ("find_unused_parameters=True", "with model.no_sync():"):
+        assert "no-sync" not in proposed(ranks, source=f"{source} {more}")
+    assert "no-sync" not in proposed(evidence(steps=steps), source=source)
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        install([Dose(name="no-sync", value=3)], patches)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = []
+        for number in range(5):  # 3, then an epoch ends after 2
+            model(torch.ones(1, 2)).sum().backward()
+            seen.append(model.require_backward_grad_sync)
+            if number in (2, 4):
+                assert model.module.weight.grad is not None
+                optimizer.step()
+                assert model.module.weight.grad.tolist() == [[3.0, 3.0] if number == 2 else [2.0, 2.0]]
+                optimizer.zero_grad()
+        assert seen == [False, False, True, False, False]
+    finally:
+        patches.undo()
+        dist.destroy_process_group()
+
+
+def test_the_page_about_tuning_lists_every_treatment_with_its_class() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "tune.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w-]+)` \|.*\| (exact|reordered|lossy) \|[^|]+\|$", text, flags=re.MULTILINE)
+    assert dict(listed) == {name: each.safety for name, each in all_treatments().items()}

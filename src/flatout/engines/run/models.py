@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flatout.engines.run.hub import HINT, find_model
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput, import_extra
+from flatout.hardware.device import half_format
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 DType = Literal["float32", "bfloat16", "float16"]
 DTypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
-BFLOAT16_FROM = (8, 0)
-FLOAT16_FROM = (7, 0)  # tensor cores begin with Volta
 
 
 def choose_dtype(wanted: DTypeOrAuto, *, capability: tuple[int, int] | None) -> Decision[DType]:
@@ -38,12 +37,11 @@ def choose_dtype(wanted: DTypeOrAuto, *, capability: tuple[int, int] | None) -> 
     if capability is None:
         return Decision(value="float32", reason="a CPU gains nothing from less", source="assumed")
     name = f"compute capability {capability[0]}.{capability[1]}"
-    if capability >= BFLOAT16_FROM:
-        return Decision(value="bfloat16", reason=f"{name} multiplies it in hardware", source="datasheet")
-    if capability >= FLOAT16_FROM:
-        reason = f"{name} multiplies it in hardware and has no bfloat16"
-        return Decision(value="float16", reason=reason, source="datasheet")
-    return Decision(value="float32", reason=f"{name} has no tensor cores", source="datasheet")
+    form = half_format(f"{capability[0]}.{capability[1]}")
+    if form is None:
+        return Decision(value="float32", reason=f"{name} has no tensor cores", source="datasheet")
+    more = " and has no bfloat16" if form == "float16" else ""
+    return Decision(value=form, reason=f"{name} multiplies it in hardware{more}", source="datasheet")
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:

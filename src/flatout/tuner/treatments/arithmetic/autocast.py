@@ -1,25 +1,31 @@
 """The forward and the loss in a 16-bit format, weights and sums in 32 bits.
 
 The whole training thread computes under autocast; optimizers step outside it.  What autocast keeps of the
-weights in 16 bits is forgotten at each step, since the weights have changed.
+weights in 16 bits is forgotten at each step, since the weights have changed.  GPUs before Ampere multiply
+float16 and no bfloat16; its small range needs a scaled loss (`_loss_scale`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from flatout.hardware.device import half_format
 from flatout.measure.patches import Patches
 from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value, reversible
+from flatout.tuner.treatments.arithmetic._loss_scale import LossScale
 
 
 def propose(case: Case) -> list[Value]:
-    """On GPUs with bf16 units, where the job computes in 32 bits."""
+    """On GPUs with units for a 16-bit format, where the job computes in 32 bits and scales no loss itself."""
     evidence = case.evidence
-    precision = evidence.precision
-    if precision is None or precision.autocast or not precision.bf16_supported:
+    precision, gpu = evidence.precision, evidence.gpu
+    if precision is None or precision.autocast or set(precision.parameter_dtypes) != {"float32"}:
         return []
-    return ["bfloat16"] if set(precision.parameter_dtypes) == {"float32"} else []
+    form = half_format(gpu.compute_capability) if gpu is not None else None
+    if form is None or (form == "float16" and "GradScaler" in case.source):
+        return []
+    return [form]
 
 
 def install(patches: Patches, value: Value) -> None:
@@ -29,6 +35,8 @@ def install(patches: Patches, value: Value) -> None:
     context = torch.autocast(device, dtype=getattr(torch, str(value)))
     context.__enter__()
     patches.on_undo(lambda: context.__exit__(None, None, None))
+    if value == "float16":
+        LossScale().install(patches)
 
     def before_step(*_: Any) -> None:
         torch.set_autocast_enabled(device, False)
@@ -43,7 +51,7 @@ def install(patches: Patches, value: Value) -> None:
 TREATMENT = Treatment(
     name="autocast",
     safety="lossy",
-    summary="compute the forward in bf16, weights and sums in 32 bits",
+    summary="compute the forward in 16 bits, weights and sums in 32 bits",
     propose=propose,
     install=install,
     switch=reversible(install),

@@ -1,26 +1,59 @@
-"""The model compiled by torch.compile."""
+"""The model compiled by torch.compile; given up where it is compiled again and again."""
 
 from __future__ import annotations
 
 import shutil
+import sys
+from typing import Any
 
 from flatout.measure.patches import Patches
 from flatout.tuner.outermost import on_first_call
+from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
+
+MOST_RECOMPILATIONS = 6  # training and evaluation, a last batch, and one surprise have a few
 
 
 def propose(case: Case) -> list[Value]:
-    """Where a compiler is at hand, and shapes do not change with each batch."""
+    """Where a compiler is at hand; for shapes that vary as such, and on a GPU also as captured graphs."""
     evidence = case.evidence
     ragged = any(loader.lengths is not None for loader in evidence.loaders)
-    if evidence.job.device == "cpu" and shutil.which("g++") is None:
+    if evidence.compilation is not None or (evidence.job.device == "cpu" and shutil.which("g++") is None):
         return []
-    return ["dynamic"] if ragged else ["default"]
+    if ragged:
+        return ["dynamic"]
+    return ["default", "reduce-overhead"] if evidence.job.device == "cuda" else ["default"]
 
 
 def install(patches: Patches, value: Value) -> None:
     options = {"dynamic": True} if value == "dynamic" else {} if value == "default" else {"mode": str(value)}
-    on_first_call(patches, lambda module: module.compile(**options))
+    compiled: list[Any] = []
+
+    def begin(module: Any) -> None:
+        module.compile(**options)
+        compiled.append(module)
+
+    def after_step(_optimizer: Any) -> None:
+        if value == "reduce-overhead":
+            import torch
+
+            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
+        if compiled and num_recompilations() > MOST_RECOMPILATIONS:
+            for module in compiled:
+                module._compiled_call_impl = None
+            compiled.clear()
+            print("flatout: compile is given up: shapes or values change too often", file=sys.stderr)
+
+    on_first_call(patches, begin)
+    around_steps(patches, after=after_step)
+
+
+def num_recompilations() -> int:
+    """How often a function was compiled again, by dynamo's own records."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0
+    return sum(record.recompile_reason is not None for record in dynamo._compilation_metrics)
 
 
 TREATMENT = Treatment(

@@ -1,0 +1,59 @@
+"""The last batch of an epoch, which is smaller, left out: shapes stay the same.
+
+Compiled code and captured graphs are made again for every shape.  What is left out is other samples in every
+epoch of a shuffled loader, and the same ones in every epoch of one that is not: that one is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+
+
+def propose(case: Case) -> list[Value]:
+    """Where code was compiled again after warm-up, or batches differed in size."""
+    evidence = case.evidence
+    compiled = evidence.compilation
+    again = compiled is not None and any(each.num_late_steps for each in compiled.functions)
+    sizes = {step.rows for step in evidence.kept("real") if step.rows is not None}
+    return [True] if evidence.loaders and (again or len(sizes) > 1) else []
+
+
+def install(patches: Patches, _value: Value) -> None:
+    from torch.utils.data import DataLoader
+
+    real_init = DataLoader.__init__
+
+    def init(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 8 and _is_shuffled(dataset, *args, **kwargs):  # the ninth argument is drop_last
+            kwargs["drop_last"] = True
+        real_init(loader, dataset, *args, **kwargs)
+
+    patches.replace(DataLoader, "__init__", init)
+
+
+def _is_shuffled(
+    dataset: Any,
+    batch_size: Any = 1,
+    shuffle: Any = None,
+    sampler: Any = None,
+    batch_sampler: Any = None,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    """Whether batches are of a fixed size, shuffled, and at least one of them is whole."""
+    if not batch_size or batch_sampler is not None or not (shuffle or sampler is not None):
+        return False
+    return hasattr(dataset, "__len__") and len(dataset) >= batch_size
+
+
+TREATMENT = Treatment(
+    name="drop-last",
+    safety="lossy",
+    summary="leave out the last, smaller batch of an epoch",
+    propose=propose,
+    install=install,
+    rules=("repeated-recompiles",),
+)

@@ -1,0 +1,48 @@
+"""How many batches each worker has ready: more of them bridge samples that take long now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatments.loading.loader_workers import LEAST_WAIT
+
+UNEVEN = 2.0  # the slow waits over the mean one: a queue evens out only what varies
+
+
+def propose(case: Case) -> list[Value]:
+    """Where workers are there, the step waits for them all the same, and some waits are much longer."""
+    evidence = case.evidence
+    wait_s, step_s = evidence.phase_s("wait"), evidence.step_s
+    if not wait_s or not step_s or wait_s < LEAST_WAIT * step_s:
+        return []
+    for loader in evidence.loaders:
+        waits = loader.wait_s
+        if loader.trains and loader.num_workers and waits and waits.p95_s > UNEVEN * waits.mean_s:
+            now = loader.prefetch_factor or 2
+            return [count for count in (4, 8) if count > now]
+    return []
+
+
+def install(patches: Patches, value: Value) -> None:
+    from torch.utils.data import DataLoader
+
+    real_init = DataLoader.__init__
+
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(loader, *args, **kwargs)
+        if loader.num_workers:  # whoever decided how many
+            loader.prefetch_factor = int(value)
+
+    patches.replace(DataLoader, "__init__", init)
+
+
+TREATMENT = Treatment(
+    name="prefetch-factor",
+    safety="exact",
+    summary="let each worker have this many batches ready",
+    propose=propose,
+    install=install,
+    rules=("loader-bound", "slow-samples"),
+)

@@ -1,0 +1,63 @@
+"""Threads of an operator inside a worker process, where torch allows one.
+
+Few workers on many cores leave cores idle while a transform of large images uses one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatments.loading.loader_workers import LEAST_WAIT
+
+
+def propose(case: Case) -> list[Value]:
+    """Where the step waits for workers, which compute most of the time, and cores are left for them."""
+    evidence = case.evidence
+    wait_s, step_s, cores = evidence.phase_s("wait"), evidence.step_s, evidence.host.cores
+    if not wait_s or not step_s or not cores or wait_s < LEAST_WAIT * step_s:
+        return []
+    for loader in evidence.loaders:
+        if loader.trains and loader.num_workers and loader.cpu_s and loader.fetch_s:
+            threads = int(cores) // loader.num_workers
+            computes = loader.cpu_s > 0.5 * loader.fetch_s.mean_s
+            return [threads] if threads >= 2 and computes else []
+    return []
+
+
+class _Begin:
+    """What a worker calls first; a class, because workers that are spawned get it as a pickle."""
+
+    def __init__(self, threads: int, real: Callable[[int], None] | None) -> None:
+        self.threads, self.real = threads, real
+
+    def __call__(self, worker: int) -> None:
+        import torch
+
+        torch.set_num_threads(self.threads)
+        if self.real is not None:
+            self.real(worker)
+
+
+def install(patches: Patches, value: Value) -> None:
+    from torch.utils.data import DataLoader
+
+    real_init = DataLoader.__init__
+
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(loader, *args, **kwargs)
+        loader.worker_init_fn = _Begin(int(value), loader.worker_init_fn)
+
+    patches.replace(DataLoader, "__init__", init)
+
+
+TREATMENT = Treatment(
+    name="worker-threads",
+    safety="reordered",
+    summary="let operators in loader workers use this many threads",
+    propose=propose,
+    install=install,
+    rules=("loader-bound", "slow-samples"),
+)

@@ -1,0 +1,1 @@
+"""Where memory lies and what is kept of the forward."""

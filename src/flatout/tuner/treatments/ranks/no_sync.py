@@ -1,0 +1,75 @@
+"""Gradients of several micro-batches summed on each rank before they are exchanged, once.
+
+DistributedDataParallel exchanges them in every backward pass.  Under accumulation only the last one before
+the optimizer's step has to.  The number of backward passes of a step is known from the measurement; where a
+step comes earlier, at the end of an epoch, what was not exchanged is exchanged before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.step_hooks import around_steps
+from flatout.tuner.treatment import Case, Treatment, Value
+
+
+def propose(case: Case) -> list[Value]:
+    """Where several processes train, and every step has the same number of backward passes, more than one.
+
+    A script that uses parameters conditionally says so (`find_unused_parameters`): ranks would wait for
+    gradients that never come.
+    """
+    evidence = case.evidence
+    backwards = {step.num_backwards for step in evidence.kept("real")}
+    if evidence.job.world_size < 2 or len(backwards) != 1 or "DistributedDataParallel" not in case.source:
+        return []
+    if "find_unused_parameters" in case.source or "no_sync" in case.source or "static_graph" in case.source:
+        return []
+    (number,) = backwards
+    return [number] if number > 1 else []
+
+
+def install(patches: Patches, value: Value) -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    real_forward, every = DistributedDataParallel.forward, int(value)
+    num_backwards: dict[int, int] = {}  # of each model, since the last step
+    models: dict[int, Any] = {}
+
+    def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if model.training and torch.is_grad_enabled() and not model.find_unused_parameters:
+            models[id(model)] = model
+            done = num_backwards.get(id(model), 0)
+            model.require_backward_grad_sync = (done + 1) % every == 0
+            num_backwards[id(model)] = done + 1
+        return real_forward(model, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def before_step(_optimizer: Any) -> None:
+        for key, model in models.items():
+            if num_backwards.get(key, 0) % every:
+                _exchange(model)
+            num_backwards[key] = 0
+
+    patches.replace(DistributedDataParallel, "forward", forward)
+    around_steps(patches, before=before_step)
+
+
+def _exchange(model: Any) -> None:
+    """Average the gradients that no backward pass has exchanged, as it would have."""
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=model.process_group)
+            parameter.grad.div_(dist.get_world_size(model.process_group))
+
+
+TREATMENT = Treatment(
+    name="no-sync",
+    safety="reordered",
+    summary="exchange gradients once per optimizer step",
+    propose=propose,
+    install=install,
+)

@@ -1,0 +1,48 @@
+"""An optimizer that updates parameter by parameter, told to update lists of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE
+
+
+def propose(case: Case) -> list[Value]:
+    """On a GPU, where an optimizer of torch steps in a loop over parameters and takes a share of the step."""
+    evidence = case.evidence
+    kernels, optimizer_s, step_s = evidence.kernels, evidence.phase_s("optimizer"), evidence.step_s
+    if evidence.job.device != "cuda" or kernels is None or kernels.optimizer != "for-loop":
+        return []
+    return [True] if optimizer_s and step_s and optimizer_s >= LEAST_SHARE * step_s else []
+
+
+def install(patches: Patches, _value: Value) -> None:
+    import torch
+
+    for each in vars(torch.optim).values():
+        if inspect.isclass(each) and "foreach" in inspect.signature(each.__init__).parameters:
+            _use_lists(each, patches)
+
+
+def _use_lists(optimizer_type: Any, patches: Patches) -> None:
+    real_init = optimizer_type.__init__
+
+    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("fused") and not kwargs.get("differentiable"):
+            kwargs["foreach"] = True
+        real_init(optimizer, *args, **kwargs)
+
+    patches.replace(optimizer_type, "__init__", init)
+
+
+TREATMENT = Treatment(
+    name="foreach-optimizer",
+    safety="reordered",
+    summary="update lists of parameters instead of one after the other",
+    propose=propose,
+    install=install,
+    rules=("launch-bound-step",),
+)

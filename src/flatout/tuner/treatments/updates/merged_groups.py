@@ -1,0 +1,70 @@
+"""Parameter groups of an optimizer that have the same options, made one.
+
+Each group is updated by kernels of its own: a script that makes a group for every layer has a step of
+hundreds of small ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Case, Treatment, Value
+from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE
+
+# A script that counts groups, names them or loads their state would meet others than it made.
+KNOWS_GROUPS = ("param_groups[", "load_state_dict", "lr_lambda", "LambdaLR", "add_param_group", "max_lr")
+
+
+def propose(case: Case) -> list[Value]:
+    """Where the script makes groups, looks at none of them later, and the optimizer takes a share."""
+    evidence = case.evidence
+    optimizer_s, step_s = evidence.phase_s("optimizer"), evidence.step_s
+    makes = '"params"' in case.source or "'params'" in case.source
+    if not makes or any(word in case.source for word in KNOWS_GROUPS):
+        return []
+    return [True] if optimizer_s and step_s and optimizer_s >= LEAST_SHARE * step_s else []
+
+
+def install(patches: Patches, _value: Value) -> None:
+    import torch
+
+    real_init = torch.optim.Optimizer.__init__
+
+    def init(optimizer: Any, params: Any, defaults: Any) -> None:
+        real_init(optimizer, merge(list(params)), defaults)
+
+    patches.replace(torch.optim.Optimizer, "__init__", init)
+
+
+def merge(groups: list[Any]) -> list[Any]:
+    """The groups, neighbours with equal options as one: the order of parameters stays.
+
+    What are not groups, or have names for parameters, stay as they are.
+    """
+    if not all(isinstance(group, dict) for group in groups):
+        return groups
+    merged: list[dict[str, Any]] = []
+    for group in groups:
+        params = group["params"]
+        group = {**group, "params": [params] if hasattr(params, "requires_grad") else list(params)}
+        has_names = any(isinstance(each, tuple) for each in group["params"])
+        if merged and not has_names and _options(merged[-1]) == _options(group):
+            merged[-1]["params"] += group["params"]
+        else:
+            merged.append(group)
+    return merged
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+TREATMENT = Treatment(
+    name="merged-groups",
+    safety="reordered",
+    summary="update parameter groups with the same options as one",
+    propose=propose,
+    install=install,
+    rules=("launch-bound-step",),
+)
