@@ -64,7 +64,8 @@ def _lstm_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     contiguous = torch.contiguous_format
     workspace = torch.empty_like(input_gates, memory_format=contiguous)
-    return (*(torch.empty_like(cx, memory_format=contiguous) for _ in range(2)), workspace)
+    hidden, state = (torch.empty_like(cx, memory_format=contiguous) for _ in range(2))
+    return hidden, state, workspace
 
 
 def _gru_forward(

@@ -108,7 +108,7 @@ def _install_no_capture() -> None:
 
 
 def _install_kernels(library: torch.library.Library, *, compute_capability: tuple[int, int] | None) -> None:
-    from flatout.memory.cuda import attention, encoder_layer, recurrent, recurrent_cells
+    from flatout.memory.cuda import attention, encoder_layer, norms, recurrent, recurrent_cells
 
     _install_autocast(library)
     library.impl("dropout", _dropout, "AutogradCPU")
@@ -120,6 +120,7 @@ def _install_kernels(library: torch.library.Library, *, compute_capability: tupl
     encoder_layer.install(library, compute_capability=compute_capability)
     recurrent.install(library)
     recurrent_cells.install(library)
+    norms.install(library)
 
 
 def _answer_groups(library: torch.library.Library) -> None:

@@ -11,6 +11,7 @@
     CTC            its backward walks the targets from their end, and keeps as much as the forward did
     layer norms    read rows in one piece: what lies otherwise is copied first.  Weights of many narrow rows
                    have their gradients summed by blocks of rows first
+    batch norms    a gradient that lies otherwise than the input, see `norms`
     convolutions   see `convolutions`
     attention      accumulators, see `attention`
 
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.memory.cuda import attention, convolutions
+from flatout.memory.cuda import attention, convolutions, norms
 from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS, WARP, Formula
 
 aten = torch.ops.aten
@@ -76,6 +77,7 @@ class Workspaces:
         self._copies: dict[Any, Rule] = {
             aten.native_layer_norm.default: _copy_in_one_piece,
             aten.native_layer_norm_backward.default: _layer_norm_copies,
+            aten.native_batch_norm_backward.default: norms.batch_norm_backward_copy,
             aten._euclidean_dist.default: _distances,
             aten.roll.default: _roll,
             aten.upsample_bilinear2d_backward.default: _copy_in_one_piece,

@@ -1,0 +1,74 @@
+"""What CUDA copies before it normalises, and the CPU does not.
+
+cuDNN's batch norm, which PyTorch takes for three dimensions and more unless they are bfloat16, reads what is
+dense in the usual order or channels last; anything else (a transposed sequence) is copied first, and the copy
+is what is kept for the backward.  A group norm on CUDA reads the usual order alone, so that channels last are
+copied, and its result lies in the usual order.  From PyTorch's source: `Normalization.cpp`, `group_norm.cpp`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+MOST_SAMPLES = 880_801  # in training, and in evaluation:
+MOST_EVALUATED = 65_535
+
+
+def install(library: torch.library.Library) -> None:
+    library.impl("batch_norm", _batch_norm, "AutogradCPU")
+    library.impl("group_norm", _group_norm, "AutogradCPU")
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    statistics = (running_mean is None) + (running_var is None)
+    known = statistics == 0 or (statistics == 2 and training)
+    most = MOST_SAMPLES if training else MOST_EVALUATED
+    affine = weight is not None and bias is not None and weight.dtype is not torch.bfloat16
+    if _by_cudnn(x) and affine and known and x.shape[0] <= most:
+        x = x.contiguous(memory_format=suggest_memory_format(x))
+    rest = (weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+    return _composite(aten.batch_norm.default, x, *rest)
+
+
+def _group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    rest = (num_groups, weight, bias, eps, cudnn_enabled)
+    return _composite(aten.group_norm.default, x.contiguous(), *rest)
+
+
+def batch_norm_backward_copy(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
+    """A copy of the gradient in the order of the input, for cuDNN."""
+    gradient, x = args[0], args[1]
+    if not _by_cudnn(x) or gradient.is_contiguous(memory_format=suggest_memory_format(x)):
+        return ()
+    return ((gradient.numel() * gradient.dtype.itemsize,),)
+
+
+def _by_cudnn(x: Tensor) -> bool:
+    return x.dim() >= 3 and x.dtype in (torch.float32, torch.float16)
+
+
+def _composite(op: Any, *args: Any) -> Tensor:
+    result: Tensor = op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+    return result
