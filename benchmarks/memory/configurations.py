@@ -12,6 +12,7 @@ from itertools import zip_longest
 from benchmarks.memory.configuration import Configuration
 from benchmarks.memory.families import (
     adapters,
+    compiled,
     convolutions,
     decoders,
     image_models,
@@ -71,12 +72,18 @@ def third_configurations() -> list[Configuration]:
     ]
 
 
+def compiled_configurations() -> list[Configuration]:
+    """Some of the others, with the model compiled."""
+    return list(compiled.CONFIGURATIONS)
+
+
 # by the subject that files in results/ begin with
 SETS: dict[str, Callable[[], list[Configuration]]] = {
     "measured": every_configuration,
     "unseen": unseen_configurations,
     "unseen-second": second_configurations,
     "unseen-third": third_configurations,
+    "compiled": compiled_configurations,
 }
 
 

@@ -25,6 +25,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, held_against, summarize
+from benchmarks.memory.allocator_record import Block, event_differences, held_at_peak, peak_differences
 from benchmarks.memory.children import Pool
 from benchmarks.memory.configuration import HELD_OUT, Configuration
 from benchmarks.memory.configurations import SETS, every_configuration, of_sets
@@ -363,3 +364,15 @@ def test_a_child_that_fails_costs_only_itself() -> None:
     assert found["raised"]["error"] == "ValueError: not this one"
     with Pool(width=1, limit_s=60) as pool:
         assert list(pool.run(tasks, deadline=time.monotonic() - 1)) == []
+
+
+def test_a_record_and_a_trace_are_compared_block_by_block() -> None:
+    one, two, three = (Block(num_bytes << 20, f"op {num_bytes}") for num_bytes in (1, 2, 3))
+    predicted, recorded = [one, two, three, one], [one, three, one, two]
+    said = list(event_differences(predicted, recorded, smallest=1 << 20))
+    assert [line.split()[0] for line in said] == ["at", "-", "at", "+"]
+    (held,) = peak_differences([one, two], [one, two, two], smallest=1 << 20)
+    assert held.startswith("GPU   holds   1 more of     2.000 MiB")
+    events = [(0, True, one), (1, True, three), (0, False, one), (2, True, two), (1, False, three)]
+    assert held_at_peak(events) == [three, two]
+    assert list(event_differences(predicted, predicted, smallest=0)) == []
