@@ -368,7 +368,7 @@ def test_a_child_that_fails_costs_only_itself() -> None:
 
 def test_a_record_and_a_trace_are_compared_block_by_block() -> None:
     one, two, three = (Block(num_bytes << 20, f"op {num_bytes}") for num_bytes in (1, 2, 3))
-    predicted, recorded = [one, two, three, one], [one, three, one, two]
+    predicted, recorded = [one, two, three, one, three], [one, three, one, three, two]
     said = list(event_differences(predicted, recorded, smallest=1 << 20))
     assert [line.split()[0] for line in said] == ["at", "-", "at", "+"]
     (held,) = peak_differences([one, two], [one, two, two], smallest=1 << 20)
