@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.steering.extract.activations import extract
 from flatout.engines.steering.extract.store import ActivationStore
+from flatout.engines.steering.extract.tokens import Encoded, encode
 from flatout.engines.steering.questions import Question
 
 STORE_ROUNDS = 2  # each hashes all weights twice
@@ -35,10 +37,7 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
     bare = _truncated(subject.model, len(layers))
 
     def plain() -> float:
-        with torch.no_grad():
-            for batch in batches:
-                bare(input_ids=batch, use_cache=False)
-        return tokens
+        return _run_bare(bare, batches, tokens)
 
     def tokenised() -> float:
         subject.tokenizer(texts)
@@ -46,6 +45,13 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
 
     def ours() -> float:
         made.append(extract(subject.model, subject.tokenizer, texts, layers=layers))
+        return tokens
+
+    ahead = encode(texts, tokenizer=subject.tokenizer)
+    ahead_batches = _batches(subject, ahead, layers)
+
+    def ours_ahead() -> float:
+        made.append(extract(subject.model, subject.tokenizer, ahead, layers=layers))
         return tokens
 
     def per_layer() -> float:
@@ -59,12 +65,6 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
     paired_tokens = float(sum(map(len, subject.tokenizer(both)["input_ids"])))
     apart = _batches(subject, both, layers)
 
-    def plain_pairs() -> float:
-        with torch.no_grad():
-            for batch in apart:
-                bare(input_ids=batch, use_cache=False)
-        return paired_tokens
-
     def our_pairs() -> float:
         made.append(extract(subject.model, subject.tokenizer, pairs, layers=layers))
         return paired_tokens
@@ -73,8 +73,10 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
         "bare forward of the same batches": plain,
         "tokenising and the bare forward": tokenised,
         "extract": ours,
+        "bare forward of the batches tokenised ahead": partial(_run_bare, bare, ahead_batches, tokens),
+        "extract, tokenised ahead": ours_ahead,
         "a pass per layer and text": per_layer,
-        "bare forward of both texts of pairs": plain_pairs,
+        "bare forward of both texts of pairs": partial(_run_bare, bare, apart, paired_tokens),
         "extract, pairs": our_pairs,
     }
     found = race(arms, seconds=seconds, cuda=subject.device.type == "cuda")
@@ -85,6 +87,7 @@ def extraction(subject: Subject, *, num_texts: int, longest: int, seconds: float
             "of it and tokenising": "tokenising and the bare forward",
             **seed,
         },
+        "extract, tokenised ahead": {"of the bare forward": "bare forward of the batches tokenised ahead"},
         "extract, pairs": {"of both texts apart": "bare forward of both texts of pairs", **seed},
     }
     rows = rows_of(found, unit="tokens", against=against)
@@ -132,7 +135,7 @@ def storing(subject: Subject, *, num_texts: int, longest: int) -> list[dict[str,
     ]
 
 
-def _batches(subject: Subject, texts: list[str], layers: list[int]) -> list[Tensor]:
+def _batches(subject: Subject, texts: list[str] | Encoded, layers: list[int]) -> list[Tensor]:
     """The batches that `extract` runs, in tokens on the device."""
     seen: list[Tensor] = []
 
@@ -142,6 +145,13 @@ def _batches(subject: Subject, texts: list[str], layers: list[int]) -> list[Tens
     with subject.model.register_forward_pre_hook(note, with_kwargs=True):
         extract(subject.model, subject.tokenizer, texts, layers=layers)
     return seen
+
+
+def _run_bare(bare: Any, batches: list[Tensor], tokens: float) -> float:
+    with torch.no_grad():
+        for batch in batches:
+            bare(input_ids=batch, use_cache=False)
+    return tokens
 
 
 def _truncated(model: Any, num_layers: int) -> Any:

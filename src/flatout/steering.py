@@ -5,6 +5,7 @@
 steered_model        a model whose layers add a vector, for the length of a block
 Steering             which vector, at which layers, how strong
 load_model           a model folder and its tokenizer, ready to run
+extract, encode      the residual stream of texts at many layers; texts tokenised before the pass
 Question, read_questions, question_of    A/B questions and pairs of texts
 
 `flatout.steer` searches a vector, as `flatout steer search` does.  Names are imported on first use.
@@ -16,6 +17,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flatout.engines.steering.extract.activations import extract as extract
+    from flatout.engines.steering.extract.tokens import encode as encode
     from flatout.engines.steering.load_model import load_model as load_model
     from flatout.engines.steering.questions import Question as Question
     from flatout.engines.steering.questions import question_of as question_of
@@ -27,6 +30,8 @@ _ROOM = "flatout.engines.steering"
 _HOMES = {
     "Question": f"{_ROOM}.questions",
     "Steering": f"{_ROOM}.trials.steering",
+    "encode": f"{_ROOM}.extract.tokens",
+    "extract": f"{_ROOM}.extract.activations",
     "load_model": f"{_ROOM}.load_model",
     "question_of": f"{_ROOM}.questions",
     "read_questions": f"{_ROOM}.questions",

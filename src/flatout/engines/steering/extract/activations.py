@@ -86,7 +86,7 @@ class Activations:
 def extract(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str] | Sequence[Question],
+    texts: Sequence[str] | Sequence[Question] | Encoded,
     *,
     layers: Literal["all"] | Sequence[int] = "all",
     position: Position = "last",
@@ -96,8 +96,8 @@ def extract(
 ) -> Activations:
     """Extract activations of texts, or of both answers of questions, after blocks `layers` at `position`.
 
-    `on_count(done, total)` counts texts.  With a `store`, texts that it has are not computed and
-    what is computed is kept there.
+    `texts` may be tokenised before, by `encode`.  `on_count(done, total)` counts texts.  With a `store`,
+    texts that it has are not computed and what is computed is kept there.
     """
     if model.training:
         raise BadInput(
@@ -111,13 +111,23 @@ def extract(
     writer = None
     if store is not None and origin is not None:
         writer = _StoreWriter(store, origin, layers=chosen)
-    values = _Collector(texts, writer=writer, on_count=on_count)
+    sides = 2 if texts and not isinstance(texts, Encoded) and isinstance(texts[0], Question) else 1
+    values = _Collector(
+        num_given=texts.num_given if isinstance(texts, Encoded) else len(texts),
+        num_sides=texts.num_sides if isinstance(texts, Encoded) else sides,
+        writer=writer,
+        on_count=on_count,
+    )
     shared: list[Decision[bool]] = []
     num_weights = _num_weights(model)
 
     def plan_windows() -> Iterator[list[Work]]:
-        window = WINDOW_CHARACTERS * budget.value if on_gpu else None
-        for places, encoded in encode_ahead(texts, tokenizer=tokenizer, window_characters=window):
+        if isinstance(texts, Encoded):
+            windows = texts.windows(budget.value // 2 if on_gpu else None)
+        else:
+            window = WINDOW_CHARACTERS * budget.value if on_gpu else None
+            windows = encode_ahead(texts, tokenizer=tokenizer, window_characters=window)
+        for places, encoded in windows:
             missing, pairs = values.expect(places, encoded, position=position)
             plan = partial(plan_work, missing, sequences=values.sequences, ranges=values.ranges)
             work = plan(pairs=pairs)
@@ -187,16 +197,16 @@ class _Collector:
 
     def __init__(
         self,
-        texts: Sequence[str] | Sequence[Question],
         *,
+        num_given: int,
+        num_sides: int,
         writer: _StoreWriter | None,
         on_count: Callable[[int, int], None],
     ) -> None:
-        self._sides = 2 if texts and isinstance(texts[0], Question) else 1
-        self._num_given = len(texts)
+        self._sides, self._num_given = num_sides, num_given
         self.values = torch.empty(0)  # until the first are there, which have a shape and a type
         self._views: tuple[Tensor, ...] = ()
-        self.keys = [""] * (self._sides * len(texts))
+        self.keys = [""] * (num_sides * num_given)
         self.sequences: list[Tokens] = []
         self.ranges: list[tuple[int, int]] = []
         self._rows: list[list[int]] = []  # of `values`, for each sequence

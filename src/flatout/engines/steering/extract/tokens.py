@@ -8,13 +8,16 @@ A GPU computes a small model's activations about as fast as its texts are tokeni
 window by window: a thread tokenises the next ones while the device works.  While that thread runs Python no
 kernel is launched, so the tokenizer's own threads are asked directly, a text's tokens become one array, and
 the thread stays a few windows ahead: it works while the launching one waits for the device.
+
+Texts that are extracted more than once, at other positions or of other models with the same tokenizer, can be
+tokenised before: `extract` takes what `encode` gives, and the pass has nothing to wait for.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +48,39 @@ class Encoded:
         """Return the tokens of each text."""
         return [tuple(self.sequences[row].tolist()) for row in self.row_of]
 
+    @property
+    def num_sides(self) -> int:
+        """2 for pairs, whose positive texts all come first; else 1."""
+        return 2 if self.pairs else 1
+
+    @property
+    def num_given(self) -> int:
+        """Count the texts or pairs that were encoded."""
+        return len(self.row_of) // self.num_sides
+
+    def windows(self, window_tokens: int | None) -> Iterator[tuple[Sequence[int], Encoded]]:
+        """Yield the places of some texts or pairs, and these alone, as `encode_ahead` does."""
+        count = self.num_given
+        sides = [self.row_of[side * count : (side + 1) * count] for side in range(self.num_sides)]
+        rows = list(zip(*sides, strict=True))
+        sizes = list(map(len, self.sequences))
+        lengths = [sum(sizes[row] for row in one) for one in rows]
+        windows = _cut_windows(lengths, rows, limit=window_tokens)
+        for places in windows:
+            yield places, self if len(windows) == 1 else self._some([rows[place] for place in places])
+
+    def _some(self, wanted: Sequence[tuple[int, ...]]) -> Encoded:
+        """Return the texts or pairs of these sequences."""
+        distinct = dict.fromkeys(row for one in wanted for row in one)
+        numbers = {row: number for number, row in enumerate(distinct)}
+        return Encoded(
+            sequences=tuple(self.sequences[row] for row in numbers),
+            keys=tuple(self.keys[row] for row in numbers),
+            texts=tuple(self.texts[row] for row in numbers),
+            row_of=tuple(numbers[one[side]] for side in range(self.num_sides) for one in wanted),
+            pairs=tuple((numbers[first], numbers[second]) for first, second in wanted) if self.pairs else (),
+        )
+
 
 def encode_ahead(
     texts: Sequence[str] | Sequence[Question], *, tokenizer: Any, window_characters: int | None
@@ -55,7 +91,8 @@ def encode_ahead(
     at once what is wrong with them.  Equal texts lie in one window.
     """
     _check(texts)
-    windows = _cut_windows(texts, window_characters)
+    whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
+    windows = _cut_windows(list(map(len, whole)), whole, limit=window_characters)
 
     def encode_window(window: Sequence[int]) -> Encoded:
         some: Any = [texts[place] for place in window]
@@ -127,31 +164,30 @@ def _check(texts: Sequence[str] | Sequence[Question]) -> None:
         raise BadInput("texts are all strings or all pairs")
 
 
-def _cut_windows(texts: Sequence[str] | Sequence[Question], characters: int | None) -> list[Sequence[int]]:
-    """Cut texts, by their places, into windows of similar length and some `characters`; one if None."""
-    whole = [one if isinstance(one, str) else one.prompt + one.positive + one.negative for one in texts]
-    if characters is None or sum(map(len, whole)) <= characters:
+def _cut_windows(
+    lengths: Sequence[int], texts: Sequence[Hashable], *, limit: int | None
+) -> list[Sequence[int]]:
+    """Cut texts, by their places, into windows of similar lengths that sum to about `limit`; one if None."""
+    if limit is None or sum(lengths) <= limit:
         return [range(len(texts))]
-    first: dict[str, int] = {}  # equal texts stand together: by the place of the first of them
-    keys = [len(text) * len(texts) + first.setdefault(text, place) for place, text in enumerate(whole)]
+    first: dict[Hashable, int] = {}  # equal texts stand together: by the place of the first of them
+    keys = [
+        length * len(texts) + first.setdefault(text, place)
+        for place, (length, text) in enumerate(zip(lengths, texts, strict=True))
+    ]
     order = sorted(range(len(texts)), key=keys.__getitem__)
     windows: list[Sequence[int]] = []
     start = 0
     while start < len(order):
-        share = 4 >> min(len(windows), 2)  # a quarter, a half, and then whole ones
-        end = _window_end(order, start, whole, characters=characters // share)
+        room = max(1, limit // (4 >> min(len(windows), 2)))  # a quarter, a half, and then whole ones
+        end, taken = start, 0
+        # Never between equal texts.
+        while end < len(order) and (taken < room or texts[order[end]] == texts[order[end - 1]]):
+            taken += lengths[order[end]]
+            end += 1
         windows.append(order[start:end])
         start = end
     return windows
-
-
-def _window_end(order: Sequence[int], start: int, whole: Sequence[str], *, characters: int) -> int:
-    """Return where a window that begins at `start` ends: after its characters, never between equal texts."""
-    end, taken = start, 0
-    while end < len(order) and (taken < characters or whole[order[end]] == whole[order[end - 1]]):
-        taken += len(whole[order[end]])
-        end += 1
-    return end
 
 
 def _tokenize(texts: Sequence[str], tokenizer: Any) -> list[Tokens]:

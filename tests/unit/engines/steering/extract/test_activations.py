@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flatout.engines.steering.extract import activations
 from flatout.engines.steering.extract.activations import Activations, choose_batch_tokens, extract
 from flatout.engines.steering.extract.store import ActivationStore
-from flatout.engines.steering.extract.tokens import encode_ahead
+from flatout.engines.steering.extract.tokens import Encoded, encode, encode_ahead
 from flatout.engines.steering.questions import Question
 from flatout.ground.errors import BadInput
 from tests.support.multiplex import prompts_of, shared_model, tiny_model
@@ -101,6 +101,13 @@ def test_windows_change_nothing_but_when_a_text_is_tokenised(
     assert apart.keys == whole.keys
     torch.testing.assert_close(apart.values, whole.values, **CLOSE)
     assert seen[-1] == (len(whole.values), len(whole.values))
+    ahead = encode(given_texts, tokenizer=tokenizer)
+    assert torch.equal(extract(model, tokenizer, ahead, batch_tokens=200).values, whole.values)
+    windows = Encoded.windows
+    monkeypatch.setattr(Encoded, "windows", lambda self, _: windows(self, 50))
+    cut = extract(model, tokenizer, ahead, batch_tokens=200)
+    assert cut.keys == whole.keys and len(list(ahead.windows(None))) > 2
+    torch.testing.assert_close(cut.values, whole.values, **CLOSE)
     stored = extract(model, tokenizer, given_texts, store=ActivationStore(tmp_path), batch_tokens=200)
     again = extract(model, tokenizer, given_texts, store=ActivationStore(tmp_path), batch_tokens=200)
     assert torch.equal(stored.values, again.values)

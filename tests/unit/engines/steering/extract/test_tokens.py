@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flatout.engines.steering.extract.tokens import common_tokens, encode, encode_ahead
-from flatout.engines.steering.questions import Question
+from flatout.engines.steering.questions import Question, question_of
 from flatout.ground.errors import BadInput
 from tests.support.steering import word_tokenizer
 
@@ -97,3 +97,23 @@ def test_a_text_without_tokens_is_named_by_its_place_among_all() -> None:
     windows = encode_ahead(texts, tokenizer=word_tokenizer(), window_characters=40)
     with pytest.raises(BadInput, match="text 2 has no tokens"):
         next(windows)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("limit", [None, 1, 9, 40])
+def test_windows_of_what_was_encoded_are_those_texts_alone(limit: int | None, pairs: bool) -> None:
+    plain = [" ".join(["t05"] * (1 + place % 4)) for place in range(9)]
+    texts: Any = [question_of(text, positive=" t07", negative=" t08") for text in plain] if pairs else plain
+    whole = encode(texts, tokenizer=word_tokenizer())
+    assert (whole.num_given, whole.num_sides) == (9, 1 + pairs)
+    seen: list[int] = []
+    computed: list[bytes] = []
+    for places, some in whole.windows(limit):
+        seen += places
+        computed += some.keys
+        assert (
+            some.tokens() == encode([texts[place] for place in places], tokenizer=word_tokenizer()).tokens()
+        )
+        assert some.num_given == len(places) and len(some.pairs) == len(places) * pairs
+    assert sorted(seen) == list(range(9))
+    assert len(computed) == len(set(computed)), "equal texts lie in one window"
