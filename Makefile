@@ -5,18 +5,33 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO_PAGE := .flatout/demo.html
 DEMO_EVIDENCE := .flatout/demo.json
+DEMO_TUNED := .flatout/demo.toml
+DEMO_TUNING := .flatout/tuning.html
+DEMO_JOB := examples/darkroom/train.py --size small
+TUNE ?= --only one-gather --only threads --only fused-optimizer
 BENCH ?= *
 
 .PHONY: demo test planted fuzz check format bench tables docs
 
-# One thread: the example's operators are tiny, and its two loader workers want the cores.
+# One thread: the example's operators are tiny, and its two loader workers want the cores.  TUNE= stops after
+# the diagnosis; what is kept stays in .flatout, and the example as it is.
+demo: export OMP_NUM_THREADS := 1
 demo: $(INSTALLED)
 	@mkdir -p $(dir $(DEMO_PAGE))
-	@OMP_NUM_THREADS=1 $(BIN)/flatout diagnose --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) \
-	  examples/darkroom/train.py --size small; status=$$?; \
+	@$(BIN)/flatout diagnose --seconds 45 --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) $(DEMO_JOB); status=$$?; \
 	if [ $$status -eq 0 ]; then echo "make demo: nothing found in a script that is slow on purpose" >&2; exit 1; fi; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
+ifneq ($(TUNE),)
+	@echo; echo "Now what makes it faster: each change is tried in real runs, and its numbers are checked."
+	@rm -f $(DEMO_TUNED)
+	@$(BIN)/flatout tune --patch $(TUNE) --evidence $(DEMO_EVIDENCE) --to $(DEMO_TUNED) --html $(DEMO_TUNING) $(DEMO_JOB)
+	@if [ ! -e $(DEMO_TUNED) ]; then echo "Nothing could be proven: is the machine busy?"; exit; fi; \
+	echo; echo "The script with what was kept; then the patch is taken back:"; \
+	if $(BIN)/flatout tune --apply --to $(DEMO_TUNED); then \
+	  trap '$(BIN)/flatout tune --undo --to $(DEMO_TUNED)' EXIT; fi; \
+	$(BIN)/flatout run --with $(DEMO_TUNED) $(DEMO_JOB) --steps 60
+endif
 
 # What judges time runs alone; everything else runs in $(JOBS) processes of one thread.  The files of tests/cli
 # are the long ones: they come first and in the order given, so that the many short files of tests/unit level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ def test_commands_run_from_top_to_bottom() -> None:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=ROOT,
+            env={**os.environ, "TUNE": ""},  # the demo's second half takes minutes; test_tune.py has seconds
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

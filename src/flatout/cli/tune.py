@@ -13,6 +13,7 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
 from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, say
+from flatout.cli.render.progress import live_line
 from flatout.ground.errors import BadInput
 from flatout.ground.units import UNKNOWN, show_ratio, show_share
 
@@ -86,16 +87,17 @@ def tune(
     if not command:
         raise BadInput("no script given", hint="flatout tune train.py ARGS…")
     try:
-        done = api.tune_script(
-            command,
-            module=module,
-            allow_lossy=allow_lossy,
-            only=only or (),
-            patch=patch or apply,
-            evidence=evidence,
-            resume=resume,
-            on_progress=say,
-        )
+        with live_line() as (update, _):
+            done = api.tune_script(
+                command,
+                module=module,
+                allow_lossy=allow_lossy,
+                only=only or (),
+                patch=patch or apply,
+                evidence=evidence,
+                resume=resume,
+                on_progress=update,
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted: flatout tune --resume goes on from here") from None
     if done.prescription.treatments or done.prescription.patches:

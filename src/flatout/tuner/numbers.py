@@ -73,7 +73,7 @@ class Numbers:
         self._refer_to(tuple(each for each in kept if treatment_of(each).safety == "lossy"))
         doses = [*kept, dose]
         treated = self._run(doses)
-        if reason := self._works_otherwise(treatment, treated):
+        if reason := self._works_otherwise(doses, treated):
             return _wrong(reason)
         if treatment.safety == "exact" and (found := self._judge_exact(kept, treated)) is not None:
             return found
@@ -106,12 +106,16 @@ class Numbers:
             self._bases[tuple(kept)] = self._run(kept)
         return self._bases[tuple(kept)]
 
-    def _works_otherwise(self, treatment: Treatment, treated: TrialResult) -> str | None:
+    def _works_otherwise(self, doses: Sequence[Dose], treated: TrialResult) -> str | None:
         if reason := verdict.failure(treated, like=self.plain):
             return reason
-        if not treatment.changes_batches and (reason := verdict.serves_other_batches(self.plain, treated)):
+        given = [treatment_of(dose) for dose in doses]
+        if not any(each.changes_batches for each in given) and (
+            reason := verdict.serves_other_batches(self.plain, treated)
+        ):
             return reason
-        return None if treatment.moves_reads else verdict.reads_other_losses(self.plain, treated)
+        moves = any(each.moves_reads for each in given)
+        return None if moves else verdict.reads_other_losses(self.plain, treated)
 
     def _run(self, doses: Sequence[Dose]) -> TrialResult:
         return self.trials.run(doses, same_random=any(dose.name in COMPILES for dose in doses))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -25,17 +26,31 @@ def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> N
         raise BadInput(f"there is no prescription at {path}", hint=f"flatout tune {command[0]} writes one")
     found = load_prescription(path)
     print(f"flatout: {announce(found)}", file=sys.stderr)
+    for line in announce_patches(found):
+        print(f"flatout: {line}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     options = ChildOptions(command=tuple(command), module=module, doses=found.doses())
     os.execv(sys.executable, start_command(MODULE, json.dumps(encode(options))))
 
 
+def announce_patches(prescription: Prescription) -> list[str]:
+    """A line for each patch that the file on the disk does not have."""
+    said = []
+    for patch in prescription.patches:
+        try:
+            now = hashlib.sha256(Path(patch.file).read_bytes()).hexdigest()
+        except OSError:
+            now = ""
+        if now == patch.sha256:
+            said.append(f"not applied: {patch.name} in {patch.file}; flatout tune --apply writes it")
+        elif now != patch.patched_sha256:
+            said.append(f"not applied: {patch.name}; {patch.file} is not the file that it was proven on")
+    return said
+
+
 def announce(prescription: Prescription) -> str:
     """One line: what is applied, what it gained, and whether that was on this machine."""
-    if prescription.patches:
-        files = ", ".join(dict.fromkeys(f"{each.name} in {each.file}" for each in prescription.patches))
-        print(f"flatout: not applied: {files}: flatout tune --apply writes it", file=sys.stderr)
     if not prescription.treatments:
         return "the prescription holds no treatment; the script runs as it is"
     words = ", ".join(str(dose) for dose in prescription.doses())

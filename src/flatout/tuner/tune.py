@@ -424,6 +424,7 @@ class Tuner:
                     value=str(site),
                     file=site.file,
                     sha256=sha,
+                    patched_sha256=sha256(texts[site.file][1]),
                     safety=one.safety,
                     ratio=one.ratio,
                     low=one.low,

@@ -14,11 +14,14 @@ import pytest
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import tune as tuning
+from flatout.tuner.patches.patch import sha256
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import ArmResult
 from flatout.tuner.trials import Trials
 from flatout.tuner.tune import Tuner, plan_of, source_of
+from tests.unit.tuner.patches.test_patch import LOOP
+from tests.unit.tuner.patches.test_patch import finding as found_at
 from tests.unit.tuner.test_treatment import evidence, on_gpu
 from tests.unit.tuner.test_verdict import trial
 
@@ -238,3 +241,26 @@ def test_an_interrupted_tuning_goes_on_where_it_was(tmp_path: Path, monkeypatch:
         again, told = tune(resume=True)
         assert again == whole[len(whole) - num_again :], source
         assert told[0] == ("nothing to resume" if source else "7 trials are known")
+
+
+def test_a_patch_is_tried_like_a_treatment_and_shown_as_a_diff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(LOOP)
+    monkeypatch.setattr(tuning, "examine", lambda known: [found_at("model.py", 6)])
+
+    def result(names: set[str]) -> TrialResult:
+        if "unbound-rows model.py:6" in names:
+            return trial(0.01, losses=(1.0, 0.9, 0.7))
+        return trial(0.02 if "rows-at-once model.py:6" in names else 0.1)
+
+    known = evidence(sources={"model.py": {}})
+    assert "rows-at-once model.py:6" not in answers(tuned(tmp_path, result, known, only=["threads"]))
+    done = tuned(tmp_path, result, known, patch=True, only=["rows-at-once", "one-gather", "threads"])
+    found = answers(done)
+    assert found["rows-at-once model.py:6"] == "kept" and found["one-gather model.py:6"] == "not tried"
+    assert "+    return x[torch.tensor(" in done.diff and Path("model.py").read_text() == LOOP
+    (kept,) = done.prescription.patches
+    assert (kept.file, kept.sha256) == ("model.py", sha256(LOOP)) and kept.low > 4
+    assert not done.prescription.treatments and done.total is not None

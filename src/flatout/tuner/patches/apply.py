@@ -16,7 +16,7 @@ def edits_of(prescription: Prescription, *, folder: Path) -> dict[Path, tuple[by
         raise BadInput("the prescription holds no patch", hint="flatout tune --patch SCRIPT looks for some")
     again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them anew"
     try:
-        texts = patched_texts(sites_of(each.dose for each in prescription.patches), folder=folder)
+        texts = patched_texts(sites_of(prescription.patch_doses()), folder=folder)
     except Refused as refusal:
         raise BadInput(f"the patches cannot be written: {refusal}", hint=again) from None
     for patch in prescription.patches:

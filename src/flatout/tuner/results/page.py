@@ -55,7 +55,7 @@ def show_gain(gain: Gain | None) -> str:
 def _verdict(done: Tuning) -> str:
     if done.total is None:
         return "Nothing that was tried pays: the script runs as fast as these treatments can make it."
-    kept = ", ".join(str(dose) for dose in done.prescription.doses())
+    kept = ", ".join(str(each) for each in (*done.prescription.patch_doses(), *done.prescription.doses()))
     return f"{show_ratio(done.total.ratio)} faster with {kept}; the numbers were verified."
 
 
@@ -65,7 +65,7 @@ def _figures(done: Tuning) -> Iterator[tuple[str, str | None]]:
     if done.total is not None:
         yield "step after", show_seconds(done.step_s / done.total.ratio)
     yield "tried", str(len(done.tried))
-    yield "kept", str(len(done.prescription.treatments))
+    yield "kept", str(len(done.prescription.treatments) + len(done.prescription.patches))
     yield "runs", str(done.num_trials)
 
 
@@ -140,7 +140,7 @@ def _gains(tried: list[Tried]) -> RowChart:
 
 
 def _numbers(done: Tuning) -> Html | None:
-    kept = done.prescription.treatments
+    kept = (*done.prescription.patches, *done.prescription.treatments)
     if not kept:
         return None
     rows = [(code(each.name), each.safety, CLASSES.get(each.safety, ""), each.checked) for each in kept]

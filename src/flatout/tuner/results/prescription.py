@@ -45,15 +45,12 @@ class KeptPatch:
     value: str  # the file, and the lines that findings name
     file: str
     sha256: str  # of the file without the patches
+    patched_sha256: str  # of the file with all of them
     safety: str
     ratio: float
     low: float
     high: float
     checked: str
-
-    @property
-    def dose(self) -> Dose:
-        return Dose(name=self.name, value=self.value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +83,9 @@ class Prescription:
     def doses(self) -> tuple[Dose, ...]:
         return tuple(Dose(name=each.name, value=each.value) for each in self.treatments)
 
+    def patch_doses(self) -> tuple[Dose, ...]:
+        return tuple(Dose(name=each.name, value=each.value) for each in self.patches)
+
 
 def save_prescription(prescription: Prescription, path: Path) -> None:
     """Write it as TOML, whole or not at all."""
@@ -108,7 +108,7 @@ def load_prescription(path: Path) -> Prescription:
         found = decode(Prescription, data)
     except WrongShape as error:
         raise BadInput(f"{path}: {error}", hint="flatout tune SCRIPT writes it anew") from None
-    for dose in (*found.doses(), *(each.dose for each in found.patches)):
+    for dose in (*found.doses(), *found.patch_doses()):
         treatment_of(dose)
     return found
 
