@@ -11,6 +11,7 @@ from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, code, known, section, table, tag
 from flatout.page.scales import Scale, round_ticks, zero_scale
+from flatout.tuner.results.prescription import Kept, KeptPatch
 from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import LEAST_GAIN, Gain
 
@@ -140,7 +141,7 @@ def _gains(tried: list[Tried]) -> RowChart:
 
 
 def _numbers(done: Tuning) -> Html | None:
-    kept = (*done.prescription.patches, *done.prescription.treatments)
+    kept: tuple[Kept | KeptPatch, ...] = (*done.prescription.patches, *done.prescription.treatments)
     if not kept:
         return None
     rows = [(code(each.name), each.safety, CLASSES.get(each.safety, ""), each.checked) for each in kept]
