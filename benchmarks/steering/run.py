@@ -27,6 +27,7 @@ from extraction import extraction, storing  # noqa: E402
 from generation import Load, choices, steered, trials  # noqa: E402
 from interleaved import cpu_name  # noqa: E402
 from racing import FAILURES, show  # noqa: E402
+from searching import searches  # noqa: E402
 from subjects import open_subject  # noqa: E402
 
 import flatout  # noqa: E402
@@ -86,6 +87,7 @@ def sections_of(name: str, options: argparse.Namespace) -> tuple[str, dict[str, 
             "steered": lambda: steered(subject, decoder, load, seconds=0.3 * options.seconds),
             "choices": lambda: choices(subject, decoder, load, seconds=0.15 * options.seconds),
             "trials": lambda: trials(subject, decoder, load, seconds=0.3 * options.seconds),
+            "search": lambda: searches(subject, decoder, load, seconds=0.3 * options.seconds),
         },
     )
 
@@ -125,7 +127,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--models", nargs="+", default=["llama-8b" if cuda else "tiny"], help="folders or shapes")
-    add("--sections", nargs="+", default=(), help="extraction, store, steered, choices, trials; all if none")
+    add("--sections", nargs="+", default=(), help="extraction, store, steered, choices, trials, search")
     add("--seconds", type=float, default=30.0, help="of measuring each model, warm-up apart")
     for name, said in HELP.items():
         add(f"--{name}", type=int, default=None, help=f"{said}; by the model's size if not given")

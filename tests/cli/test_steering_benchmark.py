@@ -36,7 +36,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_arm_runs(result: dict[str, Any]) -> None:
     sections = {one["section"]: one["rows"] for one in result["sections"]}
     assert {name: len(rows) for name, rows in sections.items()} == {
-        "extraction": 8, "store": 4, "steered": 3, "choices": 3, "trials": 5,
+        "extraction": 8, "store": 4, "steered": 3, "choices": 3, "trials": 5, "search": 3,
     }  # fmt: skip
     failed = [row for rows in sections.values() for row in rows if "failed" in row]
     assert failed == []
