@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from flatout.doctor.examine import Diagnosis, examine
 from flatout.ground.errors import BadInput, import_extra
+from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence_file import load_evidence
 
 if TYPE_CHECKING:
@@ -112,13 +113,15 @@ def tune_script(
     evidence: Path | None = None,
     seconds: float = 60.0,
     resume: bool = False,
+    ranks: int = 1,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
     """Try what makes a script faster without a change of its code, and keep what is proven.
 
     `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.  With
     `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.  `resume` goes
-    on with a tuning of the same command in this folder that was interrupted.
+    on with a tuning of the same command in this folder that was interrupted.  With several `ranks` so many
+    processes train together, as torchrun would start them on this machine.
     """
     from flatout.ground.script.command import check_command
     from flatout.measure.evidence_file import load_evidence
@@ -126,12 +129,17 @@ def tune_script(
     from flatout.tuner.tune import tune
 
     check_command(command, module=module)
+    if read_launch().num_ranks > 1:
+        raise BadInput("a tuning starts its processes itself", hint="flatout tune --ranks N train.py")
     if evidence is None and resume:
         evidence = evidence_of(journal_path(tuple(command)))
+    if evidence is None:
+        on_progress("diagnosing the job")
+    if evidence is None and ranks > 1:
+        evidence = _diagnose_ranks(command, module=module, ranks=ranks, seconds=seconds)
     if evidence is not None:
         known = load_evidence(evidence)
     else:
-        on_progress("diagnosing the job")
         diagnosis = diagnose_script(
             command, module=module, seconds=seconds, script_stdout_to_stderr=True, on_progress=on_progress
         )
@@ -147,6 +155,30 @@ def tune_script(
         resume=resume,
         evidence_path=evidence,
     )
+
+
+def _diagnose_ranks(command: Sequence[str], *, module: bool, ranks: int, seconds: float) -> Path:
+    """Diagnose a script in several processes, and return the file of its Evidence."""
+    import subprocess
+    import sys
+
+    from flatout.measure.run import launch
+
+    path = launch.default_evidence_path(command)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    given = [
+        "diagnose",
+        "--json",
+        "--seconds",
+        str(seconds),
+        "--save",
+        str(path),
+        *(["-m"] if module else []),
+    ]
+    subprocess.run([*launcher, "-m", "flatout", *given, *command], stdout=subprocess.DEVNULL, check=False)
+    if not path.is_file():
+        raise BadInput("the job could not be diagnosed in several processes", hint="its output says why")
+    return path
 
 
 def run_tuned(command: Sequence[str], *, module: bool = False, prescription: Path | None = None) -> NoReturn:
@@ -207,12 +239,12 @@ def save_tuning(tuning: Tuning, path: Path) -> None:
     save_prescription(tuning.prescription, path)
 
 
-def write_tuning(tuning: Tuning, path: Path, *, diff: str = "") -> None:
-    """Write the report of a tuning as one self-contained page; `diff` is a change of the source."""
+def write_tuning(tuning: Tuning, path: Path) -> None:
+    """Write the report of a tuning as one self-contained page."""
     from flatout.page.document import write_page
     from flatout.tuner.results.page import page
 
-    write_page(page(tuning, diff=diff), path)
+    write_page(page(tuning), path)
 
 
 def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:

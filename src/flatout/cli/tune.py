@@ -50,6 +50,7 @@ def tune(
     ] = False,
     undo: Annotated[bool, switch("--undo", "Restore the files that --apply last wrote.")] = False,
     resume: flags.Resume = False,
+    ranks: Annotated[int, flag("--ranks", "N", "Processes that train together, on this machine.")] = 1,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
@@ -71,6 +72,7 @@ def tune(
       flatout tune --patch train.py --epochs 3
       flatout tune --apply
       flatout tune --undo
+      flatout tune --ranks 2 train.py
       flatout tune --allow-lossy --to a100.toml -m pkg.train --lr 1e-3
       flatout run train.py --epochs 3
 
@@ -96,6 +98,7 @@ def tune(
                 patch=patch or apply,
                 evidence=evidence,
                 resume=resume,
+                ranks=ranks,
                 on_progress=update,
             )
     except KeyboardInterrupt:
@@ -103,7 +106,7 @@ def tune(
     if done.prescription.treatments or done.prescription.patches:
         api.save_tuning(done, out)
     if html is not None:
-        api.write_tuning(done, html, diff=done.diff)
+        api.write_tuning(done, html)
         say(f"the report is in {html}")
     if json_output:
         print_document("flatout-tuning", done)

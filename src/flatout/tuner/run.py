@@ -13,6 +13,7 @@ from typing import NoReturn
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
 from flatout.ground.script.main import start_command
+from flatout.ground.torchrun import read_launch
 from flatout.ground.units import show_ratio
 from flatout.tuner.child import MODULE, ChildOptions
 from flatout.tuner.results.machine import differences
@@ -25,9 +26,9 @@ def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> N
     if not path.is_file():
         raise BadInput(f"there is no prescription at {path}", hint=f"flatout tune {command[0]} writes one")
     found = load_prescription(path)
-    print(f"flatout: {announce(found)}", file=sys.stderr)
-    for line in announce_patches(found):
-        print(f"flatout: {line}", file=sys.stderr)
+    if read_launch().is_first:
+        for line in (announce(found), *announce_patches(found)):
+            print(f"flatout: {line}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     options = ChildOptions(command=tuple(command), module=module, doses=found.doses())

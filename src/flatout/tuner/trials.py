@@ -11,12 +11,13 @@ import functools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flatout.ground.codec import decode, encode
 from flatout.ground.script.main import start_command
@@ -57,7 +58,9 @@ class Trials:
         plan: TrialPlan,
         on_progress: Callable[[str], None] = lambda message: None,
         journal: Journal | None = None,
+        ranks: int = 1,
     ) -> None:
+        self.ranks = ranks  # processes that train together, each a run of the script
         self.command, self.module, self.plan, self.on_progress = tuple(command), module, plan, on_progress
         self.journal = journal
         self.num_run = 0
@@ -109,29 +112,57 @@ class Trials:
 
     def _run_child(self, child: ChildOptions, own: Path, *, limit_s: float) -> TrialResult:
         adopt_orphans()
-        command = start_command(MODULE, json.dumps(encode(child)))
+        started: list[subprocess.Popen[bytes]] = []
         with open(own / "output", "wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={"PYTHONHASHSEED": "0", **os.environ},  # the order of sets is that of every run
-            )
             try:
+                for variables in launches(self.ranks):
+                    started.append(_start(_of_rank(child, len(started), own), output, variables))
+                process = started[0]  # which speaks for all
                 process.wait(timeout=limit_s)
                 error = None
             except subprocess.TimeoutExpired:
                 error = f"did not end within {limit_s:.0f} s"
             finally:
-                _end_group(process)
+                for each in started:
+                    _end_group(each)
         shutil.rmtree(own / "scratch", ignore_errors=True)
         result = own / "result.json"
         if error is None and result.is_file():
             return decode(TrialResult, json.loads(result.read_text()))
         ended = f"ended with code {process.returncode}: {_last_line(own / 'output')}"
         return TrialResult(ended="killed", error=error or ended)
+
+
+def launches(ranks: int) -> list[dict[str, str]]:
+    """What torchrun tells each of several processes on one machine; one alone is told nothing."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
+    shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _of_rank(child: ChildOptions, rank: int, own: Path) -> ChildOptions:
+    """The first rank's result is that of the trial; others have files of their own."""
+    if rank == 0 or child.trial is None:
+        return child
+    first_step = child.trial.first_step and str(own / f"first_step.{rank}")
+    trial = replace(child.trial, result=str(own / f"result.{rank}.json"), first_step=first_step)
+    return replace(child, trial=trial)
+
+
+def _start(child: ChildOptions, output: IO[bytes], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        start_command(MODULE, json.dumps(encode(child))),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={"PYTHONHASHSEED": "0", **os.environ, **variables},  # the order of sets is that of every run
+    )
 
 
 def _patched(doses: Sequence[Dose], folder: Path) -> dict[str, str]:

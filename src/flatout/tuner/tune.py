@@ -107,6 +107,7 @@ class Tuner:
             plan=plan_of(evidence.step_s),
             on_progress=on_progress,
             journal=journal,
+            ranks=evidence.job.world_size,
         )
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []

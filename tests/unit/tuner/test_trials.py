@@ -11,7 +11,7 @@ import pytest
 from flatout.tuner import verdict
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import TrialPlan, Trials
+from flatout.tuner.trials import TrialPlan, Trials, launches
 
 SCRIPT = """
 import sys, time, torch
@@ -78,3 +78,10 @@ def test_a_trial_that_fails_costs_that_trial(trials: Trials, mode: str, words: s
 def test_a_treatment_that_crashes_is_named(trials: Trials) -> None:
     result = trials.run([Dose(name="magic", value=True)])
     assert "magic" in str(verdict.failure(result))
+
+
+def test_ranks_are_told_what_torchrun_tells_them() -> None:
+    assert launches(1) == [{}]
+    first, second = launches(2)
+    assert (first["RANK"], second["RANK"], second["LOCAL_RANK"], first["WORLD_SIZE"]) == ("0", "1", "1", "2")
+    assert first["MASTER_PORT"] == second["MASTER_PORT"] and int(first["MASTER_PORT"]) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout import __version__
-from flatout.ground.units import UNKNOWN, show_ratio, show_seconds
+from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
 from flatout.page.charts import ChartRow, Mark, RowChart
 from flatout.page.document import document
 from flatout.page.inline import inline
@@ -15,6 +15,7 @@ from flatout.tuner.results.prescription import Kept, KeptPatch
 from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import LEAST_GAIN, Gain
 
+SLOW_START_S = 1.0
 COLOURS = {"kept": "good", "wrong numbers": "bad", "failed": "bad"}
 CLASSES = {
     "exact": "losses and gradients must be equal bit for bit",
@@ -23,14 +24,14 @@ CLASSES = {
 }
 
 
-def page(done: Tuning, *, diff: str = "") -> str:
-    """The whole document; `diff` is a change of the source that was proven."""
+def page(done: Tuning) -> str:
+    """The whole document."""
     prescription = done.prescription
     command = " ".join(prescription.command)
     machine = prescription.machine
     return document(
         command,
-        (_before_and_after(done), _trials(done), _numbers(done), _noise(done), _diff(diff)),
+        (_before_and_after(done), _trials(done), _numbers(done), _noise(done), _diff(done.diff)),
         kind="Tuning of a training job",
         heading=code(command),
         where=(
@@ -81,9 +82,13 @@ def _before_and_after(done: Tuning) -> Html | None:
         _bar(chart, "before", done.step_s, "rest"),
         _bar(chart, "after", after_s, "good", low=done.step_s / total.high, high=done.step_s / total.low),
     )
+    start = done.job
+    paid = ""
+    if start is not None and start.pays_after is not None and start.extra_s > SLOW_START_S:
+        paid = f" Its start takes {show_seconds(start.extra_s)} more, paid after {start.pays_after} steps."
     note = (
         "Seconds of one step. The gain is the ratio of runs that alternate; its 95 % interval is the line "
-        f"over the second bar: {show_gain(total)}."
+        f"over the second bar: {show_gain(total)}.{paid}"
     )
     whole = inline(RowChart(rows=rows, across=across))
     return section("Before and after", whole, note=note, anchor="gain")
@@ -156,6 +161,10 @@ def _noise(done: Tuning) -> Html:
         f"Without any change the job {repeats}, and {noise.num_pairs} pairs of its own runs give "
         f"{show_gain(noise)}. A gain that is not clearly larger is noise."
     )
+    if done.smallest_gain is not None:
+        said += f" The smallest gain that such pairs can show here is {show_ratio(done.smallest_gain)}."
+    if done.envelope is not None:
+        said += f" Its losses differ by {show_share(done.envelope)} at most."
     return section("The job against itself", tag("p", said), anchor="noise")
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from flatout.tuner.results.page import page
 from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.tune import Tried, Tuning
-from flatout.tuner.verdict import Gain
+from flatout.tuner.verdict import Gain, JobGain
 from tests.unit.tuner.results.test_prescription import KEPT, MACHINE, PROOF
 
 NOISE = Gain(ratio=1.0, low=0.99, high=1.01, num_pairs=3, best=1.01)
@@ -37,16 +37,20 @@ DONE = Tuning(
     ),
     num_trials=31,
     step_s=0.02,
+    diff="--- a\n+++ b\n-    for row in <x>:\n+    rows = x",
+    smallest_gain=1.04,
+    job=JobGain(extra_s=12.0, pays_after=1700),
 )
 
 
 def test_the_page_tells_before_after_trials_reasons_and_the_machine() -> None:
-    shown = page(DONE, diff="--- a\n+++ b\n-    for row in <x>:\n+    rows = x")
+    shown = page(DONE)
     for words in (
         "1.50× faster with loader-workers 4",
         "20.0 ms", "13.3 ms", "1.50× [1.40, 1.60]",  # before, after, its interval
         "it gains less than 3 %", "&lt;b&gt;no&lt;/b&gt; compiler", "loss 3 is 0.7 instead of 0.8",
         "repeats bit for bit", "one launch", "1.50 µs", "for row in &lt;x&gt;",
+        "smallest gain that such pairs can show here is 1.04×", "paid after 1700 steps",
     ):  # fmt: skip
         assert words in shown, words
     assert shown.count('class="row"') == 3 + 4  # two bars and their axis; three measured trials and theirs

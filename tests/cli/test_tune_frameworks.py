@@ -1,0 +1,81 @@
+"""Trials and tuned runs through frameworks: loops that are not in the script, and several processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.tuner import verdict
+from flatout.tuner.treatment import Dose
+from flatout.tuner.trials import TrialPlan, Trials
+from tests.support.cli import ENVIRONMENT, SCRIPTS
+
+PLAN = TrialPlan(warmup=2, blocks=2, block_steps=2, limit_s=200.0)
+DOSES = (
+    Dose(name="prefetch-factor", value=4),
+    Dose(name="garbage-every", value=2),
+    Dose(name="fused-optimizer", value=True),
+)
+PRESCRIPTION = """
+command = ["ranks.py"]
+[[treatments]]
+name = "garbage-every"
+value = 2
+safety = "exact"
+ratio = 1.1
+low = 1.05
+high = 1.2
+checked = "by hand"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "per_step"), [("hugging_face.py", 1), ("accelerated.py", 2), ("lightning_module.py", 1)]
+)
+def test_a_trial_of_a_framework_sees_its_steps_and_losses_under_treatments(
+    script: str, per_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with Trials([str(SCRIPTS / script), "out"], module=False, plan=PLAN) as trials:
+        found = trials.run(DOSES)
+    assert verdict.failure(found) is None, found
+    assert found.num_steps == PLAN.num_steps and len(found.losses) == per_step * PLAN.num_steps
+    assert found.trained > 0 and found.still == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_ranks_make_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Trials([str(SCRIPTS / "ranks.py")], module=False, plan=PLAN, ranks=2) as trials:
+        found = trials.run(DOSES)
+        assert verdict.failure(found) is None, found
+        other = list(trials.folder.glob("1/result.1.json"))
+    assert found.num_steps == PLAN.num_steps and len(found.losses) == PLAN.num_steps
+    assert len(other) == 1  # the second rank ended as the first did
+
+
+def test_torchrun_runs_the_prescription_in_every_rank_and_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "flatout.toml").write_text(PRESCRIPTION)
+    (tmp_path / "ranks.py").write_text(
+        "import gc, os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "os.write(1, f'rank {dist.get_rank()} collects {gc.isenabled()}\\n'.encode())\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "flatout", "run", "ranks.py"],
+        cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["rank 0 collects False", "rank 1 collects False"]
+    assert done.stderr.count("flatout: garbage-every 2; no proof is written down") == 1
