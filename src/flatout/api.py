@@ -229,7 +229,9 @@ def undo_patches(prescription: Path) -> list[Path]:
     """Restore the files that `apply_patches` last wrote; BadInput where they were changed since."""
     from flatout.planner.config.backups import undo
 
-    return [Path(saved.path) for saved in undo(Path.cwd(), config=prescription.absolute()).files]
+    return [
+        Path(saved.path) for saved in undo(Path.cwd(), config=prescription.absolute(), what="patch").files
+    ]
 
 
 def save_tuning(tuning: Tuning, path: Path) -> None:

@@ -141,8 +141,11 @@ def apply_edits(
     return backup
 
 
-def undo(root: Path, *, config: Path | None = None, force: bool = False) -> Backup:
-    """Restore the files of the last backup, of this config if one is named, byte for byte."""
+def undo(root: Path, *, config: Path | None = None, force: bool = False, what: str = "plan") -> Backup:
+    """Restore the files of the last backup, of this config if one is named, byte for byte.
+
+    `what` names what was applied in messages; only a plan can be undone by force.
+    """
     backup = last_backup(root, config=None if config is None else _relative(config, root))
     contents: dict[Path, bytes] = {}
     overwritten: dict[str, bytes] = {}
@@ -154,10 +157,10 @@ def undo(root: Path, *, config: Path | None = None, force: bool = False) -> Back
             check_writable(path)
         if found is None or sha256(found) not in (saved.sha256_after, saved.sha256_before):
             if not force:
-                what = "is gone" if found is None else "was changed since"
+                state = "is gone" if found is None else "was changed since"
+                instead = "--force restores it" if what == "plan" else f"its copy is in {backup.folder}"
                 raise BadInput(
-                    f"{saved.path} {what} the plan was applied",
-                    hint="nothing was restored; --force restores it",
+                    f"{saved.path} {state} the {what} was applied", hint=f"nothing was restored; {instead}"
                 )
             if found is not None:
                 overwritten[saved.copy] = found
@@ -180,7 +183,7 @@ def last_backup(root: Path, *, config: str | None = None) -> Backup:
         if config is None or backup.config in (None, config):
             return backup
     of = f" of {config}" if config and found else ""
-    raise BadInput(f"nothing to undo: {folder} holds no backup{of}", hint="a plan is written with --apply")
+    raise BadInput(f"nothing to undo: {folder} holds no backup{of}", hint="--apply makes one")
 
 
 def sha256(content: bytes) -> str:

@@ -52,7 +52,7 @@ def test_files_are_written_and_restored(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(BadInput):
         api.apply_patches(Path("flatout.toml"))
     Path("model.py").write_text(PATCHED + "# mine\n")
-    with pytest.raises(BadInput, match="was changed since"):
+    with pytest.raises(BadInput, match="was changed since the patch was applied"):
         api.undo_patches(Path("flatout.toml"))
     Path("model.py").write_text(PATCHED)
     assert api.undo_patches(Path("flatout.toml")) == [Path("model.py")]

@@ -104,6 +104,8 @@ class Body:
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
+    if free_name(source, "ragged") != "ragged" and IMPORT not in source.module.code:
+        raise Refused("the file has a name ragged of its own")
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = "no loop here appends to a list that torch.cat or torch.stack joins for each sample"
     for loop in [each for each in walk(source.module) if isinstance(each, cst.For)]:
@@ -437,7 +439,7 @@ def _whole(
     for each in walk(value):  # x[b, t].unsqueeze(0) has one row, of which x has many
         if isinstance(each, cst.Call) and method_of(each) == "unsqueeze" and row is not None:
             inner = each.func.value if isinstance(each.func, cst.Attribute) else None
-            if inner in found:
+            if inner in found and body.joined == "cat" and has_one_row(each):
                 changes[each] = expression(owner)
     covered = {below for each in changes for below in walk(each)}
     changes.update({each: expression(owner) for each in found if each not in covered})

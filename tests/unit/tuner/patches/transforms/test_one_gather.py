@@ -136,6 +136,8 @@ def test_the_darkroom_job_becomes_one_gather(monkeypatch: pytest.MonkeyPatch) ->
         ("row * 2", "row * query[i][k]", "shapes agree"),
         ("row * 2", "row * i", "depends on i"),
         ("torch.cat(parts)", "torch.cat(parts, dim=1)", "another axis"),
+        ("torch.cat(parts)", "torch.stack(parts)", "unsqueeze"),
+        ("parts = [self.begin]", "ragged = parts = [self.begin]", "ragged of its own"),
         (".unsqueeze(0)\n                parts.append(row * 2 + self.kind(torch.tensor([1])))",
          "\n                parts.append(row * 2)", "without an axis"),
     ],
