@@ -40,7 +40,7 @@ from flatout.measure.run import ranks
 from flatout.measure.run.child import MODULE
 from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, adopt_orphans
 
-GRACE_S = 25.0
+GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"
 SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 MOST_RETRIES = 3
@@ -161,7 +161,7 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
             thread = threading.Thread(target=_follow, args=(reader, on_progress, told), daemon=True)
             thread.start()
             with _passed_on(process):
-                end = _wait(process, interrupts)
+                end = _wait(process, interrupts, told)
         finally:
             interrupts.hold()
             _end_leftovers(mark)
@@ -177,6 +177,7 @@ class _Told:
 
     errors: list[str] = field(default_factory=list)
     failed_arm: tuple[str, str] | None = None
+    has_begun: bool = False  # a step was seen
 
 
 def _follow(reader: int, on_progress: Callable[[str], None], told: _Told) -> None:
@@ -189,11 +190,12 @@ def _follow(reader: int, on_progress: Callable[[str], None], told: _Told) -> Non
                 label, reason = json.loads(text.removeprefix(FAILED_ARM))
                 told.failed_arm = (label, reason)
             else:
+                told.has_begun = True
                 on_progress(text)
 
 
-def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _End:
-    """Wait for the job; Ctrl-C and SIGTERM reach it once, and it gets time to save what it knows."""
+def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts, told: _Told) -> _End:
+    """Wait for the job; Ctrl-C and SIGTERM reach it, and it gets time to save what it knows."""
     try:
         interrupts.release()
         return _End(code=process.wait(), interrupted=False)
@@ -203,11 +205,25 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _End:
         elif not _terminal_signals_group():
             process.send_signal(signal.SIGINT)
     try:
-        code = process.wait(timeout=GRACE_S)
+        code = _wait_for_end(process, told)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         code = process.wait()
     return _End(code=code, interrupted=True)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], told: _Told) -> int:
+    """Wait for a job that was interrupted.
+
+    An interrupt can get lost while modules are imported: torch goes on when numpy raises anything.  Before the
+    first step there is nothing that a second one could harm.
+    """
+    for _ in range(round(GRACE_S / AGAIN_S)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=AGAIN_S)
+        if not told.has_begun:
+            process.send_signal(signal.SIGINT)
+    raise subprocess.TimeoutExpired(process.args, GRACE_S)
 
 
 @contextlib.contextmanager

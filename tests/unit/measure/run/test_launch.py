@@ -173,3 +173,34 @@ def test_a_job_that_dies_hard_leaves_its_evidence_and_no_process(tmp_path: Path)
     kept = load_evidence(tmp_path / "e.json")
     assert (kept.job.ended, kept.job.command) == ("crashed", ("train.py",))
     assert kept.sites or kept.steps
+
+
+SWALLOWS_ONE = """
+import time
+print("ready", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("swallowed", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_interrupt_that_an_import_swallowed_is_sent_again(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 1.0)
+    monkeypatch.setattr(launch, "AGAIN_S", 0.25)
+    with subprocess.Popen(
+        [sys.executable, "-c", SWALLOWS_ONE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"swallowed\n"
+        if has_begun:
+            with pytest.raises(subprocess.TimeoutExpired):
+                launch._wait_for_end(process, launch._Told(has_begun=True))
+            process.kill()
+        else:
+            assert launch._wait_for_end(process, launch._Told()) != 0
