@@ -215,8 +215,8 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts, told: _Told)
 def _wait_for_end(process: subprocess.Popen[bytes], told: _Told) -> int:
     """Wait for a job that was interrupted.
 
-    An interrupt can get lost while modules are imported: torch goes on when numpy raises anything.  Before the
-    first step there is nothing that a second one could harm.
+    An interrupt can get lost while modules are imported: torch goes on when numpy raises anything.  Before
+    the first step there is nothing that a second one could harm.
     """
     for _ in range(round(GRACE_S / AGAIN_S)):
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -177,8 +177,8 @@ def test_a_job_that_dies_hard_leaves_its_evidence_and_no_process(tmp_path: Path)
 
 SWALLOWS_ONE = """
 import time
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("swallowed", flush=True)
