@@ -380,7 +380,7 @@ class Observer:
 
     def _next_pass(self) -> list[StepBlock]:
         """One of the passes that were put off, where it fits into the time that is left."""
-        step_s = self._context().step_s
+        step_s = self._real_step_s()
         while self._later:
             block = self._later.pop(0)
             if pass_s(block, step_s, device=self.device) > DEAREST_PASS * self.seconds_left:
@@ -395,14 +395,21 @@ class Observer:
 
     # -- arms
 
+    def _real_rows(self) -> list[StepRow]:
+        return [row for row in self.rows if row.arm == REAL and not row.transition] or self.rows[-1:]
+
+    def _real_step_s(self) -> float:
+        timed = self._real_rows()
+        return sum(row.host_s for row in timed) / len(timed)
+
     def _context(self) -> ArmContext:
         tools = self.tools
-        timed = [row for row in self.rows if row.arm == REAL and not row.transition] or self.rows[-1:]
+        timed = self._real_rows()
         totals = [sum(values) / len(timed) for values in zip(*(row.totals for row in timed), strict=True)]
         costs = tools.backward_costs
         return ArmContext(
             device=self.device,
-            step_s=sum(row.host_s for row in timed) / len(timed),
+            step_s=self._real_step_s(),
             phases_s=phases_s(totals),
             stacks=tools.stacks,
             sites=tools.sites.evidence(costs.seconds_in if costs is not None else None)
@@ -452,7 +459,7 @@ class Observer:
             same = [Same()] if self.options.same else []
             self.rounds = Rounds(
                 [*same, *self._propose(self.options.proposers)],
-                step_s=self._context().step_s,
+                step_s=self._real_step_s(),
                 seconds=self.seconds_left,
                 skipped=self.options.skipped,
                 last=REAL if self.blocks[-1].arm == REAL else None,
@@ -474,8 +481,9 @@ class Observer:
 
     def _are_passes_due(self) -> bool:
         """Whether passes that were put off come before more arms: not where each takes several seconds."""
-        is_short = self._context().step_s < LONG_STEP_S
-        return bool(self._later) and is_short and self.seconds_left < PASSES_AT * self._for_arms_s
+        if not self._later or self.seconds_left >= PASSES_AT * self._for_arms_s:
+            return False
+        return self._real_step_s() < LONG_STEP_S
 
     def _next_round(self) -> StepBlock | None:
         assert self.rounds is not None
