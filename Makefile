@@ -8,7 +8,7 @@ DEMO_EVIDENCE := .flatout/demo.json
 DEMO_TUNED := .flatout/demo.toml
 DEMO_TUNING := .flatout/tuning.html
 DEMO_JOB := examples/darkroom/train.py --size small
-TUNE ?= --only one-gather --only threads --only fused-optimizer
+TUNE ?= --only one-gather --only garbage-every
 BENCH ?= *
 
 .PHONY: demo test planted fuzz check format bench tables docs
