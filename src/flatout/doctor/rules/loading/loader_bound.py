@@ -2,15 +2,16 @@
 
 What it does
 Finds a training loader that cannot keep up, so that the step waits for its batches. It has workers, or none
-because no core is left for them.
+because no core is left for them or because they gain nothing.
 
 Why it costs
 A step can be no shorter than a worker's time for a batch divided by the number of workers. While the queue is
 empty the device has nothing to do.
 
 Evidence
-The wait is at least 10 % of the step, the loader has workers or each process less than two cores, and steps
-on cached batches, or with more workers, are faster with the whole 95 % interval above 1.05×. A collate that
+The wait is at least 10 % of the step, the loader has workers, or each process less than two cores, or workers
+were tried in vain, and steps on cached batches, or with more workers, are faster with the whole 95 % interval
+above 1.05×. A collate that
 explains the time is a finding of its own and this one is left out. The ceiling is measured: steps with
 another number of workers where that was tried and helps, else steps on cached batches, which cost the loader
 nothing; it is no more than the wait that was seen. The workers' own stacks name the lines in which they make
@@ -24,7 +25,14 @@ loader = DataLoader(dataset, batch_size=64, num_workers=8, persistent_workers=Tr
 ```
 
 Where they compute, make samples cheaper: do once what does not change between epochs, decode at the size
-that is needed, or move the work to the device.
+that is needed, or move the work to the device. Where samples are rows in memory, sending them between
+processes costs more than taking them; take a whole batch at once:
+
+```python
+class Rows(Dataset):
+    def __getitems__(self, indices):        # one gather instead of a call per sample
+        return list(zip(self.x[indices], self.y[indices]))
+```
 
 Fix safety
 Exact: the same samples in the same order. Random numbers drawn inside the dataset come from other workers'
@@ -63,11 +71,17 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _is_ours(loader: Loader, evidence: Evidence) -> bool:
-    """Whether it has workers, or has none and no core is left for them."""
+    """Whether it has workers, or has none and no core is left for them, or they were tried in vain."""
+    if loader.num_workers != 0:
+        return bool(loader.num_workers)
     cores = loading.cores_of_a_process(evidence)
-    return bool(loader.num_workers) or (
-        loader.num_workers == 0 and cores is not None and cores < loading.LEAST_CORES
+    return (cores is not None and cores < loading.LEAST_CORES) or _in_vain(
+        arm_at(evidence, "workers", loader.place)
     )
+
+
+def _in_vain(workers: Counterfactual | None) -> bool:
+    return workers is not None and workers.speedup_high < RESOLVABLE_SPEEDUP
 
 
 def _gains(found: Counterfactual | None) -> bool:
@@ -112,10 +126,14 @@ def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str
     if workers is not None and _gains(workers):
         return f"give this DataLoader num_workers={_count(workers)}"
     most = loading.most_workers(loader, int(cores))
-    in_vain = workers is not None and workers.speedup_high < RESOLVABLE_SPEEDUP
+    if not loader.num_workers and _in_vain(workers):
+        return (
+            "make whole batches at once (a dataset with __getitems__, or tensors indexed in the loop): "
+            "workers gain nothing here"
+        )
     # workers that compute leave a core to the training process
     used = (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1)
-    if loader.num_workers and not in_vain and used < most:
+    if loader.num_workers and not _in_vain(workers) and used < most:
         return f"give this DataLoader more workers, up to num_workers={most}"
     lines = loading.slow_lines(loader, most=1)
     where = f", above all at {lines[0][0]}" if lines else ""

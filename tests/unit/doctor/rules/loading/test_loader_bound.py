@@ -48,6 +48,15 @@ def test_ranks_that_share_the_cores_are_told_of_a_loader_without_workers(made):
     assert single_process_loading.detect(job) == []
 
 
+def test_a_loader_that_workers_make_slower_is_told_to_make_whole_batches(made):
+    tried = made.counterfactual("workers", 0.1, value=2.0)
+    job = waiting(made, made.counterfactual("cached", 2.7), tried, num_workers=0)
+    (finding,) = detect(job)
+    assert finding.fix.startswith("make whole batches at once")
+    assert finding.ceiling.kind == "cached"
+    assert single_process_loading.detect(job) == []
+
+
 @pytest.mark.parametrize(
     ("cached", "changes"),
     [(1.0, {}), (2.0, {"wait_share": 0.05}), (2.0, {"num_workers": 0})],  # the last is FO101's
