@@ -85,7 +85,7 @@ def execute(name: str) -> tuple[dict[str, str], dict[str, Any], str]:
 
 
 def test_a_classifier_of_ones_own_is_trained_and_answers_the_same_without_flatout(desk: Path) -> None:
-    said, names, printed = execute("own_classifier")
+    said, names, printed = execute("your_classifier")
     scored = json.loads((desk / "runs" / "tickets" / "evaluation.json").read_text())
     assert set(scored["classes"]["tickets"]) == set(WORDS)
     assert scored["scores"][0]["by_task"]["tickets"]["accuracy"] > 60  # chance is 20
@@ -99,7 +99,7 @@ def test_a_classifier_of_ones_own_is_trained_and_answers_the_same_without_flatou
 
 
 def test_a_peft_adapter_goes_in_and_comes_out(desk: Path) -> None:
-    _, names, _ = execute("own_peft_adapter")
+    _, names, _ = execute("your_peft_adapter")
     config = json.loads((desk / "exported" / "tickets" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (8, 16)
     assert {name.rpartition(".")[2] for name in config["target_modules"]} == {"query", "value"}
@@ -107,7 +107,7 @@ def test_a_peft_adapter_goes_in_and_comes_out(desk: Path) -> None:
 
 
 def test_a_task_of_ones_own_is_thirty_lines_learns_and_keeps_the_contract(desk: Path) -> None:
-    said, _, _ = execute("own_adapter_task")
+    said, _, _ = execute("your_adapter_task")
     code = (desk / "tasks" / "tags.py").read_text()
     assert len([line for line in code.splitlines() if line.strip()]) <= 33
     assert "urgent" in said['flatout adapt predict runs/tags "urgent number 7"']
