@@ -50,6 +50,8 @@ class TrialPlan:
 class Trials:
     """Runs trials of one job, and leaves nothing of them behind."""
 
+    child = MODULE  # the module whose main() a trial's process runs
+
     def __init__(
         self,
         command: Sequence[str],
@@ -116,7 +118,9 @@ class Trials:
         with open(own / "output", "wb") as output:
             try:
                 for variables in launches(self.ranks):
-                    started.append(_start(_of_rank(child, len(started), own), output, variables))
+                    options = _of_rank(child, len(started), own)
+                    command = start_command(self.child, json.dumps(encode(options)))
+                    started.append(_start(command, output, variables))
                 process = started[0]  # which speaks for all
                 process.wait(timeout=limit_s)
                 error = None
@@ -154,9 +158,9 @@ def _of_rank(child: ChildOptions, rank: int, own: Path) -> ChildOptions:
     return replace(child, trial=trial)
 
 
-def _start(child: ChildOptions, output: IO[bytes], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(command: list[str], output: IO[bytes], variables: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        start_command(MODULE, json.dumps(encode(child))),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

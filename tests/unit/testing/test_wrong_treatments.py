@@ -1,0 +1,57 @@
+"""Planted wrong treatments are rejected, under whatever class they call themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.testing.wrong_treatments import (
+    SAFETIES,
+    WRONG,
+    Install,
+    name_of,
+    nothing,
+    plant,
+    wrong_treatments,
+)
+from flatout.tuner.numbers import Judgement, Numbers
+from flatout.tuner.treatment import Dose, Treatment, all_treatments
+from tests.unit.tuner.trial.test_meter import LocalTrials, given
+
+__all__ = ["given"]
+
+
+@pytest.fixture
+def numbers(tmp_path: Path, given: dict[str, Treatment]) -> Numbers:
+    given.update(wrong_treatments())
+    trials = LocalTrials(tmp_path)
+    return Numbers(trials, [trials.run([]) for _ in range(3)])  # type: ignore[arg-type]
+
+
+def judged(numbers: Numbers, given: dict[str, Treatment], name: str) -> Judgement:
+    return numbers.judge(given[name], [], Dose(name=name, value=True))
+
+
+@pytest.mark.parametrize("install", WRONG, ids=lambda install: install.__name__)
+def test_what_is_wrong_is_rejected_in_every_class(
+    install: Install, numbers: Numbers, given: dict[str, Treatment]
+) -> None:
+    assert numbers.reproducible
+    for safety in SAFETIES:
+        found = judged(numbers, given, name_of(install, safety))
+        assert not found.is_right, (safety, found)
+        assert found.answer == "wrong numbers" or safety == "lossy", found
+
+
+def test_what_changes_nothing_passes_in_every_class(numbers: Numbers, given: dict[str, Treatment]) -> None:
+    for safety in SAFETIES:
+        assert judged(numbers, given, name_of(nothing, safety)).is_right, safety
+
+
+def test_they_are_known_only_where_they_are_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict(all_treatments())
+    assert not wrong_treatments().keys() & known.keys()
+    monkeypatch.setattr("flatout.testing.wrong_treatments.all_treatments", lambda: known)
+    plant()
+    assert wrong_treatments().keys() <= known.keys() and len(known) > len(all_treatments())
