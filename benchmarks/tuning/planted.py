@@ -1,0 +1,107 @@
+"""What tuning gains on planted scripts beside mending them by hand, and what it keeps on clean twins."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flatout import api
+from flatout.doctor.rule import all_rules
+from flatout.tuner.patches.patch import all_patches
+from flatout.tuner.treatment import all_treatments
+from flatout.tuner.tune import Tuning
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks" / "diagnosis"))
+from fixes import PLANTED, mended, needs_workers  # noqa: E402
+from twins import Job, compare  # noqa: E402
+
+ENOUGH = 0.9  # of what mending by hand gains
+
+Item = dict[str, Any]
+
+
+def rules() -> list[str]:
+    return sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
+
+
+def means_of(rule: str) -> list[str]:
+    """The treatments and patches for a rule."""
+    name = rule.partition("__")[0].replace("_", "-")
+    codes = [each.code for each in all_rules() if each.name == name]
+    treatments = [each.name for each in all_treatments().values() if name in each.rules]
+    return treatments + [each.name for each in all_patches().values() if set(codes) & set(each.answers)]
+
+
+def planted_items(*, seconds: float, allow_lossy: bool) -> dict[str, Callable[[], Item]]:
+    return {
+        rule: lambda rule=rule: gain_of(rule, seconds=seconds, allow_lossy=allow_lossy)  # type: ignore[misc]
+        for rule in rules()
+    }
+
+
+def decoy_items(*, seconds: float) -> dict[str, Callable[[], Item]]:
+    """Clean twins hold what only looks like the fault: what would mend it must not be kept."""
+    return {
+        rule: lambda rule=rule: kept_on_clean(rule, seconds=seconds)  # type: ignore[misc]
+        for rule in rules()
+        if means_of(rule)
+    }
+
+
+def gain_of(rule: str, *, seconds: float, allow_lossy: bool) -> Item:
+    """Tune a planted script with all there is; then let it and its mended form take turns."""
+    with copy_of(rule, "planted.py") as folder:
+        done = api.tune_script(["planted.py"], patch=True, allow_lossy=allow_lossy, seconds=seconds)
+        workers = [each.value for each in done.prescription.treatments if each.name == "loader-workers"]
+        count = int(workers[0]) if workers and needs_workers(rule) else 2
+        (folder / "mended.py").write_text(mended(rule, workers=count), encoding="utf-8")
+        jobs = Job(folder / "planted.py"), Job(folder / "mended.py")
+        try:
+            by_hand = compare(*jobs)
+        finally:
+            for job in jobs:
+                job.end()
+    tuned = done.total.ratio if done.total is not None else 1.0
+    return {
+        "tuned": tuned,
+        "low": done.total.low if done.total is not None else None,
+        "high": done.total.high if done.total is not None else None,
+        "by_hand": by_hand.gain,
+        "share": tuned / by_hand.gain,
+        "means": means_of(rule),
+        "kept": kept_of(done),
+        "tried": {f"{each.name} {each.value}": f"{each.answer}: {each.reason}" for each in done.tried},
+        "smallest_gain": done.smallest_gain,
+        "num_runs": done.num_trials,
+    }
+
+
+def kept_on_clean(rule: str, *, seconds: float) -> Item:
+    means = means_of(rule)
+    with copy_of(rule, "clean.py"):
+        done = api.tune_script(["clean.py"], patch=True, allow_lossy=True, only=means, seconds=seconds)
+    return {"means": means, "kept": kept_of(done), "right": not kept_of(done)}
+
+
+def kept_of(done: Tuning) -> list[str]:
+    found = [*done.prescription.treatments, *done.prescription.patches]
+    return [each.name if each.value is True else f"{each.name} {each.value}" for each in found]
+
+
+@contextmanager
+def copy_of(rule: str, script: str) -> Iterator[Path]:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
+        folder = Path(name)
+        (folder / script).write_text((PLANTED / rule / script).read_text(encoding="utf-8"), encoding="utf-8")
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(before)
