@@ -150,7 +150,7 @@ def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | Non
 
 def _works_otherwise(trial: TrialResult, like: TrialResult) -> str | None:
     if trial.num_skipped > like.num_skipped:
-        return f"a gradient scaler skipped {trial.num_skipped - like.num_skipped} steps"
+        return f"{trial.num_skipped - like.num_skipped} steps were skipped: their gradients were not finite"
     if trial.trained != like.trained:
         return f"{trial.trained} parameters have a gradient instead of {like.trained}"
     if trial.formats != like.formats:

@@ -93,7 +93,7 @@ def test_a_start_that_takes_longer_pays_after_some_steps() -> None:
         ({"blocks_s": (0.1, 0.0)}, "no step was timed"),
         ({"losses": ()}, "no loss was seen"),
         ({"losses": (1.0, math.nan, 0.8)}, "not finite"),
-        ({"num_skipped": 2}, "skipped 2 steps"),
+        ({"num_skipped": 2}, "2 steps were skipped"),
         ({"trained": 0}, "0 parameters have a gradient instead of 1"),
         ({"formats": ("bfloat16",)}, "bfloat16 instead of float32"),
         ({"still": 2}, "2 parameters are no longer changed by a step"),

@@ -62,7 +62,7 @@ class TrialResult:
     start: str | None = None  # a hash of the weights before the first step, in 32 bits
     reads: tuple[float, ...] = ()  # numbers that the script read from tensors
     num_steps: int = 0
-    num_skipped: int = 0  # steps that a gradient scaler left out
+    num_skipped: int = 0  # steps that a gradient scaler left out, or that had no gradient
     trained: int = 0  # parameters with a gradient at the first step
     still: int = 0  # of them, those that the first step did not change
     still_at_end: int = 0  # of them, those that are at the last step what they were before the first
@@ -92,6 +92,7 @@ class Meter:
         self._start: str | None = None
         self._trained = self._still = self._still_at_end = 0
         self._formats: tuple[str, ...] = ()
+        self._num_empty = 0  # steps of optimizers without any gradient
         self._anchor = Anchor()
         self._torch: Any = None
         self._counter: Counter | None = None
@@ -177,6 +178,7 @@ class Meter:
         if self.is_done:  # the script swallowed the end
             raise EndOfTrial
         step = self.num_steps + 1
+        self._num_empty += all(each.grad is None for each in _parameters(optimizer))
         if step in self.options.checked:
             self._check(str(step), optimizer)
         if not self._anchor.add((OPTIMIZER_STEP, id(optimizer)), type(optimizer).__name__):
@@ -293,7 +295,7 @@ class Meter:
             start=self._start,
             reads=tuple(self._reads.scalars),
             num_steps=self.num_steps,
-            num_skipped=self._reads.num_skipped,
+            num_skipped=self._reads.num_skipped + self._num_empty,
             trained=self._trained,
             still=self._still,
             still_at_end=self._still_at_end,

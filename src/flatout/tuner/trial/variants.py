@@ -6,6 +6,7 @@ two of them compute is compared number by number.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from types import ModuleType
@@ -28,10 +29,10 @@ def seed_all(torch: Any, patches: Patches, by: int) -> None:
         return seed
 
     def seed_numpy(numpy: ModuleType) -> None:
-        real_default = numpy.random.default_rng
+        real_default, made = numpy.random.default_rng, itertools.count()
 
         def default_rng(seed: Any = None) -> Any:
-            return real_default(FIRST_SEED if seed is None else seed)
+            return real_default([FIRST_SEED + by, next(made)] if seed is None else seed)
 
         numpy.random.seed(FIRST_SEED + by)
         patches.replace(numpy.random, "default_rng", default_rng)

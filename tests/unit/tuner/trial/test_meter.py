@@ -130,7 +130,17 @@ def test_steps_that_a_scaler_skips_are_counted(tmp_path: Path) -> None:
             scaler.step(optimizer)
             scaler.update()
 
-    assert LocalTrials(tmp_path, scaled).run([]).num_skipped == 1
+    def empty() -> None:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(20):
+            optimizer.zero_grad()
+            if step != 4:
+                model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    for job in (scaled, empty):
+        assert LocalTrials(tmp_path, job).run([]).num_skipped == 1, job
 
 
 def test_treatments_are_switched_in_blocks_of_one_run(tmp_path: Path, given: dict[str, Treatment]) -> None:

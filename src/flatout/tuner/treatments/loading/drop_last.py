@@ -55,5 +55,6 @@ TREATMENT = Treatment(
     summary="leave out the last, smaller batch of an epoch",
     propose=propose,
     install=install,
+    changes_batches=True,
     rules=("repeated-recompiles",),
 )
