@@ -119,6 +119,7 @@ class Observer:
         self.rounds: Rounds | None = None
         self.out_of_time = False
         self._for_arms_s = 0.0  # of the time, whatever the instruments take
+        self._first_round = 0  # the number of the first block of an arm
         self._later: list[StepBlock] = []  # passes for the time that the arms leave
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
@@ -465,7 +466,7 @@ class Observer:
                 last=REAL if self.blocks[-1].arm == REAL else None,
             )
             self.arms = self.rounds.arms
-            self._for_arms_s = self.seconds_left
+            self._for_arms_s, self._first_round = self.seconds_left, self.block_number
         if self.marks is not None:
             import torch
 
@@ -475,7 +476,8 @@ class Observer:
             passes = self._next_pass()
             if passes:
                 return passes
-            self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
+            if any(block.arm in INSTRUMENTS for block in self.blocks[self._first_round :]):
+                self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
             block = self._next_round()
         return [block] if block is not None else self._last_block()
 

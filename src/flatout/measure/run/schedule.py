@@ -29,6 +29,7 @@ ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
 LONGER = 16  # times as many steps at most, in the block of an arm that is fast
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
+MOST_LOOKING = 0.1  # of the time
 ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
@@ -95,9 +96,10 @@ def plan_passes(
     """Blocks before the arms where a step takes `step_s`, and passes for the time that the arms leave."""
     long = step_s >= LONG_STEP_S
     few = 1 if step_s >= SHORT_STEP_S else 2
+    looks_s = max(0.0, min(STACKS_S, MOST_LOOKING * seconds))
     passes = [
         StepBlock(arm="count", num_steps=few),
-        StepBlock(arm="stacks", num_steps=1 if long else min(MOST_STACK_STEPS, math.ceil(STACKS_S / step_s))),
+        StepBlock(arm="stacks", num_steps=min(MOST_STACK_STEPS, max(1, math.ceil(looks_s / step_s)))),
         StepBlock(arm="kernels", num_steps=few),
         StepBlock(arm="memory", num_steps=4),
         # never next to the kernels' pass: a profiler session that begins in the very hook in which

@@ -65,6 +65,8 @@ def test_with_long_steps_or_little_time_the_arms_come_before_most_passes(
     blocks, later = plan_passes(step_s, seconds=seconds, device=device)
     assert [block.arm for block in blocks] == first
     assert {block.arm for block in later} == set(INSTRUMENTS) - set(first)
+    looks = sum(block.num_steps for block in blocks if block.arm == "stacks")
+    assert step_s * looks <= max(step_s, 0.1 * seconds)
 
 
 @given(step_s=steps_s, seconds=st.floats(min_value=0.1, max_value=3600))
