@@ -45,8 +45,12 @@ PRODUCTS = {
     aten.dot.default,
     aten.vdot.default,
     aten._euclidean_dist.default,  # by way of one
+    aten.mm.out,  # of compiled code, as are all that follow
+    aten.addmm.out,
+    aten.bmm.out,
+    aten.baddbmm.out,
 }
-BIASED_PRODUCT = aten.addmm.default
+BIASED_PRODUCTS = (aten.addmm.default, aten.addmm.out)
 # losses whose result is made for each element and then averaged in place, and where `reduction` stands
 REDUCTION = {
     aten.mse_loss.default: 2,
@@ -133,7 +137,7 @@ class Workspaces:
             return ()
         thread = "backward" if in_backward else "forward"
         wanted = {thread: self._product_bytes}
-        if func is BIASED_PRODUCT:
+        if func in BIASED_PRODUCTS:
             wanted[f"epilogue, {thread}"] = EPILOGUE_BYTES
         fresh = tuple(num_bytes for name, num_bytes in wanted.items() if name not in self._taken)
         self._taken.update(wanted)
