@@ -29,6 +29,8 @@ for step in range(7 if mode == "short" else 1000):
     torch.save(model.state_dict(), "model.pt")
     if mode == "raises" and step == 3:
         raise ValueError("no more data")
+    if mode == "waits":
+        torch.cuda.synchronize()  # raises where there is no GPU
     if mode == "hangs" and step == 3:
         time.sleep(1000)
 """
@@ -78,6 +80,13 @@ def test_a_trial_that_fails_costs_that_trial(trials: Trials, mode: str, words: s
 def test_a_treatment_that_crashes_is_named(trials: Trials) -> None:
     result = trials.run([Dose(name="magic", value=True)])
     assert "magic" in str(verdict.failure(result))
+
+
+def test_a_patched_text_runs_in_place_of_the_file(trials: Trials) -> None:
+    trials.command = ("train.py", "waits")
+    result = trials.run([Dose(name="dropped-calls", value="train.py")])
+    assert verdict.failure(result) is None and result.num_steps == PLAN.num_steps
+    assert Path("train.py").read_text() == SCRIPT
 
 
 def test_ranks_are_told_what_torchrun_tells_them() -> None:
