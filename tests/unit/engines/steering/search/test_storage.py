@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -66,3 +67,21 @@ def test_a_storage_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be reached"):
         create_study(tmp_path / "file" / "run" / "study.journal", name="s")
+
+
+def test_a_study_waits_for_the_disk_once_a_second_and_is_read_by_optuna_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, synced = [100.0], []
+    monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(storage.os, "fsync", lambda number: synced.append(now[0]))
+    path = tmp_path / "study.journal"
+    study = storage.create_study(path, name="a")
+    for value in range(4):
+        now[0] += 0.4
+        trial = study.ask()
+        trial.suggest_float("x", 0, 1)
+        study.tell(trial, value)
+    assert synced == [100.0, pytest.approx(101.2)]
+    plain = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    assert [one.value for one in optuna.load_study(study_name="a", storage=plain).trials] == [0, 1, 2, 3]
