@@ -25,15 +25,15 @@ HEAD = "# Written by flatout tune; flatout run applies it to the unmodified scri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """A treatment that paid, and how much it alone is worth in the end."""
+    """A treatment that paid, and how much it alone is worth in the end; by hand, its name and value."""
 
     name: str
-    value: Value
-    safety: str
-    ratio: float
-    low: float
-    high: float
-    checked: str  # how its numbers were verified
+    value: Value = True
+    safety: str = "unknown"
+    ratio: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    checked: str = "not verified"  # how its numbers were verified
     pays_after: int | None = None  # steps, where it takes time at the start
 
 
@@ -73,8 +73,8 @@ class Proof:
 class Prescription:
     """Treatments for one job."""
 
-    command: tuple[str, ...]
-    treatments: tuple[Kept, ...]
+    command: tuple[str, ...] = ()
+    treatments: tuple[Kept, ...] = ()
     proof: Proof | None = None
     machine: Machine | None = None  # that the proof was made on
     patches: tuple[KeptPatch, ...] = ()  # which flatout tune --apply writes, and flatout run leaves out

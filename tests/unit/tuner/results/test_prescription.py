@@ -75,3 +75,10 @@ def test_a_missing_file_names_the_verb_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         load_prescription(tmp_path / "flatout.toml")
     assert raised.value.hint == "flatout tune SCRIPT writes one"
+
+
+def test_one_by_hand_needs_names_and_values_only(tmp_path: Path) -> None:
+    (tmp_path / "flatout.toml").write_text('[[treatments]]\nname = "loader-workers"\nvalue = 4\n')
+    found = load_prescription(tmp_path / "flatout.toml")
+    assert [str(dose) for dose in found.doses()] == ["loader-workers 4"]
+    assert found.proof is None and found.treatments[0].checked == "not verified"
