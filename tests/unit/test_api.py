@@ -151,7 +151,7 @@ def test_a_config_is_fitted_written_and_taken_back(tmp_path: Path) -> None:
     assert plans.contents(conf) == before
     document = json.loads(json.dumps(fitted.to_json(), allow_nan=False, default=str))
     assert (document["format"], document["version"]) == ("flatout-fit", 1)
-    assert document["usable_bytes"] == int(24 * 10**9 * 0.85)
+    assert document["usable_bytes"] == int(23028 * 2**20 * 0.85)
 
 
 def test_a_config_that_does_not_say_its_model(tmp_path: Path) -> None:

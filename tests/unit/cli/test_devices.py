@@ -169,7 +169,7 @@ def test_a_device_that_is_not_here() -> None:
 
 def test_a_device_of_so_much_memory() -> None:
     (device,) = document("24GB")["devices"]
-    assert decode(Device, device).memory_bytes == 24 * 10**9
+    assert decode(Device, device).memory_bytes == 23028 * 2**20
     assert "only its memory was given" in run("24GB").stdout
 
 
