@@ -36,7 +36,7 @@ TOKENS, VOCABULARY, CLIP = 512, 2000, 0.05
 SMALL_LOSS = (
     1e-5  # a loss whose gradients are below what float16 can hold, as in the middle of a long training
 )
-LIMITS = {"one-pass": 1e-4, "accumulation": 1e-5, "clipping": 1e-3, "scaling": 2e-2}
+LIMITS = {"one-pass": 1e-3, "accumulation": 1e-4, "clipping": 1e-3, "scaling": 2e-2}
 
 
 class Step:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path as FolderPath
 from typing import Any, get_args
@@ -9,13 +12,18 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
+from flatout.cli.app import application
 from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import layout
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.training.checkpoint import BEST, checkpoints_of
+from flatout.engines.adapters.training.log import KIND
 from flatout.engines.adapters.training.phase3_joint import JointStep
+from flatout.engines.run.log import read_log
 from flatout.multiplex.products import side_stream
 from flatout.multiplex.products.ranges import Path, add_products
 from tests.support.adapters import opened, phase_run, save_tiny, tiny_settings
@@ -235,3 +243,48 @@ def test_without_adapters_it_is_the_plain_model() -> None:
     with PackedEncoder(model, AdapterBank(model, specs())) as encoder, torch.no_grad():
         for ours, theirs, block in zip(encoder(given, adapters=False), expected, given, strict=True):
             assert difference(ours, theirs, block) < 1e-3
+
+
+def test_float16_with_scaled_losses_learns_what_float32_learns(tmp_path: FolderPath) -> None:
+    """As on a T4, by the command line: trained in all phases, scored and asked."""
+    model, scores, losses = save_tiny(tmp_path / "tiny"), {}, {}
+    for precision in ("float32", "float16"):
+        out = tmp_path / precision
+        given = tiny_settings(model, out, precision=precision, device="cuda")
+        given["tasks"] = {name: {**task, "dropout": 0.0} for name, task in given["tasks"].items()}
+        given["decoder"] = {**given["decoder"], "dropout": 0.0}
+        given["phase1"] = {**given["phase1"], "steps": 40, "evaluate_every": 20, "lr": 3e-3}
+        config = tmp_path / f"{precision}.json"
+        config.write_text(json.dumps(given))  # JSON is YAML
+        adapt("train", config, "--phase", "all")
+        found = checkpoints_of(out, "phase1").latest()
+        assert found is not None and found.state.config["precision"] == precision
+        scalers = found.state.extra["scalers"]
+        assert bool(scalers) == (precision == "float16")
+        assert all(1.0 <= scaler["scale"] <= 65536.0 for scaler in scalers.values())
+        weights = found.tensors(BEST)
+        assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights.values())
+        records = [record for record in read_log(out, KIND) if record.phase == "phase1"]
+        losses[precision] = [record.losses["translation"] for record in records]
+        scored = json.loads(adapt("evaluate", out, "--rows", "8", "--json"))
+        scores[precision] = scored["scores"][0]["by_task"]
+        said = json.loads(adapt("predict", out, "the film is moving", "--task", "sentiment", "--json"))
+        assert said["answers"][0]["text"] in ("negative", "positive")
+    assert losses["float16"][0] == pytest.approx(losses["float32"][0], rel=2e-2)
+    assert losses["float16"][-1] < 0.95 * losses["float16"][0]  # it learns
+    assert losses["float16"][-1] == pytest.approx(losses["float32"][-1], rel=0.1)
+    assert scores["float16"].keys() == scores["float32"].keys()
+
+
+def adapt(*arguments: object) -> str:
+    done = CliRunner().invoke(application(), ["adapt", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_part_of_a_step_is_its_plain_form_on_the_gpu() -> None:
+    script = FolderPath(__file__).parents[2] / "benchmarks" / "adapters" / "verify.py"
+    done = subprocess.run(
+        [sys.executable, script, "--device", "cuda"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

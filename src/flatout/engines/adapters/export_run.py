@@ -8,7 +8,7 @@
 A network of linear layers with GELU between is written as layers.0, layers.1, ...: a loop over them computes
 it.  What a loop could not do is folded into the weights: the router's norm has no weights left, and its
 outputs are the calibrated logits.  Any other head keeps the names of its own weights.  `docs/adapters.md` has
-the ten lines that load all this.
+the lines that load all this.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _own_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def _said_of(part: TaskPart) -> dict[str, Any]:
     task = part.task
-    decided = {name: getattr(task, name) for name in ("labels", "mean", "deviation") if hasattr(task, name)}
+    decided = {name: getattr(task, name) for name in ("labels", *task.from_rows) if hasattr(task, name)}
     return {
         "kind": task.name,
         "inputs": list(task.inputs),
