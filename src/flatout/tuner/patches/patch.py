@@ -57,7 +57,7 @@ def all_patches() -> dict[str, Patch]:
     package = importlib.import_module("flatout.tuner.patches.transforms")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     found = {name: importlib.import_module(f"{package.__name__}.{name}").PATCH for name in names}
-    order = {"one_gather": 0, "rows_at_once": 1, "one_tensor": 2, "unbound_rows": 3}
+    order = {"one_gather": 0, "rows_at_once": 1, "one_tensor": 2, "one_forward": 3, "unbound_rows": 4}
     return {
         found[name].name: found[name] for name in sorted(names, key=lambda each: (order.get(each, 9), each))
     }

@@ -6,6 +6,7 @@ who ask.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -322,7 +323,10 @@ def binds_itself(source: Source, name: cst.Name, scope: cst.CSTNode) -> bool:
 
 
 def same(one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    return one.deep_equals(other)
+    """Whether two expressions are the same but for spaces."""
+    texts = [cst.Module(body=[]).code_for_node(each).strip() for each in (one, other)]
+    shapes = [ast.dump(ast.parse(f"({text})", mode="eval")) for text in texts]
+    return shapes[0] == shapes[1]
 
 
 def expression(text: str) -> cst.BaseExpression:
