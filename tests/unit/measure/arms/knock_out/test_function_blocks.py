@@ -77,7 +77,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 @pytest.fixture(scope="module")
 def evidence(job: ModuleType) -> Evidence:
     folder = str(Path(str(job.__file__)).parent)
-    options = ObserverOptions(folder=folder, seconds=30.0, proposers=(function_blocks.propose,))
+    options = ObserverOptions(folder=folder, proposers=(function_blocks.propose,))
     observer = Observer(options, on_finished=lambda: None)
     codes = (job.Model.forward.__code__, job.noise.__code__)
     observer.install()
