@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 def evolve(
     ctx: typer.Context,
     config: flags.Config = None,
-    model: str | None = option("--model", "FOLDER", "A causal language model and its tokenizer."),
+    model: str | None = option(
+        "--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME."
+    ),
     task: str | None = option(
-        "--task", "NAME", "digit-copy, arithmetic, countdown, gsm8k, translation, or a .jsonl file."
+        "--task", "NAME", "A .jsonl file, package.module:Class, or a name: digit-copy, arithmetic, countdown."
     ),
     task_option: list[str] | None = option("--task-option", "KEY=VALUE", "An option of the task: length=3."),
     population: int | None = option("--population", "N", "Members; an even number."),

@@ -79,6 +79,14 @@ def test_the_tables_of_some_rows_are_a_copy() -> None:
     assert some.index.tolist() == [2, 1]
 
 
+def test_a_sign_may_be_a_multiple_and_groups_stay_groups() -> None:
+    rows = Rows((0, 0, 1, 1), (0.5, -0.5, 0.5, -0.5))
+    assert rows.tables().sign.tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert rows.groups == Rows.grouped(2, size=2, antithetic=True).groups
+    with pytest.raises(BadInput, match="row 0 has sign inf"):
+        Rows((0,), (float("inf"),))
+
+
 def test_entries_that_cannot_be_are_named() -> None:
     with pytest.raises(BadInput, match=r"row 1 has variant -1 \(an unperturbed row is None\)"):
         Rows((0, -1))

@@ -96,6 +96,11 @@ def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, se
                 f"the task {title_of(task)} gives a {type(prompt).__name__} as a prompt",
                 hint="make each a Prompt of flatout.evolution",
             )
+        if not isinstance(prompt.answer, Mapping):
+            raise BadInput(
+                f"the task {title_of(task)} gives a {type(prompt.answer).__name__} as the answer of a prompt",
+                hint='make it a table by name: answer={"target": ...}',
+            )
     return prompts
 
 

@@ -137,6 +137,7 @@ class Faulty(Numbers):
         (None, r"the task \S+test_task:Faulty raised KeyError: 'no such word' \(at \S+test_task\.py:\d+\)"),
         ("both", r"Faulty raised ValueError: the prompt both is either .* \(at \S+test_task\.py:\d+\)"),
         (["one"], "Faulty gives a str as a prompt"),
+        ([Prompt(text="x", answer="4", key="x")], "Faulty gives a str as the answer of a prompt"),  # type: ignore[arg-type]
         ([], "Faulty has no prompt for the split 'train'"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flatout.api import report_run
 from flatout.engines.evolution.settings import read_settings
 from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.training import trainer
@@ -67,7 +68,9 @@ def test_a_run_leaves_its_log_its_checkpoints_its_model_and_a_plot(model: Path, 
     shown = seen[-1].samples[0]
     assert len(shown.prompt.split()) == 3 and len(shown.completion.split()) == 2 and 0 <= shown.reward <= 1
     assert outcome.report is not None
+    report_run(out, html=tmp_path / "again.html", png=tmp_path / "again.png")
     page = Path(outcome.report).read_text()
+    assert (tmp_path / "again.html").read_text() == page and (tmp_path / "again.png").is_file()
     assert "model.embed_tokens.weight (512)" in page and shown.completion in page
 
 
