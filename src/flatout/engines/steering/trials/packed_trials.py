@@ -109,10 +109,10 @@ class PackedTrials(TrialEngine):
         on_finished: OnText | None,
     ) -> list[tuple[int, ...]]:
         """Generate the rows `turning`, which no table of vectors can steer, by the model's own forward."""
-        if isinstance(self._model, Decoder) or self._sampling is not None:
+        if isinstance(self._model, Decoder) or self._sampling is not None or self._eos is not None:
             raise BadInput(
-                "project-out, clamp and norm-preserving run by the model's own forward, greedily",
-                hint="give the transformers model and no sampling, or take mode add",
+                "project-out, clamp and norm-preserving run by the model's own forward and end where it ends",
+                hint="give the transformers model, no sampling and no eos, or take mode add",
             )
         hooked = HookedTrials(self._model, slots=self._slots)
         found: dict[int, tuple[int, ...]] = {}
