@@ -495,7 +495,12 @@ def test_gradients_are_exchanged_once_per_step_and_before_an_early_one(
     steps = (replace(evidence().steps[0], num_backwards=3),)
     ranks = evidence(steps=steps, job=replace(JOB, world_size=2))
     assert proposed(ranks, source=source)["no-sync"] == [3]
-    for more in ("find_unused_parameters=True", "with model.no_sync():"):
+    for more in (
+        "find_unused_parameters=True",
+        "with model.no_sync():",
+        "optimizer.step(closure)",
+        "GradScaler()",
+    ):
         assert "no-sync" not in proposed(ranks, source=f"{source} {more}")
     assert "no-sync" not in proposed(evidence(steps=steps), source=source)
     import torch.distributed as dist

@@ -2,29 +2,31 @@
 
 DistributedDataParallel exchanges them in every backward pass.  Under accumulation only the last one before
 the optimizer's step has to.  The number of backward passes of a step is known from the measurement; where a
-step comes earlier, at the end of an epoch, what was not exchanged is exchanged before it.
+step comes earlier, at the end of an epoch, what was not exchanged is exchanged before it, and before
+gradients are clipped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flatout.measure.patches import Patches
 from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
 
+# A model whose parameters are used conditionally would wait for gradients that never come; a closure computes
+# them inside the step; a scaler leaves steps out on one rank and not on another.
+REFUSED = ("find_unused_parameters", "no_sync", "static_graph", "closure", "GradScaler")
+
 
 def propose(case: Case) -> list[Value]:
-    """Where several processes train, and every step has the same number of backward passes, more than one.
-
-    A script that uses parameters conditionally says so (`find_unused_parameters`): ranks would wait for
-    gradients that never come.
-    """
+    """Where several processes train, and every step has the same number of backward passes, more than one."""
     evidence = case.evidence
     backwards = {step.num_backwards for step in evidence.kept("real")}
     if evidence.job.world_size < 2 or len(backwards) != 1 or "DistributedDataParallel" not in case.source:
         return []
-    if "find_unused_parameters" in case.source or "no_sync" in case.source or "static_graph" in case.source:
+    if any(word in case.source for word in REFUSED):
         return []
     (number,) = backwards
     return [number] if number > 1 else []
@@ -46,14 +48,24 @@ def install(patches: Patches, value: Value) -> None:
             num_backwards[id(model)] = done + 1
         return real_forward(model, *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    def before_step(_optimizer: Any) -> None:
+    def complete() -> None:
         for key, model in models.items():
             if num_backwards.get(key, 0) % every:
                 _exchange(model)
             num_backwards[key] = 0
 
     patches.replace(DistributedDataParallel, "forward", forward)
-    around_steps(patches, before=before_step)
+    around_steps(patches, before=lambda _optimizer: complete())
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        patches.replace(torch.nn.utils, name, _after(complete, getattr(torch.nn.utils, name)))
+
+
+def _after(complete: Callable[[], None], real: Callable[..., Any]) -> Callable[..., Any]:
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        complete()
+        return real(*args, **kwargs)
+
+    return clip
 
 
 def _exchange(model: Any) -> None:
