@@ -89,7 +89,7 @@ def test_rooms_import_only_from_floors_beneath_them() -> None:
 
 
 def test_every_module_has_its_unit_test() -> None:
-    """Rules are tested by planted scripts, treatments and patches all together: adding one is adding a file."""
+    """Rules are tested by planted scripts, treatments and patches together: adding one is adding a file."""
     apart = (RULES, SOURCE / "tuner" / "treatments", SOURCE / "tuner" / "patches" / "transforms")
     mirrored = [
         path for path in source_files() if has_code(path) and not any(each in path.parents for each in apart)
