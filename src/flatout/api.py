@@ -5,6 +5,7 @@ The command line calls these, and so may anyone; `flatout` itself exports the ev
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -222,7 +223,7 @@ def apply_patches(prescription: Path) -> list[Path]:
         for path, (before, after) in edits_of(load_prescription(prescription), folder=Path.cwd()).items()
     ]
     apply_edits(edits, root=Path.cwd(), config=prescription.absolute())
-    return [edit.path for edit in edits]
+    return [Path(os.path.relpath(edit.path)) for edit in edits]
 
 
 def undo_patches(prescription: Path) -> list[Path]:

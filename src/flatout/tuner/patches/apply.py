@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatout.ground.errors import BadInput
-from flatout.tuner.patches.patch import patched_texts, sha256, sites_of
+from flatout.tuner.patches.patch import patched_texts, read_text, sha256, sites_of
 from flatout.tuner.patches.source import Refused
 from flatout.tuner.results.prescription import Prescription
 
@@ -15,13 +15,18 @@ def edits_of(prescription: Prescription, *, folder: Path) -> dict[Path, tuple[by
     if not prescription.patches:
         raise BadInput("the prescription holds no patch", hint="flatout tune --patch SCRIPT looks for some")
     again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them anew"
+    for patch in prescription.patches:
+        found = sha256(read_text(folder / patch.file) or "")
+        if found == patch.patched_sha256:
+            raise BadInput(
+                f"{patch.file} has the patches already", hint="flatout tune --undo takes them back"
+            )
+        if found != patch.sha256:
+            raise BadInput(f"{patch.file} is not the file that {patch.name} was proven on", hint=again)
     try:
         texts = patched_texts(sites_of(prescription.patch_doses()), folder=folder)
     except Refused as refusal:
         raise BadInput(f"the patches cannot be written: {refusal}", hint=again) from None
-    for patch in prescription.patches:
-        if sha256(texts[patch.file][0]) != patch.sha256:
-            raise BadInput(f"{patch.file} is not the file that {patch.name} was proven on", hint=again)
     return {
         folder / file: (before.encode("utf-8"), after.encode("utf-8"))
         for file, (before, after) in texts.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,11 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LOOP + "\n# changed\n")
     with pytest.raises(BadInput, match=r"model.py is not the file that rows-at-once was proven on"):
         edits_of(patched_prescription(), folder=tmp_path)
+    made = patched_prescription()
+    made = replace(made, patches=(replace(made.patches[0], sha256=sha256("import torch\n")),))
     (tmp_path / "model.py").write_text("import torch\n")
     with pytest.raises(BadInput, match="cannot be written"):
-        edits_of(patched_prescription(), folder=tmp_path)
+        edits_of(made, folder=tmp_path)
     with pytest.raises(BadInput, match="holds no patch"):
         edits_of(Prescription(command=("train.py",), treatments=()), folder=tmp_path)
 
@@ -47,9 +50,9 @@ def test_files_are_written_and_restored(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(LOOP)
     save_prescription(patched_prescription(), Path("flatout.toml"))
-    assert api.apply_patches(Path("flatout.toml")) == [tmp_path / "model.py"]
+    assert api.apply_patches(Path("flatout.toml")) == [Path("model.py")]
     assert Path("model.py").read_text() == PATCHED
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match="has the patches already"):
         api.apply_patches(Path("flatout.toml"))
     Path("model.py").write_text(PATCHED + "# mine\n")
     with pytest.raises(BadInput, match="was changed since the patch was applied"):
