@@ -46,7 +46,8 @@ def test_a_run_of_an_engine_is_reported_by_its_log(runs: Path, tmp_path: Path) -
     for words in ("evolve, finished", "reward_heldout", "0.5", "4.00 s"):
         assert words in result.stdout
     assert json.loads(run("report", "evolve", "--json").stdout)["format"] == "flatout-run-digest"
-    refused = run("report", "evolve", "--html", str(tmp_path / "run.html"))
+    engine_run(runs, epochs(0.1, 0.5), kind="adapt")
+    refused = run("report", "adapt", "--html", str(tmp_path / "run.html"))
     assert isinstance(refused.exception, BadInput) and "has no page" in str(refused.exception)
 
 
