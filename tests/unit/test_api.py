@@ -19,6 +19,7 @@ from flatout.api import (
     fit_config,
     plan_config,
     report_run,
+    tune_script,
     undo_config,
     watch_script,
 )
@@ -177,3 +178,19 @@ def test_runs_are_reported_and_compared(tmp_path: Path) -> None:
 def test_a_watched_script_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no script at"):
         watch_script([str(tmp_path / "absent.py")])
+
+
+def test_a_tuning_starts_its_ranks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    started: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: started.append(command))
+    with pytest.raises(BadInput, match="could not be diagnosed in several processes"):
+        tune_script([str(script), "--lr", "1"], ranks=2)
+    (command,) = started
+    assert "--nproc-per-node=2" in command and command[-3:] == [str(script), "--lr", "1"]
+    assert command[command.index("flatout") + 1] == "diagnose"
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="starts its processes itself"):
+        tune_script([str(script)])

@@ -133,7 +133,10 @@ def test_optimizers_are_fused_unless_the_script_chose(patches: Patches) -> None:
     model = nn.Linear(2, 2)
     install([Dose(name="fused-optimizer", value=True)], patches)
     assert torch.optim.AdamW(model.parameters(), lr=1e-3).defaults["fused"] is True
-    assert torch.optim.AdamW([{"params": model.parameters()}]).defaults["fused"] is True
+    grouped = torch.optim.AdamW([{"params": model.parameters()}])
+    assert grouped.defaults["fused"] is True and len(grouped.param_groups[0]["params"]) == 2
+    named = torch.optim.AdamW([{"params": model.named_parameters()}])
+    assert named.defaults["fused"] is True and len(named.param_groups[0]["params"]) == 2
     assert torch.optim.SGD(model.parameters(), lr=0.1, foreach=False).defaults["fused"] is None
     integers = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
     assert torch.optim.SGD([integers], lr=0.1).defaults["fused"] is None

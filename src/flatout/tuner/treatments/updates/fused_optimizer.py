@@ -32,7 +32,7 @@ def _fuse(optimizer_type: Any, patches: Patches) -> None:
     real_init = optimizer_type.__init__
 
     def init(optimizer: Any, params: Any, *args: Any, **kwargs: Any) -> None:
-        params = list(params)
+        params = [listed(each) for each in params]
         chosen = kwargs.get("fused") is not None or kwargs.get("foreach") is not None
         if chosen or kwargs.get("differentiable") or not _can_be_fused(params):
             real_init(optimizer, params, *args, **kwargs)
@@ -42,14 +42,20 @@ def _fuse(optimizer_type: Any, patches: Patches) -> None:
     patches.replace(optimizer_type, "__init__", init)
 
 
+def listed(group: Any) -> Any:
+    """A parameter group whose parameters can be looked at more than once; what is not a group, as it is."""
+    if not isinstance(group, dict):
+        return group
+    params = group["params"]
+    return {**group, "params": [params] if hasattr(params, "requires_grad") else list(params)}
+
+
 def _can_be_fused(params: list[Any]) -> bool:
     tensors = [
         tensor
         for each in params
-        for tensor in (
-            each["params"] if isinstance(each, dict) else [each[1] if isinstance(each, tuple) else each]
-        )
-        if hasattr(tensor, "is_floating_point")
+        for named in (each["params"] if isinstance(each, dict) else [each])
+        if hasattr(tensor := named[1] if isinstance(named, tuple) else named, "is_floating_point")
     ]
     devices = {tensor.device.type for tensor in tensors}
     return bool(tensors) and devices <= {"cuda", "cpu"} and all(each.is_floating_point() for each in tensors)

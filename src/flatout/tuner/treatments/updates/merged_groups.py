@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
-from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE
+from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE, listed
 
 # A script that counts groups, names them or loads their state would meet others than it made.
 KNOWS_GROUPS = ("param_groups[", "load_state_dict", "lr_lambda", "LambdaLR", "add_param_group", "max_lr")
@@ -46,8 +46,7 @@ def merge(groups: list[Any]) -> list[Any]:
         return groups
     merged: list[dict[str, Any]] = []
     for group in groups:
-        params = group["params"]
-        group = {**group, "params": [params] if hasattr(params, "requires_grad") else list(params)}
+        group = listed(group)
         has_names = any(isinstance(each, tuple) for each in group["params"])
         if merged and not has_names and _options(merged[-1]) == _options(group):
             merged[-1]["params"] += group["params"]
