@@ -1,10 +1,7 @@
-"""Trials and tuned runs through frameworks: loops that are not in the script, and several processes."""
+"""Trials through frameworks: loops that are not in the script, and several processes."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,17 +17,6 @@ DOSES = (
     Dose(name="garbage-every", value=2),
     Dose(name="fused-optimizer", value=True),
 )
-PRESCRIPTION = """
-command = ["ranks.py"]
-[[treatments]]
-name = "garbage-every"
-value = 2
-safety = "exact"
-ratio = 1.1
-low = 1.05
-high = 1.2
-checked = "by hand"
-"""
 
 
 @pytest.mark.parametrize(
@@ -58,24 +44,3 @@ def test_two_ranks_make_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         other = list(trials.folder.glob("1/result.1.json"))
     assert found.num_steps == PLAN.num_steps and len(found.losses) == PLAN.num_steps
     assert len(other) == 1  # the second rank ended as the first did
-
-
-def test_torchrun_runs_the_prescription_in_every_rank_and_says_so_once(tmp_path: Path) -> None:
-    (tmp_path / "flatout.toml").write_text(PRESCRIPTION)
-    (tmp_path / "ranks.py").write_text(
-        "import gc, os, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "model(torch.ones(1, 2)).sum().backward()\n"
-        "optimizer.step()\n"
-        "os.write(1, f'rank {dist.get_rank()} collects {gc.isenabled()}\\n'.encode())\n"
-    )
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "flatout", "run", "ranks.py"],
-        cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n"))[1:] == ["rank 0 collects False", "rank 1 collects False"]
-    assert done.stderr.count("flatout: garbage-every 2; no proof is written down") == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,19 @@ def test_patches_that_the_file_does_not_have_are_said(
         assert len(said) == len(words) and all(map(str.startswith, said, words))
     Path("model.py").unlink()
     assert "not the file that it was proven on" in announce_patches(made)[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_becomes_the_script_and_the_first_one_speaks(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flatout.toml").write_text('[[treatments]]\nname = "garbage-every"\nvalue = 2\n')
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    begun: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _path, arguments: begun.append(arguments))
+    run(["train.py", "--x"], module=False, prescription=tmp_path / "flatout.toml")
+    options = json.loads(begun[0][-1])
+    assert options["command"] == ["train.py", "--x"]
+    assert options["doses"] == [{"name": "garbage-every", "value": 2}]
+    assert ("garbage-every 2" in capsys.readouterr().err) == (rank == 0)
