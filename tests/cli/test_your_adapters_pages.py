@@ -24,12 +24,12 @@ from tests.support.adapters import save_tiny
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 ONE_SCREEN = 80
-WORDS = {
-    "billing": ("charged", "invoice", "refund"),
-    "delivery": ("parcel", "courier", "arrived"),
-    "praise": ("thanks", "lovely", "great"),
-    "returns": ("return", "broken", "exchange"),
-    "account": ("password", "login", "email"),
+WORDS = {  # of the small tokenizer, so that a small encoder can tell them apart
+    "account": ("of", "in"),
+    "billing": ("film", "story"),
+    "delivery": ("lives", "keeps"),
+    "praise": ("man", "sieht"),
+    "returns": ("def", "return"),
 }
 
 
@@ -88,7 +88,7 @@ def test_a_classifier_of_ones_own_is_trained_and_answers_the_same_without_flatou
     said, names, printed = execute("your_classifier")
     scored = json.loads((desk / "runs" / "tickets" / "evaluation.json").read_text())
     assert set(scored["classes"]["tickets"]) == set(WORDS)
-    assert scored["scores"][0]["by_task"]["tickets"]["accuracy"] > 60  # chance is 20
+    assert scored["scores"][0]["by_task"]["tickets"]["accuracy"] > 80  # chance is 20
     texts = names["texts"]
     ours = [
         json.loads(flatout(f"flatout adapt predict runs/tickets {shlex.quote(text)} --json"))

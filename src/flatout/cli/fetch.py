@@ -9,8 +9,7 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import flag
-from flatout.cli.output import print_document
-from flatout.cli.render.progress import live_line
+from flatout.cli.output import print_document, say
 from flatout.ground.units import show_bytes
 
 
@@ -41,8 +40,7 @@ def fetch(
     import flatout.api as api
 
     given: Any = source
-    with live_line() as (_, on_progress):
-        found = api.fetch_model(name, folder, source=given, on_progress=on_progress)
+    found = api.fetch_model(name, folder, source=given, on_progress=say)  # lines: pip has a bar of its own
     if json_output:
         print_document("flatout-fetched-model", found)
         return
