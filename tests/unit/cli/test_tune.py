@@ -45,9 +45,11 @@ def test_every_treatment_is_shown_with_its_answer_and_its_gain(capsys: pytest.Ca
         prescription=Prescription(command=("train.py",), treatments=()),
         num_trials=20,
         step_s=0.1,
+        diff="--- a/model.py\n+++ b/model.py\n-for b in x: [loop]\n+" + "gather, " * 20,
     )
     tune._show(done, Path("flatout.toml"))
     shown = capsys.readouterr().out
+    assert done.diff in shown and "flatout tune --apply" in shown
     assert "loader-workers 2" in shown and "1.50× [1.40, 1.60]" in shown and "failed" in shown
     assert "The job against itself: 0.99× to 1.01× over 3 pairs" in shown and "flatout run" in shown
 
