@@ -455,7 +455,7 @@ class Observer:
         if self.agreement.shared:
             return []
         if not self.options.counterfactuals:
-            return self._next_pass() or self._last_block()
+            return self._last_block() or self._next_pass()
         if self.rounds is None:
             same = [Same()] if self.options.same else []
             self.rounds = Rounds(
@@ -471,11 +471,12 @@ class Observer:
             import torch
 
             torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
-        block = None if self._are_passes_due() else self._next_round()
+        are_due = self._are_passes_due()
+        block = None if are_due else self._next_round()
         if block is None and self._later:
-            passes = self._next_pass()
-            if passes:
-                return passes
+            others = ([] if are_due else self._last_block()) or self._next_pass()
+            if others:
+                return others
             if any(block.arm in INSTRUMENTS for block in self.blocks[self._first_round :]):
                 self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
             block = self._next_round()
