@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.purity import impure_part
 from flatout.tuner.patches.source import (
     Refused,
     Replacement,
@@ -38,7 +39,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
             continue
         if lines and not any(source.holds(each, line) for line in lines):
             continue
-        if not _is_item(each.value) or not source.loops_around(each) or not isinstance(each.target, cst.Name):
+        if not _item(each.value) or not source.loops_around(each) or not isinstance(each.target, cst.Name):
             continue
         scope = source.scope(each)
         if (scope, each.target.value) in seen:
@@ -53,8 +54,16 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     return source.replaced(changes)
 
 
-def _is_item(node: cst.CSTNode) -> bool:
-    return method_of(node) == "item" and isinstance(node, cst.Call) and not node.args
+def _item(value: cst.CSTNode) -> cst.Call | None:
+    """The one `.item()` of what is added: alone, or times and by plain numbers."""
+    if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, (cst.Multiply, cst.Divide)):
+        found = [_item(side) for side in (value.left, value.right)]
+        others = [side for side, item in zip((value.left, value.right), found, strict=True) if item is None]
+        if len(others) == 1 and impure_part(others[0], {}) is None:
+            return found[0] or found[1]
+        return None
+    is_item = method_of(value) == "item" and isinstance(value, cst.Call) and not value.args
+    return value if is_item and isinstance(value, cst.Call) else None
 
 
 def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
@@ -63,17 +72,18 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
         for each in walk(scope)
         if isinstance(each, cst.AugAssign) and isinstance(each.target, cst.Name) and each.target.value == name
     ]
-    if not all(_is_item(each.value) and isinstance(each.operator, cst.AddAssign) for each in sums):
+    items = [_item(each.value) for each in sums]
+    if None in items or not all(isinstance(each.operator, cst.AddAssign) for each in sums):
         raise Refused(f"{name} is changed in other ways than by adding .item()")
     _check_resets(source, name, scope)
     counts = [_counts(each.value) for each in sums]
     if any(counts) != all(counts):
         raise Refused(f"{name} adds counts and numbers")
     changes: dict[cst.CSTNode, Replacement] = {}
-    for each in sums:
-        assert isinstance(each.value, cst.Call) and isinstance(each.value.func, cst.Attribute)
-        inner = source.code(each.value.func.value)
-        changes[each.value] = expression(f"{inner}.detach()" + ("" if counts[0] else ".double()"))
+    for item in items:
+        assert item is not None and isinstance(item.func, cst.Attribute)
+        inner = source.code(item.func.value)
+        changes[item] = expression(f"{inner}.detach()" + ("" if counts[0] else ".double()"))
     bound = set(bindings(scope))
     for word in reads(scope):
         if word.value != name or word in bound:
@@ -93,6 +103,8 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
 
 def _counts(value: cst.CSTNode) -> bool:
     """Whether `(a == b).sum().item()` is summed: a whole number."""
+    if isinstance(value, cst.BinaryOperation):
+        return False
     return any(isinstance(each, cst.Comparison) for each in walk(value)) and not any(
         method_of(each) in ("mean", "float", "double") or isinstance(each, cst.Divide) for each in walk(value)
     )

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source, call_of, expression, method_of, walk
+from flatout.tuner.patches.source import (
+    Refused,
+    Replacement,
+    Source,
+    call_of,
+    expression,
+    method_of,
+    target_names,
+    walk,
+)
 
 NUMBERS = {"item", "tolist", "numpy", "cpu_numpy"}
 LEARNS = {"backward", "grad", "enable_grad", "requires_grad_", "set_grad_enabled", "step"}
@@ -42,8 +51,28 @@ def _evaluates(function: cst.FunctionDef) -> bool:
     )
 
 
+def _numbers(function: cst.FunctionDef) -> set[str]:
+    """Names of a function that are given numbers only."""
+    given: dict[str, list[cst.BaseExpression]] = {}
+    for each in walk(function.body):
+        if isinstance(each, cst.Assign):
+            for target in each.targets:
+                for name in target_names(target.target):
+                    plain = isinstance(target.target, cst.Name)
+                    given.setdefault(name.value, []).append(each.value if plain else cst.Name("unknown"))
+        elif isinstance(each, cst.AugAssign) and isinstance(each.target, cst.Name):
+            given.setdefault(each.target.value, []).append(each.value)
+        elif isinstance(each, (cst.For, cst.CompFor, cst.NamedExpr, cst.AnnAssign)):
+            for name in target_names(each.target):
+                given.setdefault(name.value, []).append(cst.Name("unknown"))
+    known = set(given)
+    while wrong := {name for name in known if not all(_is_number(value, known) for value in given[name])}:
+        known -= wrong
+    return known
+
+
 def _check(source: Source, function: cst.FunctionDef) -> None:
-    name = function.name.value
+    name, numbers = function.name.value, _numbers(function)
     for each in walk(function):
         if isinstance(each, cst.Call):
             called = method_of(each) or call_of(each) or ""
@@ -53,22 +82,26 @@ def _check(source: Source, function: cst.FunctionDef) -> None:
                 raise Refused(f"{name} has no gradients already")
         if isinstance(each, (cst.Yield, cst.Await)):
             raise Refused(f"{name} gives values while it runs")
-        if isinstance(each, cst.Return) and each.value is not None and not _is_number(each.value):
+        if isinstance(each, cst.Return) and each.value is not None and not _is_number(each.value, numbers):
             raise Refused(f"{name} returns {source.code(each.value)}, which may need its gradient")
 
 
-def _is_number(value: cst.BaseExpression) -> bool:
-    """Numbers, and what is made of them by arithmetic, tuples and dicts; a plain name may be a tensor."""
+def _is_number(value: cst.BaseExpression, numbers: set[str]) -> bool:
+    """Numbers, and what is made of them by arithmetic, tuples and dicts; another name may be a tensor."""
+    if isinstance(value, cst.Name):
+        return value.value in numbers
     if isinstance(value, (cst.Integer, cst.Float, cst.SimpleString)):
         return True
     if isinstance(value, cst.Call):
         return method_of(value) in NUMBERS or call_of(value) in ("float", "int", "len", "round")
     if isinstance(value, (cst.Tuple, cst.List)):
-        return all(_is_number(each.value) for each in value.elements)
+        return all(_is_number(each.value, numbers) for each in value.elements)
     if isinstance(value, cst.Dict):
-        return all(isinstance(each, cst.DictElement) and _is_number(each.value) for each in value.elements)
+        return all(
+            isinstance(each, cst.DictElement) and _is_number(each.value, numbers) for each in value.elements
+        )
     if isinstance(value, cst.BinaryOperation):
-        return _is_number(value.left) and _is_number(value.right)
+        return _is_number(value.left, numbers) and _is_number(value.right, numbers)
     return False
 
 

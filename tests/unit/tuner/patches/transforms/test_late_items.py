@@ -30,6 +30,14 @@ def test_the_same_numbers_are_said_in_the_same_form() -> None:
     assert said[0] == said[1] and isinstance(said[1][1], float)
 
 
+def test_a_loss_times_its_batch_is_summed_late() -> None:
+    text = TEXT.replace("loss.item()", "loss.item() * len(labels)")
+    new = rewrite(PATCH, text)
+    assert "loss.detach().double() * len(labels)" in new
+    losses, labels = [torch.tensor(0.1 * n) for n in range(5)], torch.tensor([0, 1, 1])
+    assert compiled(text).train(losses, labels) == compiled(new).train(losses, labels)
+
+
 def test_only_the_line_of_the_finding_changes() -> None:
     new = rewrite(PATCH, TEXT, 5)
     assert "loss.item()" not in new and ".sum().item()" in new

@@ -36,6 +36,14 @@ def test_an_evaluation_runs_without_gradients() -> None:
     assert found[0] == found[1]
 
 
+def test_a_name_that_only_holds_numbers_is_a_number() -> None:
+    returned = 'return {"hits": float(hits), "all": len(batches)}'
+    new = TEXT.replace(returned, "share = hits / len(batches)\n        return share, hits")
+    assert "@torch.no_grad()" in rewrite(PATCH, new)
+    with pytest.raises(Refused, match="may need its gradient"):
+        PATCH.rewrite(Source(new.replace("hits += (y > 0).sum().item()", "hits += y.sum()")), ())
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
