@@ -251,6 +251,9 @@ def cost_in_pairs() -> Item:
             while not pairs or not (gains[str(dose)].is_settled or len(pairs) >= MOST_PAIRS):
                 order = [[], [dose]] if len(pairs) % 2 == 0 else [[dose], []]
                 found = [trials.run(doses) for doses in order]
+                for run in found:
+                    if reason := verdict.failure(run):
+                        raise RuntimeError(reason)
                 pairs.append((found[0], found[1]) if len(pairs) % 2 == 0 else (found[1], found[0]))
                 gains[str(dose)] = verdict.gain_of(pairs)
         num_runs = trials.num_run
