@@ -161,7 +161,9 @@ class Numbers:
     # -- lossy
 
     def _judge_lossy(self, treatment: Treatment, kept: Sequence[Dose], doses: Sequence[Dose]) -> Judgement:
-        """Compare late losses over paired seeds until the answer is settled."""
+        """Compare the first step, then late losses over paired seeds until the answer is settled."""
+        if reason := self._steps_otherwise(kept, doses):
+            return _wrong(reason)
         pairs: list[tuple[TrialResult, TrialResult]] = []
         for seed in range(SEEDS):
             plain, treated = (self.trials.run(given, seed=seed) for given in (kept, doses))
@@ -180,3 +182,17 @@ class Numbers:
         if not verdict.seeds_matter([plain for plain, _ in pairs]):
             return Judgement(answer="undecided", reason="the job is the same with every seed")
         return Judgement(answer="undecided", reason=f"{change}: the margin is {verdict.MARGIN:.1%}")
+
+    def _steps_otherwise(self, kept: Sequence[Dose], doses: Sequence[Dose]) -> str | None:
+        found = []
+        for name, given in (("before", kept), ("lossy", doses)):
+            path = self.trials.folder / f"{name}.safetensors"
+            path.unlink(missing_ok=True)
+            run = self.trials.run(given, first_step=str(path), plain=True)
+            if not path.exists():
+                return (
+                    f"the script {run.error}" if run.ended == "killed" else f"the script raised {run.error}"
+                )
+            found.append((path, run))
+        (before, plain), (lossy, treated) = found
+        return verdict.starts_otherwise(plain, treated) or verdict.steps_otherwise(before, lossy)

@@ -21,7 +21,6 @@ from typing import Literal
 from flatout.doctor.examine import examine
 from flatout.ground.errors import BadInput
 from flatout.ground.interrupts import Interrupts
-from flatout.measure.arms.arm import Same
 from flatout.measure.evidence import Evidence
 from flatout.measure.run.schedule import steps_per_block
 from flatout.tuner import verdict
@@ -31,7 +30,7 @@ from flatout.tuner.results.prescription import Kept, KeptPatch, Prescription, Pr
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trial.switched import LEAST_GAIN, MOST_ROUNDS
+from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN, MOST_ROUNDS
 from flatout.tuner.trials import TrialPlan, Trials
 from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain, JobGain
 
@@ -233,13 +232,12 @@ class Tuner:
         seconds = seconds_for(len(doses) + 1, self.evidence.step_s or 0.0)
         found = self.trials.run(self.kept, arms=tuple(doses), seconds=seconds)
         if found.ended in ("measured", "finished"):  # else each is tried in processes of its own
-            gains = {arm.label: verdict.gain_of_arm(arm) for arm in found.arms}
-            same = gains.pop(Same.label, None)
+            gains, same = verdict.gains_of_arms(found.arms)
             self.noise_in_run = self.noise_in_run or same
             self._in_run |= {
                 label: gain
                 for label, gain in gains.items()
-                if gain.is_settled or gain.num_pairs >= MOST_ROUNDS
+                if gain.is_none or gain.num_pairs >= FEWEST_ROUNDS
             }
 
     def _try(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
@@ -336,9 +334,9 @@ class Tuner:
         if treatment_of(dose).switch is not None and self.evidence.job.world_size == 1:
             seconds = seconds_for(2, self.evidence.step_s or 0.0)
             found = self.trials.run(others, arms=(dose,), seconds=seconds)
-            gains = [verdict.gain_of_arm(arm) for arm in found.arms if arm.label == str(dose)]
-            if gains and gains[0].is_settled:
-                return gains[0]
+            gain = verdict.gains_of_arms(found.arms)[0].get(str(dose))
+            if gain is not None and gain.is_settled:
+                return gain
         try:
             return self._gain(others, self.kept, label=f"without {dose}")
         except _Failed:

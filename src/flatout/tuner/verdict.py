@@ -9,24 +9,26 @@ that can be switched has its interval from blocks of one run.
 Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: an
 error of a parameter's gradient or change may be twice that of the job itself, three times in half precision.
 Then their losses must stay as near to the job's as those of a job whose weights were changed in the last bit:
-rounding does that much.  Lossy ones are compared by the losses of paired seeds, with a margin that is fixed
-beforehand.  What could not be compared has not passed.
+rounding does that much.  Lossy ones are compared by the length of the first step and by the losses of paired
+seeds, with margins that are fixed beforehand.  What could not be compared has not passed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+from flatout.measure.arms.arm import Same
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import LEAST_GAIN as LEAST_GAIN
 from flatout.tuner.trial.switched import ArmResult
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 6
 MARGIN = 0.002  # of the loss, for lossy treatments
+STEP_MARGIN = 0.02  # of the length of the first step, for the same
 ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # of the job's own error against 64 bits
 HALF = ("float16", "bfloat16")
 SAME_LOSS = 0.02  # of the first loss, by which a run in 64 bits may differ from the job
@@ -79,8 +81,24 @@ def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Gain:
     )
 
 
-def gain_of_arm(arm: ArmResult) -> Gain:
-    """What the blocks of a switched treatment showed."""
+def gains_of_arms(arms: Sequence[ArmResult]) -> tuple[dict[str, Gain], Gain | None]:
+    """What switched treatments showed, by label, and what the arm that changes nothing did.
+
+    No interval is narrower than that of nothing: on a busy machine few blocks may agree by chance.
+    """
+    noise = next((_gain_of_arm(arm) for arm in arms if arm.label == Same.label), None)
+    found = {arm.label: _gain_of_arm(arm) for arm in arms if arm.label != Same.label}
+    if noise is None:
+        return found, None
+    below, above = max(1.0, noise.high), min(1.0, noise.low)
+    wide = {
+        label: replace(gain, low=min(gain.low, gain.ratio / below), high=max(gain.high, gain.ratio / above))
+        for label, gain in found.items()
+    }
+    return wide, noise
+
+
+def _gain_of_arm(arm: ArmResult) -> Gain:
     return Gain(ratio=arm.ratio, low=arm.low, high=arm.high, num_pairs=arm.num_blocks, best=arm.ratio)
 
 
@@ -264,6 +282,22 @@ def differs_by_more_than_rounding(
                 f"the {what} of parameter {number} is {other / max(size, 1e-300):.2g} off,"
                 f" the job's own {own / max(size, 1e-300):.2g}"
             )
+    return None
+
+
+def steps_otherwise(plain: Path, treated: Path) -> str | None:
+    """Whether the first step goes as far as the job's: late losses may not show another step size."""
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(path) for path in (plain, treated))
+    if not ours or ours.keys() != theirs.keys():
+        return "the first step has other parameters: nothing was verified"
+    one, other = (
+        math.sqrt(sum(float(value.norm()) ** 2 for name, value in each.items() if name.startswith("change")))
+        for each in (ours, theirs)
+    )
+    if not abs(other - one) <= STEP_MARGIN * one:
+        return f"the first step goes {other / max(one, 1e-300):.3g} times as far"
     return None
 
 

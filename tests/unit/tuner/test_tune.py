@@ -55,7 +55,7 @@ class GivenTrials:
             plain_s = self._result(names).blocks_s[0]
             gains = {str(arm): plain_s / self._result({*names, str(arm)}).blocks_s[0] for arm in arms}
             shown = [
-                ArmResult(label=label, ratio=gain, low=gain / 1.01, high=gain * 1.01, num_blocks=3)
+                ArmResult(label=label, ratio=gain, low=gain / 1.01, high=gain * 1.01, num_blocks=5)
                 for label, gain in {"same": 1.0, **gains}.items()
             ]
             return replace(self._result(names), arms=tuple(shown), blocks_s=())

@@ -67,10 +67,20 @@ def test_the_smallest_gain_follows_from_the_noise() -> None:
 
 
 def test_blocks_of_one_run_are_judged_by_the_same_bound() -> None:
-    arm = ArmResult(label="x", ratio=1.2, low=1.1, high=1.3, num_blocks=3)
-    assert verdict.gain_of_arm(arm).is_kept
-    assert not verdict.gain_of_arm(replace(arm, low=1.02)).is_settled
-    assert verdict.gain_of_arm(replace(arm, ratio=1.02, low=0.9)).is_none
+    arm = ArmResult(label="x", ratio=1.2, low=1.1, high=1.3, num_blocks=5)
+    same = ArmResult(label="same", ratio=1.0, low=0.99, high=1.02, num_blocks=6)
+
+    def judged(one: ArmResult, nothing: ArmResult = same) -> verdict.Gain:
+        gains, noise = verdict.gains_of_arms([nothing, one])
+        assert noise is not None and noise.high == nothing.high
+        return gains["x"]
+
+    assert judged(arm).is_kept and judged(arm).low == 1.1
+    assert not judged(replace(arm, low=1.02)).is_settled
+    assert judged(replace(arm, ratio=1.02, low=0.9)).is_none
+    # what nothing shows by chance is no gain
+    assert not judged(arm, replace(same, high=1.18)).is_kept
+    assert verdict.gains_of_arms([arm])[0]["x"].is_kept and verdict.gains_of_arms([])[1] is None
 
 
 def test_a_start_that_takes_longer_pays_after_some_steps() -> None:
@@ -178,6 +188,17 @@ def test_rounding_may_double_the_error_against_64_bits(tmp_path: Path) -> None:
     assert "nothing was verified" in str(
         verdict.differs_by_more_than_rounding(plain, tmp_path / "others", exact)
     )
+
+
+def test_a_first_step_that_goes_farther_is_found_out(tmp_path: Path) -> None:
+    change = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for name, factor in (("plain", 1.0), ("half", 1.005), ("farther", 1.05)):
+        save_file({"change.0": change * factor, "gradient.0": change}, tmp_path / name)
+    assert verdict.steps_otherwise(tmp_path / "plain", tmp_path / "half") is None
+    farther = verdict.steps_otherwise(tmp_path / "plain", tmp_path / "farther")
+    assert farther == "the first step goes 1.05 times as far"
+    save_file({"change.1": change}, tmp_path / "other")
+    assert "nothing was verified" in str(verdict.steps_otherwise(tmp_path / "plain", tmp_path / "other"))
 
 
 def test_losses_stay_where_rounding_takes_them() -> None:

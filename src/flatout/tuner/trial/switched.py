@@ -21,8 +21,8 @@ from flatout.measure.statistics import compare, outliers
 from flatout.tuner.treatment import Dose, Switch, treatment_of
 
 LEAST_GAIN = 1.03
-NO_GAIN = 1.01  # a treatment that shows less after the fewest rounds gets no more of them
-FEWEST_ROUNDS, NOISE_ROUNDS, MOST_ROUNDS = 3, 6, 12
+NO_GAIN = 1.01  # a treatment that shows less after a few rounds gets no more of them
+FEW_ROUNDS, FEWEST_ROUNDS, NOISE_ROUNDS, MOST_ROUNDS = 3, 5, 6, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,12 +136,14 @@ class Blocks:
 
 def is_settled(arm: Arm, num_blocks: int, gained: Counterfactual | None) -> bool:
     """Whether more blocks would not change the answer; noise gets as many as it takes to be known."""
-    if num_blocks < FEWEST_ROUNDS or gained is None:
+    if num_blocks < FEW_ROUNDS or gained is None:
         return num_blocks >= MOST_ROUNDS
     if arm.label == Same.label:
         return num_blocks >= NOISE_ROUNDS
-    is_clear = gained.speedup_low > LEAST_GAIN or gained.speedup_high < LEAST_GAIN
-    return is_clear or gained.speedup < NO_GAIN or num_blocks >= MOST_ROUNDS
+    if gained.speedup_high < LEAST_GAIN or gained.speedup < NO_GAIN:
+        return True
+    is_clear = gained.speedup_low > LEAST_GAIN and num_blocks >= FEWEST_ROUNDS
+    return is_clear or num_blocks >= MOST_ROUNDS
 
 
 def _now(torch: Any) -> Any:

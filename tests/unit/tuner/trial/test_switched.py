@@ -20,7 +20,8 @@ def shown(speedup: float, low: float, high: float) -> Counterfactual:
     ("num_blocks", "gained", "settled"),
     [
         (2, shown(2.0, 1.9, 2.1), False),  # too few
-        (3, shown(2.0, 1.9, 2.1), True),
+        (4, shown(2.0, 1.9, 2.1), False),  # to keep it takes more than to drop it
+        (5, shown(2.0, 1.9, 2.1), True),
         (3, shown(1.1, 1.0, 1.2), False),
         (3, shown(1.005, 0.9, 1.1), True),  # it shows nothing
         (3, shown(1.02, 1.015, 1.025), True),  # less than 3 %, and that is clear
