@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from flatout.cli.app import application
@@ -104,6 +105,15 @@ def test_a_peft_adapter_goes_in_and_comes_out(desk: Path) -> None:
     assert (config["r"], config["lora_alpha"]) == (8, 16)
     assert {name.rpartition(".")[2] for name in config["target_modules"]} == {"query", "value"}
     assert names["model"].peft_config["default"].r == 8
+    # A step that moves nothing: what went in comes out, bit for bit.
+    still = "--set phase1.steps=1 --set phase1.lr=1.0e-60 --set phase1.weight_decay=0"
+    flatout(f"flatout adapt train tickets.yaml --phase 1 --out runs/still {still}")
+    flatout("flatout adapt export runs/still --to still")
+    given, found = (
+        load_file(folder / "adapter_model.safetensors")
+        for folder in (desk / "my-adapter", desk / "still/tickets")
+    )
+    assert given.keys() == found.keys() and all(given[name].equal(found[name]) for name in given)
 
 
 def test_a_task_of_ones_own_is_thirty_lines_learns_and_keeps_the_contract(desk: Path) -> None:
