@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout import __version__
-from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show_ratio, show_seconds
 from flatout.page.charts import ChartRow, Mark, RowChart
 from flatout.page.document import document
 from flatout.page.inline import inline
@@ -18,7 +18,7 @@ from flatout.tuner.verdict import LEAST_GAIN, Gain
 SLOW_START_S = 1.0
 COLOURS = {"kept": "good", "wrong numbers": "bad", "failed": "bad"}
 CLASSES = {
-    "exact": "losses and gradients must be equal bit for bit",
+    "exact": "batches, losses, gradients and parameters must be equal bit for bit",
     "reordered": "sums in another order: errors against 64 bits and losses must be those of rounding",
     "lossy": "other numbers: the late losses over paired seeds must not be worse",
 }
@@ -164,7 +164,7 @@ def _noise(done: Tuning) -> Html:
     if done.smallest_gain is not None:
         said += f" The smallest gain that such pairs can show here is {show_ratio(done.smallest_gain)}."
     if done.envelope is not None:
-        said += f" Its losses differ by {show_share(done.envelope)} at most."
+        said += f" By themselves its losses vary by up to {done.envelope:.1e} of the loss."
     return section("The job against itself", tag("p", said), anchor="noise")
 
 
