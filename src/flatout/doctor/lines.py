@@ -16,7 +16,7 @@ from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place, Site, SiteKind
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
-FEWEST_SAMPLES = 10  # looks at a block
+FEWEST_SAMPLES = 5  # looks at a block
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 

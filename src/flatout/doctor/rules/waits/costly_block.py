@@ -15,7 +15,7 @@ The training thread's stack was looked at up to a thousand times a second. The l
 step outside the phases, which is what 1.3 times the speed would take, and no line that it calls holds as
 much. The ceiling is measured: steps without the block, and what the device needs at its best for the
 block's arithmetic and bytes. Where it could not be left out, there is none. A loop of the model is found by
-the steps without it alone: they are 1.3 times as fast, and what the loop takes is ten times that best.
+the steps without it alone: they are 1.3 times as fast, and what the loop takes is fifty times that best.
 
 Fix
 Do the work less often, or in one batched operation instead of a loop:
@@ -58,7 +58,7 @@ LEAST_SPEEDUP = 1.3
 LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20
 # what the device needs at its best: a loop of the model that takes more is not its arithmetic
-MANY_TIMES = 10
+MANY_TIMES = 50
 COMPUTING = ("forward", "rest")
 MOST_OF_IT = 0.8  # of what a block frees, by another one inside it
 EXPLAINED = 0.5  # of what a block frees, by a finding inside it
