@@ -6,11 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
+from flatout.measure.run import session
 from flatout.measure.run.assemble import Ending
 from flatout.measure.run.session import JobOptions, Session
 from tests.support.measure import BY_HAND, PREAMBLE, Ran, diagnose, write_script
@@ -218,3 +220,23 @@ def test_an_exit_that_comes_again_under_another_arm_is_the_scripts_own(
     arm = object()
     session.observer = SimpleNamespace(arm_under_way=arm)  # type: ignore[assignment]
     assert session._failed_arm(ending) is (arm if laid_to_the_arm else None)
+
+
+def test_saving_what_is_known_takes_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[float] = []
+    clock = SimpleNamespace(now_s=0.0)
+
+    def save(_evidence: Any, _path: Path) -> None:
+        saved.append(clock.now_s)
+        clock.now_s += 2.0
+
+    monkeypatch.setattr(session, "save_evidence", save)
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    observed: Any = Session.__new__(Session)
+    observed.assembly = SimpleNamespace(evidence=lambda *_arguments, **_options: None)
+    observed.options = SimpleNamespace(evidence_path="e.json")
+    observed.observer, observed._next_save_s = None, 0.0
+    for _block in range(50):
+        observed._save_so_far()
+        clock.now_s += 1.0
+    assert 2 <= len(saved) <= 3
