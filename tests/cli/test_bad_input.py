@@ -212,7 +212,8 @@ def test_an_interrupt_before_the_script_runs(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
 
     ran = diagnose("--save", "e.json", "train.py", folder=tmp_path, during=interrupt)
-    assert only_line(ran, code=130).startswith("interrupted before any step was measured")
+    line = one_line(ran, code=130)  # an import that is interrupted in C++ says so, under plain Python too
+    assert line.startswith("interrupted before any step was measured")
     assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "e.json"}
 
 

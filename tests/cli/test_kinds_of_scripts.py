@@ -125,8 +125,8 @@ def test_batches_changed_by_the_script_come_back_as_they_were(how: str, tmp_path
 def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
     evidence = diagnose("gan.py", save=tmp_path / "evidence.json").measured
     assert evidence.job.anchor == "Adam.step"
-    assert {step.num_batches for step in evidence.steps} == {2}
-    assert {step.num_backwards for step in evidence.steps} == {3}
+    steps = [step for step in evidence.steps if step.arm in ARMS]
+    assert {(step.num_batches, step.num_backwards) for step in steps} == {(2, 3)}
     assert arms(evidence) == ARMS
 
 

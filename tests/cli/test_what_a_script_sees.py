@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from flatout.measure.arms import batch_statements
 from flatout.measure.arms.knock_out import leave_out
 from tests.support.cli import ENVIRONMENT, SCRIPTS
 
@@ -33,7 +32,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "diagnose": {
         "os.environ": {"FLATOUT_JOB"},
         "signals": {str(int(signal.SIGRTMAX))},
-        "names of __main__": {leave_out.SWITCH, batch_statements.SWITCH},
+        "names of __main__": {leave_out.SWITCH},
     },
     "watch": {"threads": {"flatout-sampler"}},
     "run": {},

