@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from flatout.measure.clock import EXCLUDED, FORWARD, now
 from flatout.measure.evidence import Place
-from flatout.measure.lines.stacks import DEEPEST
+from flatout.measure.lines.stacks import DEEPEST, stack_lines
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
@@ -93,18 +93,16 @@ class Lookout:
         library: Library | None = None
         called: str | None = None
         inside: int | None = None  # places that the loader calls
-        at: FrameType | None = frame
-        while at is not None:
-            if self._user_code.is_user(at.f_code):
+        for code, line in stack_lines(frame):
+            if self._user_code.is_user(code):
                 if not places:
                     callee = called
-                places.append(self._user_code.place_in(at.f_code, line=at.f_lineno))
-            elif self._user_code.is_library(at.f_code):
-                called = at.f_code.co_name
-                does = self._does(at.f_code)
+                places.append(self._user_code.place_in(code, line=line))
+            elif self._user_code.is_library(code):
+                called = code.co_name
+                does = self._does(code)
                 library = library or does
                 inside = len(places) if does == "loading" else inside
-            at = at.f_back
         outside = None if inside is None else len(places) - inside
         kept = tuple(places[::-1][:DEEPEST])
         return Look(time_s, weight_s, kept, callee, library, region == FORWARD, outside)

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from flatout.measure import PHASES
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.001
 SWITCH_INTERVAL_S = 1e-4
+WHOLE_LOOK_S = 0.1  # longer than any look takes
 DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
 FEWEST_STEPS = 4  # to know what is usual
@@ -46,6 +47,19 @@ def typical_steps(steps_s: Sequence[float]) -> list[int]:
         return list(range(len(steps_s)))
     longest_s = OUTLIER_FACTOR * statistics.median(steps_s)
     return [number for number, step_s in enumerate(steps_s) if step_s <= longest_s]
+
+
+def stack_lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """The lines on the stack of a thread, innermost first, read before anything else is done.
+
+    The thread may go on meanwhile, and a frame that ends while the one behind it is asked for has crashed
+    Python 3.11.
+    """
+    lines: list[tuple[CodeType, int]] = []
+    while frame is not None:
+        lines.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return lines
 
 
 class StackSampler:
@@ -99,6 +113,7 @@ class StackSampler:
         uneven = random.Random(0)  # even intervals would beat with the steps
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             try:
+                sys.setswitchinterval(WHOLE_LOOK_S)  # the thread does not go on under a look
                 changed_at, found = self._clock.last, self._steps[-1]
                 region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
                 if self._clock.last == changed_at:  # else the thread went on between the two
@@ -107,13 +122,15 @@ class StackSampler:
             except Exception as error:  # noqa: BLE001 - ours; the job goes on without this instrument
                 self.failure = error
                 return
+            finally:
+                sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _look(self, region: int, frame: FrameType | None, found: Found) -> None:
         if frame is None or region == EXCLUDED:
             return
-        places: list[Place] = []
-        while frame is not None:
-            if self._user_code.is_user(frame.f_code):
-                places.append(self._user_code.place_in(frame.f_code, line=frame.f_lineno))
-            frame = frame.f_back
+        places = [
+            self._user_code.place_in(code, line=line)
+            for code, line in stack_lines(frame)
+            if self._user_code.is_user(code)
+        ]
         found[region, tuple(places[::-1][:DEEPEST])] += 1
