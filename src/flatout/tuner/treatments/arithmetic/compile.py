@@ -28,6 +28,7 @@ def propose(case: Case) -> list[Value]:
 def install(patches: Patches, value: Value) -> None:
     options = {"dynamic": True} if value == "dynamic" else {} if value == "default" else {"mode": str(value)}
     compiled: list[Any] = []
+    num_before = num_recompilations()
 
     def begin(module: Any) -> None:
         module.compile(**options)
@@ -38,7 +39,7 @@ def install(patches: Patches, value: Value) -> None:
             import torch
 
             torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
-        if compiled and num_recompilations() > MOST_RECOMPILATIONS:
+        if compiled and num_recompilations() - num_before > MOST_RECOMPILATIONS:
             for module in compiled:
                 module._compiled_call_impl = None
             compiled.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from flatout.ground.errors import BadInput
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "my_rewards.py").write_text(
         "LIMIT = 3\ndef length(completion, answer):\n    return len(completion) / int(answer['most'])\n"
     )
@@ -41,7 +41,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "needy_rewards.py").write_text("import absent_package\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return "my_rewards"
+    sys.modules.pop("my_rewards", None)  # another test has one of this name
+    yield "my_rewards"
+    sys.modules.pop("my_rewards", None)
 
 
 def test_a_function_is_named_by_module_and_name(module: str) -> None:

@@ -90,7 +90,7 @@ def pool() -> Iterator[RewardPool]:
 
 
 def reward_processes() -> list[psutil.Process]:
-    own = psutil.Process().children()
+    own = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
     return [process for process in own if "spawn_main" in " ".join(process.cmdline())]
 
 
