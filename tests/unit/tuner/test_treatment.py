@@ -511,6 +511,8 @@ def test_gradients_are_exchanged_once_per_step_and_before_an_early_one(
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    model: Any = None
+    optimizer: Any = None
     try:
         install([Dose(name="no-sync", value=3)], patches)
         model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
@@ -527,6 +529,9 @@ def test_gradients_are_exchanged_once_per_step_and_before_an_early_one(
         assert seen == [False, False, True, False, False]
     finally:
         patches.undo()
+        # the group has to go last: a model that ends it waits for its threads, and they for Python's lock
+        del model, optimizer
+        gc.collect()
         dist.destroy_process_group()
 
 
