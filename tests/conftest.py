@@ -68,3 +68,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def repository() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def usual_turns_of_threads() -> None:
+    """Threads take turns as in a fresh process, whatever a file before this one left."""
+    sys.setswitchinterval(0.005)

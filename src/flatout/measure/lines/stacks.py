@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.001
 SWITCH_INTERVAL_S = 1e-4
-WHOLE_LOOK_S = 0.1  # longer than any look takes
 DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
 FEWEST_STEPS = 4  # to know what is usual
@@ -113,7 +112,6 @@ class StackSampler:
         uneven = random.Random(0)  # even intervals would beat with the steps
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             try:
-                sys.setswitchinterval(WHOLE_LOOK_S)  # the thread does not go on under a look
                 changed_at, found = self._clock.last, self._steps[-1]
                 region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
                 if self._clock.last == changed_at:  # else the thread went on between the two
@@ -122,8 +120,6 @@ class StackSampler:
             except Exception as error:  # noqa: BLE001 - ours; the job goes on without this instrument
                 self.failure = error
                 return
-            finally:
-                sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _look(self, region: int, frame: FrameType | None, found: Found) -> None:
         if frame is None or region == EXCLUDED:
