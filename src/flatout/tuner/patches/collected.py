@@ -9,7 +9,7 @@ torch.stack(rows)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -17,6 +17,7 @@ import libcst as cst
 from flatout.tuner.patches.purity import impure_part
 from flatout.tuner.patches.source import (
     Refused,
+    Replacement,
     Source,
     appended,
     argument,
@@ -47,6 +48,32 @@ class Collected:
     joined: str  # "stack" or "cat"
     removed: tuple[cst.CSTNode, ...]  # statements that the join makes needless
     lines: tuple[int, int]
+
+
+def rewrite_collected(
+    source: Source,
+    lines: Sequence[int],
+    one: Callable[[Source, Collected], cst.BaseExpression],
+    *,
+    kinds: dict[str, str],
+    otherwise: str,
+) -> str:
+    """Put what `one` makes of each list in its place; `otherwise` is the reason where there is no list."""
+    changes: dict[cst.CSTNode, Replacement] = {}
+    reason = otherwise
+    for found in find_collected(source, lines, kinds):
+        if isinstance(found, str):
+            reason = found
+            continue
+        try:
+            changes[found.call] = one(source, found)
+        except Refused as refusal:
+            reason = str(refusal)
+            continue
+        changes.update(dict.fromkeys(found.removed))
+    if not changes:
+        raise Refused(reason)
+    return source.replaced(changes)
 
 
 def find_collected(source: Source, lines: Sequence[int], kinds: dict[str, str]) -> Iterator[Collected | str]:

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import Collected, find_collected
+from flatout.tuner.patches.collected import Collected, rewrite_collected
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import (
     Refused,
-    Replacement,
     Source,
     dotted,
     expression,
@@ -29,21 +28,8 @@ SPLITS: tuple[str, ...] = ("{x}.split(1)", "{x}.split(1, 0)", "{x}.split(1, dim=
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
-    changes: dict[cst.CSTNode, Replacement] = {}
-    reason = "no model is called here for each sample and its results joined"
-    for found in find_collected(source, lines, {}):
-        if isinstance(found, str):
-            reason = found
-            continue
-        try:
-            changes[found.call] = _one_call(source, found)
-        except Refused as refusal:
-            reason = str(refusal)
-            continue
-        changes.update(dict.fromkeys(found.removed))
-    if not changes:
-        raise Refused(reason)
-    return source.replaced(changes)
+    otherwise = "no model is called here for each sample and its results joined"
+    return rewrite_collected(source, lines, _one_call, kinds={}, otherwise=otherwise)
 
 
 def _one_call(source: Source, found: Collected) -> cst.BaseExpression:

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import Collected, find_collected
+from flatout.tuner.patches.collected import Collected, rewrite_collected
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import ROWWISE, impure_part, module_kinds
 from flatout.tuner.patches.source import (
     Refused,
-    Replacement,
     Source,
     argument,
     call_of,
@@ -29,21 +28,8 @@ MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTen
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
-    changes: dict[cst.CSTNode, Replacement] = {}
-    reason = "no tensors are made here one by one and joined"
-    for found in find_collected(source, lines, _all_kinds(source)):
-        if isinstance(found, str):
-            reason = found
-            continue
-        try:
-            changes[found.call] = _one(source, found)
-        except Refused as refusal:
-            reason = str(refusal)
-            continue
-        changes.update(dict.fromkeys(found.removed))
-    if not changes:
-        raise Refused(reason)
-    return source.replaced(changes)
+    otherwise = "no tensors are made here one by one and joined"
+    return rewrite_collected(source, lines, _one, kinds=_all_kinds(source), otherwise=otherwise)
 
 
 def _all_kinds(source: Source) -> dict[str, str]:

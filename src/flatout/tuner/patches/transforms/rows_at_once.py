@@ -12,28 +12,15 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import Collected, find_collected, index_parts
+from flatout.tuner.patches.collected import Collected, index_parts, rewrite_collected
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Replacement, Source, expression, names
+from flatout.tuner.patches.source import Refused, Source, expression, names
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
-    changes: dict[cst.CSTNode, Replacement] = {}
-    reason = "no rows are stacked here that a loop or a comprehension takes one by one"
-    for found in find_collected(source, lines, {}):
-        if isinstance(found, str):
-            reason = found
-            continue
-        try:
-            changes[found.call] = _one_index(source, found)
-        except Refused as refusal:
-            reason = str(refusal)
-            continue
-        changes.update(dict.fromkeys(found.removed))
-    if not changes:
-        raise Refused(reason)
-    return source.replaced(changes)
+    otherwise = "no rows are stacked here that a loop or a comprehension takes one by one"
+    return rewrite_collected(source, lines, _one_index, kinds={}, otherwise=otherwise)
 
 
 def _one_index(source: Source, found: Collected) -> cst.BaseExpression:
