@@ -196,14 +196,16 @@ class LoaderWatch:
         self._note_steps(None if record.first else record)
         record.step_at_last_batch, self._latest = self.num_steps, record
         length = record.config["num_batches"]
-        if length is not None and record.given >= length and record.stood_in:
+        complete = length is not None and record.given >= length
+        if complete and record.stood_in:
             # kept batches stood in for real ones in this epoch: end it where it would have ended
             start = now()
             if getattr(iterator, "_workers", None) and not iterator._persistent_workers:
                 iterator._shutdown_workers()
             record.end_s = now() - start
             raise StopIteration
-        if self.serving is not None and record.trains:
+        # a complete epoch ends by itself: one more batch would move the next epoch
+        if self.serving is not None and record.trains and not complete:
             batch = self._serve(iterator, record)
             if batch is not None:
                 record.given += 1

@@ -247,6 +247,18 @@ def test_an_epoch_served_to_its_end_is_followed_by_a_whole_one(
     assert [x.tolist() for (x,) in loader] == [batch(i) for i in range(NUM_BATCHES)]
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_an_epoch_that_is_complete_before_the_first_served_batch_ends(
+    watch: LoaderWatch, options: dict[str, Any]
+) -> None:
+    loader = make_loader(**options)
+    batches = serving_after(watch, loader, NUM_BATCHES)
+    assert next(batches, None) is None
+    assert not watch.fell_back
+    del batches
+    assert len([watch.num_steps for _ in loader]) == NUM_BATCHES
+
+
 @pytest.mark.parametrize("arm", ["cached", "half"])
 def test_serving_and_keeping_are_not_the_jobs_time(
     watch: LoaderWatch, monkeypatch: pytest.MonkeyPatch, arm: str
