@@ -42,7 +42,8 @@ TOGETHER := $(sort $(filter-out $(ALONE),$(wildcard tests/cli/test_*.py))) tests
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  $(TOGETHER) || \
-	{ test $$? -eq 1 && echo "Again, alone:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	{ test $$? -eq 1 && echo "Again, alone:" && \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 	$(BIN)/python -m pytest $(ALONE)
 
 # Every planted script and its clean twin, diagnosed live; `make test` runs a few and replays the recorded ones.
