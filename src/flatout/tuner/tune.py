@@ -36,6 +36,7 @@ from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain, JobGain
 
 BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
 FEWEST_WARMUP = 8
+LONG_STEP_S = 2.0  # from here on few steps are enough: a step is worth a block of short ones
 BLOCKS_PER_ROUND = 1.6  # of an arm's block: half a block of the baseline, and some that are longer
 LEAST_LIMIT_S, HANGS = 60.0, 4.0
 MOST_SOURCE = 4 << 20
@@ -470,8 +471,9 @@ def plan_of(step_s: float) -> TrialPlan:
     """Choose how many steps a trial runs, by how long one takes."""
     block_steps = min(MOST_BLOCK_STEPS, max(2, round(BLOCK_S / step_s)))
     plan = TrialPlan(warmup=max(FEWEST_WARMUP, block_steps), blocks=5, block_steps=block_steps)
-    limit_s = max(LEAST_LIMIT_S, HANGS * plan.num_steps * step_s + LEAST_LIMIT_S)
-    return TrialPlan(warmup=plan.warmup, blocks=plan.blocks, block_steps=block_steps, limit_s=limit_s)
+    if step_s >= LONG_STEP_S:
+        plan = TrialPlan(warmup=3, blocks=3, block_steps=1)
+    return replace(plan, limit_s=HANGS * plan.num_steps * step_s + LEAST_LIMIT_S)
 
 
 def seconds_for(num_arms: int, step_s: float) -> float:

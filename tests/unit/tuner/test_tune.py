@@ -159,7 +159,7 @@ def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
 
 def test_trials_are_as_long_as_their_steps_need() -> None:
     assert plan_of(0.001).block_steps == 50
-    assert plan_of(5.0).block_steps == 2 and plan_of(5.0).limit_s > 5 * plan_of(5.0).num_steps
+    assert plan_of(5.0).num_steps == 7 and plan_of(5.0).limit_s > 5 * plan_of(5.0).num_steps
 
 
 def test_the_source_is_that_of_the_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
