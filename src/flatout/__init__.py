@@ -17,8 +17,9 @@ by the verb that needs it.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from flatout.ground.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from flatout.api import adapt as adapt
@@ -59,35 +60,11 @@ _HOMES = {
     "watch": "flatout.monitor.job.watch",
 }
 
-__all__ = [
-    "Decision",
-    "Diagnosis",
-    "Evidence",
-    "Finding",
-    "FlatoutError",
-    "JobFit",
-    "MemoryEstimate",
-    "__version__",
-    "adapt",
-    "diagnose",
-    "evolve",
-    "fit",
-    "load_evidence",
-    "plan",
-    "steer",
-    "step",
-    "watch",
-]
+__all__ = list(_HOMES)
+__all__ += ["__version__"]
 
-
-if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -13,8 +13,9 @@ Question, read_questions, question_of    A/B questions and pairs of texts
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from flatout.ground.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from flatout.engines.steering.extract.activations import extract as extract
@@ -40,15 +41,8 @@ _HOMES = {
 
 __all__ = list(_HOMES)
 
-
-if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -20,8 +20,9 @@ Names are resolved on first use, so that importing this package imports no torch
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from flatout.ground.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from flatout.multiplex.decode.generator import Generator as Generator
@@ -46,39 +47,32 @@ if TYPE_CHECKING:
     from flatout.multiplex.vectors import steered as steered
 
 _HOMES = {
-    "Completion": "decode.requests",
-    "Decoder": "models.decoder",
-    "Factors": "factors",
-    "FullNoise": "noise.draws",
-    "Generator": "decode.generator",
-    "Projection": "models.decoder",
-    "Request": "decode.requests",
-    "RowTables": "rows",
-    "Rows": "rows",
-    "Sampling": "decode.sampling",
-    "VariantRange": "rows",
-    "draw_factors": "noise.draws",
-    "draw_full": "noise.draws",
-    "generate": "decode.generator",
-    "install": "swap",
-    "linear": "products.linear",
-    "multiplexed": "swap",
-    "normals": "noise.draws",
-    "read_decoder": "models.families",
-    "steered": "vectors",
+    "Completion": f"{__name__}.decode.requests",
+    "Decoder": f"{__name__}.models.decoder",
+    "Factors": f"{__name__}.factors",
+    "FullNoise": f"{__name__}.noise.draws",
+    "Generator": f"{__name__}.decode.generator",
+    "Projection": f"{__name__}.models.decoder",
+    "Request": f"{__name__}.decode.requests",
+    "RowTables": f"{__name__}.rows",
+    "Rows": f"{__name__}.rows",
+    "Sampling": f"{__name__}.decode.sampling",
+    "VariantRange": f"{__name__}.rows",
+    "draw_factors": f"{__name__}.noise.draws",
+    "draw_full": f"{__name__}.noise.draws",
+    "generate": f"{__name__}.decode.generator",
+    "install": f"{__name__}.swap",
+    "linear": f"{__name__}.products.linear",
+    "multiplexed": f"{__name__}.swap",
+    "normals": f"{__name__}.noise.draws",
+    "read_decoder": f"{__name__}.models.families",
+    "steered": f"{__name__}.vectors",
 }
 
 __all__ = list(_HOMES)
 
-
-if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for an object
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

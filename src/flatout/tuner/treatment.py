@@ -15,7 +15,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from flatout.doctor.finding import FixSafety
@@ -63,20 +63,25 @@ def reversible(install: Callable[[Patches, Value], None]) -> Callable[[Patches, 
     return lambda _patches, value: _Reinstalled(install, value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Treatment:
     """One way to run a job differently."""
 
-    name: str
-    safety: FixSafety
-    summary: str  # what it does, as a sentence without its full stop
     propose: Callable[[Case], Sequence[Value]]  # the likeliest first; none where it is not for this job
     install: Callable[[Patches, Value], None]
+    summary: str  # what it does, as a sentence without its full stop
+    _: KW_ONLY
+    safety: FixSafety
+    name: str = ""  # that of its file, where none is given
     # made before the script starts, off; None where only a process of its own shows what it does
     switch: Callable[[Patches, Value], Switch] | None = None
     changes_batches: bool = False  # its batches are not the job's, and the losses judge that
     moves_reads: bool = False  # the script reads its numbers at other times, and that is the point
     rules: tuple[str, ...] = ()  # names of the rules whose cause it takes away: their ceiling is its own
+
+    def __post_init__(self) -> None:
+        file = self.install.__module__.rpartition(".")[2]
+        object.__setattr__(self, "name", self.name or file.replace("_", "-"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

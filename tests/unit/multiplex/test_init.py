@@ -23,7 +23,7 @@ def test_every_public_name_has_a_home_and_resolves() -> None:
 def test_no_public_name_is_that_of_a_module() -> None:
     """Importing the module would put it in the name's place."""
     modules = {found.name for found in pkgutil.iter_modules(multiplex.__path__)}
-    assert modules >= {home.partition(".")[0] for home in multiplex._HOMES.values()}
+    assert modules >= {home.split(".")[2] for home in multiplex._HOMES.values()}
     assert not modules & set(multiplex.__all__)
 
 

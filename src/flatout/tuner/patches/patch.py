@@ -1,9 +1,9 @@
 """A patch: how a file of the user's can be written so that it does the same, faster.
 
-A module of `transforms` holds one `PATCH`.  It rewrites the text of a file around the lines of a finding, or
-refuses with a reason.  It must see that names are not rebound and that nothing else reads what it removes;
-what it cannot see, shapes for instance, the trial shows: a patched file runs as an arm of its own, and is
-kept by the rules of treatments.
+A module of `transforms` holds one `PATCH`, named as its file.  It rewrites the text of a file around the
+lines of a finding, or refuses with a reason.  It must see that names are not rebound and that nothing else
+reads what it removes; what it cannot see, shapes for instance, the trial shows: a patched file runs as an arm
+of its own, and is kept by the rules of treatments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,15 +28,19 @@ if TYPE_CHECKING:
 ANYWHERE: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Patch:
     """One way to write a file differently."""
 
-    name: str
-    safety: FixSafety
-    summary: str  # what it does, as a sentence without its full stop
-    answers: tuple[str, ...]  # codes of the rules whose findings it answers; none: it looks by itself
     rewrite: Callable[[Source, Sequence[int]], str]  # (file, lines, none: anywhere); raises Refused
+    summary: str  # what it does, as a sentence without its full stop
+    _: KW_ONLY
+    safety: FixSafety
+    answers: tuple[str, ...] = ()  # codes of the rules whose findings it answers; none: it looks by itself
+
+    @property
+    def name(self) -> str:
+        return self.rewrite.__module__.rpartition(".")[2].replace("_", "-")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

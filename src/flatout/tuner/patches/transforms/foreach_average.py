@@ -171,10 +171,4 @@ def _weight(source: Source, node: cst.BaseExpression | None, named: dict[str, st
     return source.code(node)
 
 
-PATCH = Patch(
-    name="foreach-average",
-    safety="reordered",
-    summary="average the weights of two models in a few kernels",
-    answers=(),
-    rewrite=rewrite,
-)
+PATCH = Patch(rewrite, "average the weights of two models in a few kernels", safety="reordered")

@@ -109,9 +109,8 @@ def _outermost_loop(source: Source, node: cst.Call) -> Loop | None:
 
 
 PATCH = Patch(
-    name="hoisted-constants",
+    rewrite,
+    "compute before a loop what no round of it changes",
     safety="reordered",
-    summary="compute before a loop what no round of it changes",
     answers=("FO301", "FO304"),
-    rewrite=rewrite,
 )

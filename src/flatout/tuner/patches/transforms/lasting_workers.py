@@ -36,10 +36,4 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     return source.replaced(changes)
 
 
-PATCH = Patch(
-    name="lasting-workers",
-    safety="exact",
-    summary="keep the loader's workers from epoch to epoch",
-    answers=("FO102",),
-    rewrite=rewrite,
-)
+PATCH = Patch(rewrite, "keep the loader's workers from epoch to epoch", safety="exact", answers=("FO102",))

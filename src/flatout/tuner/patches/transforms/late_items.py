@@ -144,9 +144,5 @@ def _is_number(node: cst.CSTNode) -> bool:
 
 
 PATCH = Patch(
-    name="late-items",
-    safety="exact",
-    summary="sum losses on the device and read them where they are used",
-    answers=("FO202",),
-    rewrite=rewrite,
+    rewrite, "sum losses on the device and read them where they are used", safety="exact", answers=("FO202",)
 )

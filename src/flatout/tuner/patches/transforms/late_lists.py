@@ -106,9 +106,5 @@ def _read(source: Source, word: cst.Name, scope: cst.CSTNode) -> dict[cst.CSTNod
 
 
 PATCH = Patch(
-    name="late-lists",
-    safety="exact",
-    summary="keep losses as tensors and read them where the list is used",
-    answers=("FO202",),
-    rewrite=rewrite,
+    rewrite, "keep losses as tensors and read them where the list is used", safety="exact", answers=("FO202",)
 )

@@ -106,9 +106,5 @@ def _is_number(value: cst.BaseExpression, numbers: set[str]) -> bool:
 
 
 PATCH = Patch(
-    name="no-grad-evaluation",
-    safety="exact",
-    summary="evaluate without keeping what a backward would need",
-    answers=("FO801",),
-    rewrite=rewrite,
+    rewrite, "evaluate without keeping what a backward would need", safety="exact", answers=("FO801",)
 )

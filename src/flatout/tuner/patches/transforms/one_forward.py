@@ -86,9 +86,8 @@ def _owner_of_row(node: cst.BaseExpression) -> str | None:
 
 
 PATCH = Patch(
-    name="one-forward",
+    rewrite,
+    "call the model once for all samples instead of once for each",
     safety="reordered",
-    summary="call the model once for all samples instead of once for each",
     answers=("FO304",),
-    rewrite=rewrite,
 )

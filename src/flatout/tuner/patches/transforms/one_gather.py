@@ -547,9 +547,8 @@ def _check_other_readers(
 
 
 PATCH = Patch(
-    name="one-gather",
+    rewrite,
+    "build the sequences of all samples by one gather instead of row by row",
     safety="reordered",
-    summary="build the sequences of all samples by one gather instead of row by row",
     answers=("FO302", "FO301"),
-    rewrite=rewrite,
 )

@@ -81,9 +81,8 @@ def _maker(source: Source, found: Collected) -> cst.Call:
 
 
 PATCH = Patch(
-    name="one-tensor",
+    rewrite,
+    "make one tensor of all values instead of one for each",
     safety="reordered",
-    summary="make one tensor of all values instead of one for each",
     answers=("FO301", "FO304"),
-    rewrite=rewrite,
 )

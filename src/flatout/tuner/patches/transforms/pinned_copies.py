@@ -72,9 +72,8 @@ def with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
 
 
 PATCH = Patch(
-    name="pinned-copies",
+    rewrite,
+    "keep batches in page-locked memory and copy them without waiting",
     safety="exact",
-    summary="keep batches in page-locked memory and copy them without waiting",
     answers=("FO201",),
-    rewrite=rewrite,
 )

@@ -44,9 +44,5 @@ def _one_index(source: Source, found: Collected) -> cst.BaseExpression:
 
 
 PATCH = Patch(
-    name="rows-at-once",
-    safety="reordered",
-    summary="take all rows by one index instead of one by one",
-    answers=("FO302",),
-    rewrite=rewrite,
+    rewrite, "take all rows by one index instead of one by one", safety="reordered", answers=("FO302",)
 )

@@ -110,9 +110,8 @@ def _kind(item: cst.SubscriptElement, counter: str) -> str:
 
 
 PATCH = Patch(
-    name="unbound-rows",
+    rewrite,
+    "cut a tensor into its rows once, before the loop that reads them",
     safety="reordered",
-    summary="cut a tensor into its rows once, before the loop that reads them",
     answers=("FO302",),
-    rewrite=rewrite,
 )

@@ -33,9 +33,5 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="attention",
-    safety="reordered",
-    summary="compute attention of Hugging Face models in one kernel",
-    propose=propose,
-    install=install,
+    propose, install, "compute attention of Hugging Face models in one kernel", safety="reordered"
 )

@@ -49,11 +49,10 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="autocast",
+    propose,
+    install,
+    "compute the forward in 16 bits, weights and sums in 32 bits",
     safety="lossy",
-    summary="compute the forward in 16 bits, weights and sums in 32 bits",
-    propose=propose,
-    install=install,
     switch=reversible(install),
     rules=("no-mixed-precision",),
 )

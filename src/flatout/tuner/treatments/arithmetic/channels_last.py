@@ -35,9 +35,5 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="channels-last",
-    safety="reordered",
-    summary="keep images and convolutions in the layout that kernels want",
-    propose=propose,
-    install=install,
+    propose, install, "keep images and convolutions in the layout that kernels want", safety="reordered"
 )

@@ -58,10 +58,5 @@ def num_recompilations() -> int:
 
 
 TREATMENT = Treatment(
-    name="compile",
-    safety="reordered",
-    summary="compile the model with torch.compile",
-    propose=propose,
-    install=install,
-    rules=("launch-bound-step",),
+    propose, install, "compile the model with torch.compile", safety="reordered", rules=("launch-bound-step",)
 )

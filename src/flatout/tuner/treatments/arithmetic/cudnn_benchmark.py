@@ -23,9 +23,5 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="cudnn-benchmark",
-    safety="reordered",
-    summary="choose convolution algorithms by trying them once for each shape",
-    propose=propose,
-    install=install,
+    propose, install, "choose convolution algorithms by trying them once for each shape", safety="reordered"
 )

@@ -31,11 +31,10 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="matmul-precision",
+    propose,
+    install,
+    "multiply 32-bit matrices with 10 bits of mantissa (TF32)",
     safety="lossy",
-    summary="multiply 32-bit matrices with 10 bits of mantissa (TF32)",
-    propose=propose,
-    install=install,
     switch=reversible(install),
     rules=("no-mixed-precision",),
 )

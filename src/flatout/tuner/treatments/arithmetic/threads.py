@@ -22,10 +22,9 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="threads",
+    propose,
+    install,
+    "let an operator on the CPU use this many threads",
     safety="reordered",
-    summary="let an operator on the CPU use this many threads",
-    propose=propose,
-    install=install,
     switch=reversible(install),
 )

@@ -55,10 +55,9 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="device-prefetch",
+    propose,
+    install,
+    "copy batches to the GPU on a stream of their own, ahead of their use",
     safety="exact",
-    summary="copy batches to the GPU on a stream of their own, ahead of their use",
-    propose=propose,
-    install=install,
     rules=("unpinned-host-memory",),
 )

@@ -50,11 +50,10 @@ def _is_shuffled(
 
 
 TREATMENT = Treatment(
-    name="drop-last",
+    propose,
+    install,
+    "leave out the last, smaller batch of an epoch",
     safety="lossy",
-    summary="leave out the last, smaller batch of an epoch",
-    propose=propose,
-    install=install,
     changes_batches=True,
     rules=("repeated-recompiles",),
 )

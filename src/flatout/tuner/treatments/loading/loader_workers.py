@@ -46,10 +46,9 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="loader-workers",
+    propose,
+    install,
+    "fetch batches in worker processes that live for the whole run",
     safety="exact",
-    summary="fetch batches in worker processes that live for the whole run",
-    propose=propose,
-    install=install,
     rules=("single-process-loading", "loader-bound", "slow-samples", "respawned-workers"),
 )

@@ -42,10 +42,9 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="pinned-memory",
+    propose,
+    install,
+    "keep batches in page-locked memory and copy them without waiting",
     safety="exact",
-    summary="keep batches in page-locked memory and copy them without waiting",
-    propose=propose,
-    install=install,
     rules=("unpinned-host-memory",),
 )

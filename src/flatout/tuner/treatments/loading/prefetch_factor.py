@@ -39,10 +39,9 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="prefetch-factor",
+    propose,
+    install,
+    "let each worker have this many batches ready",
     safety="exact",
-    summary="let each worker have this many batches ready",
-    propose=propose,
-    install=install,
     rules=("loader-bound", "slow-samples"),
 )

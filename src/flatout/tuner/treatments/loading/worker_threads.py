@@ -54,10 +54,9 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="worker-threads",
+    propose,
+    install,
+    "let operators in loader workers use this many threads",
     safety="reordered",
-    summary="let operators in loader workers use this many threads",
-    propose=propose,
-    install=install,
     rules=("loader-bound", "slow-samples"),
 )

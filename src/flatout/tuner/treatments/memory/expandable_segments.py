@@ -31,10 +31,4 @@ def install(_patches: Patches, _value: Value) -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-TREATMENT = Treatment(
-    name="expandable-segments",
-    safety="exact",
-    summary="let segments of GPU memory grow",
-    propose=propose,
-    install=install,
-)
+TREATMENT = Treatment(propose, install, "let segments of GPU memory grow", safety="exact")

@@ -43,10 +43,4 @@ def install(patches: Patches, _value: Value) -> None:
     patches.replace(checkpointing, "checkpoint_sequential", checkpoint_sequential)
 
 
-TREATMENT = Treatment(
-    name="no-checkpointing",
-    safety="exact",
-    summary="keep activations instead of computing them again",
-    propose=propose,
-    install=install,
-)
+TREATMENT = Treatment(propose, install, "keep activations instead of computing them again", safety="exact")

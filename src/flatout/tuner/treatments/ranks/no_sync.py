@@ -78,10 +78,4 @@ def _exchange(model: Any) -> None:
             parameter.grad.div_(dist.get_world_size(model.process_group))
 
 
-TREATMENT = Treatment(
-    name="no-sync",
-    safety="reordered",
-    summary="exchange gradients once per optimizer step",
-    propose=propose,
-    install=install,
-)
+TREATMENT = Treatment(propose, install, "exchange gradients once per optimizer step", safety="reordered")

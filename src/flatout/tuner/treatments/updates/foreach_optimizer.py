@@ -39,10 +39,9 @@ def _use_lists(optimizer_type: Any, patches: Patches) -> None:
 
 
 TREATMENT = Treatment(
-    name="foreach-optimizer",
+    propose,
+    install,
+    "update lists of parameters instead of one after the other",
     safety="reordered",
-    summary="update lists of parameters instead of one after the other",
-    propose=propose,
-    install=install,
     rules=("launch-bound-step",),
 )

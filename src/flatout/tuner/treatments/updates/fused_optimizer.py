@@ -61,10 +61,4 @@ def _can_be_fused(params: list[Any]) -> bool:
     return bool(tensors) and devices <= {"cuda", "cpu"} and all(each.is_floating_point() for each in tensors)
 
 
-TREATMENT = Treatment(
-    name="fused-optimizer",
-    safety="reordered",
-    summary="update all parameters in one kernel",
-    propose=propose,
-    install=install,
-)
+TREATMENT = Treatment(propose, install, "update all parameters in one kernel", safety="reordered")

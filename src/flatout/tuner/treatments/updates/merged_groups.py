@@ -60,10 +60,9 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 TREATMENT = Treatment(
-    name="merged-groups",
+    propose,
+    install,
+    "update parameter groups with the same options as one",
     safety="reordered",
-    summary="update parameter groups with the same options as one",
-    propose=propose,
-    install=install,
     rules=("launch-bound-step",),
 )

@@ -60,10 +60,9 @@ class _Switch:
 
 
 TREATMENT = Treatment(
-    name="garbage-every",
+    propose,
+    install,
+    "collect garbage every so many steps, not in the middle of one",
     safety="exact",
-    summary="collect garbage every so many steps, not in the middle of one",
-    propose=propose,
-    install=install,
     switch=_Switch,
 )

@@ -67,10 +67,5 @@ class _Switch:
 
 
 TREATMENT = Treatment(
-    name="no-debug-calls",
-    safety="exact",
-    summary="ignore empty_cache, synchronize and anomaly detection",
-    propose=propose,
-    install=install,
-    switch=_Switch,
+    propose, install, "ignore empty_cache, synchronize and anomaly detection", safety="exact", switch=_Switch
 )

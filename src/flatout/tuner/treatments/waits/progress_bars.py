@@ -43,10 +43,5 @@ def install(patches: Patches, value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    name="progress-bars",
-    safety="exact",
-    summary="draw progress bars once a second",
-    propose=propose,
-    install=install,
-    rules=("costly-block",),
+    propose, install, "draw progress bars once a second", safety="exact", rules=("costly-block",)
 )
