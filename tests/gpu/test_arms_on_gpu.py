@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.measure.arms.batched_call import BatchedCall
+from flatout.measure.arms.batches.staged import Staged
+from flatout.measure.arms.batches.workers import Workers
 from flatout.measure.arms.precision import Autocast, Tf32, narrow_dtype
 from flatout.measure.arms.reads_free import ReadsFree
 from flatout.measure.arms.recurrence import LibraryRecurrence
-from flatout.measure.arms.staged import Staged
-from flatout.measure.arms.workers import Workers
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch

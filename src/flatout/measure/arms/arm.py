@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure.evidence import Kernels, Memory, ModuleCall, Place, Site, Stacks
 
 if TYPE_CHECKING:
-    from flatout.measure.arms.batch_statements import BatchStatements
+    from flatout.measure.arms.batches.batch_statements import BatchStatements
     from flatout.measure.arms.knock_out.leave_out import LeaveOut
     from flatout.measure.clock import Clock
     from flatout.measure.loading.loaders import LoaderWatch

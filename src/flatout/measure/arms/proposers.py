@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from flatout.measure.arms import (
-    batched_call,
-    kept_batches,
-    precision,
-    reads_free,
-    recurrence,
-    staged,
-    trimmed,
-    workers,
-)
+from flatout.measure.arms import batched_call, precision, reads_free, recurrence
 from flatout.measure.arms.arm import Propose
+from flatout.measure.arms.batches import kept_batches, staged, trimmed, workers
 from flatout.measure.arms.knock_out import function_blocks, leave_out
 
 PROPOSERS: tuple[Propose, ...] = (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.measure.arms import kept_batches
 from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
-from flatout.measure.arms.batch_statements import BatchStatements
+from flatout.measure.arms.batches import kept_batches
+from flatout.measure.arms.batches.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s

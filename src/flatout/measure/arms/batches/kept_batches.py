@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flatout.measure.arms import batch_statements
 from flatout.measure.arms.arm import ONE_BATCH, Arm, ArmContext
+from flatout.measure.arms.batches import batch_statements
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches, compile_sizes_apart
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from flatout.measure.arms.arm import Arm, ArmContext
-from flatout.measure.arms.served_batches import ServedBatches
+from flatout.measure.arms.batches.served_batches import ServedBatches
 from flatout.measure.batches import arrays_of, map_arrays, num_bytes
 from flatout.measure.clock import ident
 from flatout.measure.evidence import Place

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from flatout.measure.arms.arm import Arm
-from flatout.measure.arms.trimmed import NotPadded, PaddedBatch, Trimmed, propose, take_turns
+from flatout.measure.arms.batches.trimmed import NotPadded, PaddedBatch, Trimmed, propose, take_turns
 from flatout.measure.loading.loaders import LoaderWatch
 
 Keep = Callable[..., Iterator[Any]]

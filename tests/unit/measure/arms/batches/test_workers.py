@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from flatout.measure.arms import workers
 from flatout.measure.arms.arm import Arm
-from flatout.measure.arms.workers import Workers, propose, worker_counts
+from flatout.measure.arms.batches import workers
+from flatout.measure.arms.batches.workers import Workers, propose, worker_counts
 from flatout.measure.evidence import EpochStart
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import BatchTimes

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch._dynamo
 
-from flatout.measure.arms import kept_batches
-from flatout.measure.arms.batch_statements import NotMade
+from flatout.measure.arms.batches import kept_batches
+from flatout.measure.arms.batches.batch_statements import NotMade
 
 
 def context(trained_on: Any) -> Any:

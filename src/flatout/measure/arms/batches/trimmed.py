@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flatout.measure.arms.arm import Arm, ArmContext
-from flatout.measure.arms.served_batches import ServedBatches
+from flatout.measure.arms.batches.served_batches import ServedBatches
 from flatout.measure.batches import arrays_of, map_arrays, num_rows
 from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch

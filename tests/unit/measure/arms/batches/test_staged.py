@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.measure.arms.arm import Arm
-from flatout.measure.arms.staged import Staged, propose
+from flatout.measure.arms.batches.staged import Staged, propose
 from flatout.measure.evidence import Place, Site
 from flatout.measure.loading.loaders import LoaderWatch
 

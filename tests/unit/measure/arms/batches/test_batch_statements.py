@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.measure.arms import batch_statements
 from flatout.measure.arms.arm import Arm
-from flatout.measure.arms.batch_statements import SWITCH, BatchStatements
+from flatout.measure.arms.batches import batch_statements
+from flatout.measure.arms.batches.batch_statements import SWITCH, BatchStatements
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import ModuleCall, Place
 from flatout.measure.loading.loaders import LoaderWatch

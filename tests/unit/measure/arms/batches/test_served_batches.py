@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.measure.arms.served_batches import ServedBatches
+from flatout.measure.arms.batches.served_batches import ServedBatches
 from flatout.measure.loading.loaders import LoaderWatch
 
 
