@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatout.ground.lazy_names import lazy_names
+from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.eggroll import Eggroll as Eggroll
@@ -47,7 +47,7 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = _lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

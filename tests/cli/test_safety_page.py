@@ -22,7 +22,7 @@ DOORS = {
 BEHIND = {
     "doctor/rule.py": "flatout.rules",
     "hardware/matching.py": "flatout.datasheets",
-    "ground/plugins.py": "entry points",
+    "ground/user_code.py": "entry points",
     "multiplex/models/families.py": "flatout.model_families",
     "engines/evolution/tasks/find_task.py": "flatout.evolution_tasks",
     "engines/evolution/rewards/kinds.py": "rewards of `evolve`",

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from flatout.doctor.ceilings import prove
 from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.errors import BadInput
-from flatout.ground.plugins import load_plugins
+from flatout.ground.user_code import load_plugins
 from flatout.measure.evidence import Evidence, Place
 
 GROUP = "flatout.rules"

@@ -8,7 +8,7 @@ runs                `.flatout/runs`: the home of every run, its header, and how 
 torchrun            what a launcher says by environment variables
 interrupts          Ctrl-C and SIGTERM, at moments when a run is whole
 script              a user's script or module, checked, and run as Python itself would
-user_code, plugins  functions and modules that users name; what other packages add by entry points
+user_code           functions and modules that users name; what other packages add by entry points
 lazy_names          names of a module that are imported on first use
 packages            optional packages, and models and data that packages carry
 tensorboard_files   curves for TensorBoard, written without TensorBoard

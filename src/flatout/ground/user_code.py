@@ -3,6 +3,11 @@
 A model's module, its build function, a batch maker, a reward or a task are run by Flatout but written by
 someone else.  Their errors are shown as theirs: type, message, file and line, and a way on where the cause is
 known.
+
+Other packages add to Flatout by entry points; nothing of it is edited:
+
+    [project.entry-points."flatout.adapter_tasks"]
+    shout = "my_package.shout"
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
 
@@ -40,6 +47,21 @@ def make_importable(folder: str) -> None:
     """Let modules in a folder be imported by their names, here and in processes that this one spawns."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
+
+
+def load_plugins(group: str) -> dict[str, Any]:
+    """Load the objects of one group by the names of their entry points."""
+    found: dict[str, Any] = {}
+    for each in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        try:
+            found[each.name] = each.load()
+        except Exception as error:
+            package = "a package" if each.dist is None else each.dist.name
+            raise BadInput(
+                f"{package} adds {each.name!r} to {group}, and {each.value} cannot be loaded: {error}",
+                hint=f"mend or uninstall {package}",
+            ) from error
+    return found
 
 
 @contextmanager

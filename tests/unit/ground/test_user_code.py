@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
-from flatout.ground.user_code import calling, import_user_module
+from flatout.ground.user_code import calling, import_user_module, load_plugins
 
 
 def raised(what: str, code: str, path: Path) -> FlatoutError:
@@ -99,3 +99,29 @@ def test_a_module_is_found_where_we_are_and_an_absent_one_is_told_from_one_that_
         import_user_module("no_such_user_code", hint="look elsewhere")
     with pytest.raises(BadInput, match="ModuleNotFoundError: No module named 'absent_package'"):
         import_user_module("needy_user_code", hint="look elsewhere")
+
+
+def install(folder: Path, entries: str) -> None:
+    metadata = folder / "extra_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[flatout.test_group]\n{entries}")
+
+
+def test_objects_by_the_names_of_their_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_plugins("flatout.test_group") == {}
+    install(tmp_path, "second = json:loads\nfirst = json\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import json
+
+    found = load_plugins("flatout.test_group")
+    assert list(found) == ["first", "second"] and found == {"first": json, "second": json.loads}
+
+
+def test_what_cannot_be_loaded_is_named_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "first = no_such_module_here\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadInput, match=r"extra-package adds 'first' to .*\(mend or uninstall extra-package"):
+        load_plugins("flatout.test_group")

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.ground.errors import BadInput
-from flatout.ground.plugins import load_plugins
+from flatout.ground.user_code import load_plugins
 from flatout.multiplex.models.decoder import (
     Activation,
     Attention,

@@ -25,8 +25,7 @@ import torch
 
 from flatout.engines.adapters.tasks.task import AdapterTask
 from flatout.ground.errors import BadInput, FlatoutError, is_interrupt
-from flatout.ground.plugins import load_plugins
-from flatout.ground.user_code import calling
+from flatout.ground.user_code import calling, load_plugins
 
 GROUP = "flatout.adapter_tasks"
 HERE = Path(__file__).parent

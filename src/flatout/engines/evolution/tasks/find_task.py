@@ -32,8 +32,7 @@ from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.tasks.task import EvolutionTask, running, title_of
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.ground.errors import BadInput
-from flatout.ground.plugins import load_plugins
-from flatout.ground.user_code import make_importable
+from flatout.ground.user_code import load_plugins, make_importable
 
 GROUP = "flatout.evolution_tasks"
 ATTRIBUTES = ("name", "reward", "max_new_tokens", "stop")
